@@ -1,0 +1,41 @@
+"""Idempotent consumers: the effect of every message once, although brokers deliver at least once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from idempotent.claims import Claim, Guarantee
+from idempotent.consumer import Consumer, current_claim
+from idempotent.message import Message
+from idempotent.outcomes import Action, Outcome, Result
+from idempotent.policy import Backoff
+from idempotent.registry import Registry, consumer
+
+if TYPE_CHECKING:
+    from idempotent.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Action",
+    "Backoff",
+    "Claim",
+    "Consumer",
+    "Guarantee",
+    "Message",
+    "Outcome",
+    "Registry",
+    "Result",
+    "Worker",
+    "consumer",
+    "current_claim",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The worker brings threads, signals and adapters; a consumer that is only called needs none of them.
+    if name == "Worker":
+        from idempotent.worker import Worker
+
+        return Worker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,116 @@
+"""KeyAdmin: what a person may ask of a store and do to its keys. A capability beside the checker's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from idempotent.claims import KeyStatus
+from idempotent.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One stored key, as people see it.
+
+    Attributes:
+        hash: the exact identity, 20 bytes.
+        text: the readable one, `subject:group:id`.
+        status: its state.
+        fence: how its owner is told from earlier ones.
+        lease_until_us: end of the lease, microseconds since the epoch, UTC, by the store's clock; None: none.
+        update_at_us: last change, likewise.
+        expires_at_us: when gc may delete it, likewise.
+        attempts: failed executions so far.
+        last_error: what the last one said.
+        result: what the handler returned, as stored JSON.
+        now_us: the store's clock when the record was read.
+    """
+
+    hash: bytes
+    text: str
+    status: KeyStatus
+    fence: int
+    lease_until_us: int | None
+    update_at_us: int
+    expires_at_us: int
+    attempts: int
+    last_error: str | None
+    result: bytes | None
+    now_us: int
+
+    @property
+    def lapsed(self) -> bool:
+        """In progress, and its lease has ended."""
+        return (
+            self.status.in_progress and self.lease_until_us is not None and self.lease_until_us < self.now_us
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFilter:
+    """Which keys are meant.
+
+    Attributes:
+        consumer: `subject:group`; None: all consumers.
+        statuses: these states; empty: all.
+        lapsed: only keys in progress whose lease has ended.
+    """
+
+    consumer: str | None = None
+    statuses: frozenset[KeyStatus] = frozenset()
+    lapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStats:
+    """How many keys a consumer has in one state.
+
+    Attributes:
+        consumer: `subject:group`.
+        status: the state.
+        count: how many keys.
+        lapsed: how many of them have a lease that ended.
+        oldest_update_us: the earliest last change among them, microseconds since the epoch.
+    """
+
+    consumer: str
+    status: KeyStatus
+    count: int
+    lapsed: int
+    oldest_update_us: int
+
+
+class KeyAdmin(ABC):
+    """Look at keys, and decide about those that wait for a person.
+
+    Every change is conditioned on what was seen: a key that changed in between is left alone. Every method
+    raises StoreError when the store does not answer.
+    """
+
+    @abstractmethod
+    def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
+        """The keys meant, read in bounded batches, at most `limit`."""
+
+    @abstractmethod
+    def get(self, key: Key) -> KeyRecord | None:
+        """One key, looked up by its hash; None when it is not stored."""
+
+    @abstractmethod
+    def stats(self) -> Sequence[KeyStats]:
+        """Counts by consumer and state."""
+
+    @abstractmethod
+    def reopen(self, record: KeyRecord) -> bool:
+        """Delete the key and its attempts, so that its next delivery runs. Never one with a live lease.
+
+        Returns whether it was as recorded, and is gone now.
+        """
+
+    @abstractmethod
+    def mark_done(self, record: KeyRecord) -> bool:
+        """Make a key that is DEAD, or whose lease lapsed, DONE: its effect happened. Deliveries are duplicates.
+
+        Returns whether it was as recorded, and is DONE now.
+        """

@@ -1,0 +1,380 @@
+"""AbstractIdempotentChecker: the base of every checker, ours and yours."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Final, final
+
+from idempotent.claims import (
+    Claim,
+    ClaimRequest,
+    Completion,
+    Decision,
+    Failure,
+    Guarantee,
+    KeyStatus,
+    Released,
+    Verdict,
+    new_owner,
+)
+from idempotent.errors import ConfigurationError, IdempotentError, StoreError
+from idempotent.keys import KeySpace
+from idempotent.leases import LeaseKeeper
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LEASE_S: Final = 30.0
+DEFAULT_RETENTION_S: Final = 14 * 86400
+LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
+UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
+_GC_LEASE_KEY: Final = KeySpace("idempotent", "gc").key("leader")
+
+
+class AbstractIdempotentChecker(ABC):
+    """Decides which delivery runs, and records what became of it.
+
+    Derive from it and write four hooks: `_claim`, `_complete`, `_release`, `_garbage_collect`. The `_many` hooks
+    loop over them; override them for speed. `idempotent.testing.CheckerContract` proves the result.
+
+    A hook raises `StoreError` (or a subclass) when the store does not do its part; any other exception is a bug.
+    Every hook is called from several threads at once.
+
+    Args:
+        lease_s: seconds a claim stays its owner's without renewal; None: for ever (`claim_once`).
+        retention_s: seconds a key is remembered, counted from its claim.
+
+    Raises:
+        ConfigurationError: a duration is not positive.
+    """
+
+    group_is_atomic: bool = False
+    """Whether the claims of one `claim_many` complete together or not at all."""
+    isolates: bool = False
+    """Whether one handler of an atomic group can be undone without the others."""
+
+    def __init__(
+        self, *, lease_s: float | None = DEFAULT_LEASE_S, retention_s: float = DEFAULT_RETENTION_S
+    ) -> None:
+        """Check the durations."""
+        if lease_s is not None and not lease_s > 0:
+            raise ConfigurationError(f"lease_s must be positive seconds or None, not {lease_s!r}")
+        if not retention_s > 0:
+            raise ConfigurationError(f"retention_s must be positive seconds, not {retention_s!r}")
+        self.lease_s: Final = lease_s
+        self.retention_s: Final = float(retention_s)
+        self._keeper = LeaseKeeper(self._renew_and_record, lease_s) if lease_s is not None else None
+        # Completions that the store did not take: the effect happened, so they are offered again, never re-run.
+        self._unrecorded: dict[bytes, Completion] = {}
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What this checker promises."""
+        return Guarantee.CLAIM_ONCE if self.lease_s is None else Guarantee.LEASED
+
+    # The hooks
+
+    @abstractmethod
+    def _claim(self, request: ClaimRequest) -> Decision:
+        """Become the key's owner iff nobody is, in one atomic step.
+
+        A free key is stored with the request's owner, status and fingerprint, a fence from the store's clock in
+        microseconds, and a lease and an expiry counted from the store's clock. A key with a lapsed lease follows
+        `request.on_lapsed`; taking it over adds one to its fence. (A lapsed key whose fingerprint differs is left.)
+        A key that already has the request's owner is ACQUIRED again: the answer to an earlier try was lost.
+        """
+
+    @abstractmethod
+    def _complete(self, completion: Completion) -> bool:
+        """Make the key DONE iff the claim's owner still is its owner, lapsed or not. Returns whether it was."""
+
+    @abstractmethod
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        """Delete the key iff it is in progress and the claim's owner still is its owner.
+
+        With a failure, in the same atomic step: count one attempt beside the key and keep the error; if
+        `failure.kills(attempts)`, make the key DEAD; else, if `failure.keep_claim`, leave it as it is.
+        """
+
+    @abstractmethod
+    def _garbage_collect(self, limit: int) -> int:
+        """Delete at most `limit` keys past their expiry. Returns how many.
+
+        Never a live lease, and never a key in progress of a consumer that parks.
+        """
+
+    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        """`_claim` for different keys; decisions in the order of the requests."""
+        return [self._claim(request) for request in requests]
+
+    def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
+        return [self._complete(completion) for completion in completions]
+
+    def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        return [self._release(claim, failure) for claim, failure in releases]
+
+    def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
+        """Let the leases of owned claims end `lease_s` from now, on the store's clock. True: still owned.
+
+        The default renews nothing, which suits a checker whose claims do not lapse.
+        """
+        return [True] * len(claims)
+
+    def close(self) -> None:
+        """Give up connections and stop the background thread. Idempotent."""
+        if self._keeper:
+            self._keeper.close()
+
+    # What consumers call
+
+    @final
+    def claim(self, request: ClaimRequest) -> Decision:
+        """Ask for one key. See `Decision` for the answers.
+
+        Raises:
+            StoreError: the store did not answer; nothing is known.
+        """
+        with self._only_store_errors():
+            if self._unrecorded and (recorded := self._record_again(request)):
+                return recorded
+            decision = self._claim(request)
+            if decision.alone and request.max_attempts is not None:
+                decision = self._count_lapse(request.max_attempts, decision)
+        self._hold(decision.claim)
+        return decision
+
+    @final
+    def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        """Ask for many different keys at once; decisions in the order of the requests.
+
+        Raises:
+            StoreError: the store did not answer; nothing is known of any.
+        """
+        with self._only_store_errors():
+            if self._unrecorded:
+                done = {r.key.hash: again for r in requests if (again := self._record_again(r))}
+                if done:
+                    rest = [r for r in requests if r.key.hash not in done]
+                    fresh = iter(self.claim_many(rest) if rest else [])
+                    return [done.get(r.key.hash) or next(fresh) for r in requests]
+            decisions = self._claim_many(requests)
+        self._hold(*(decision.claim for decision in decisions))
+        return decisions
+
+    @final
+    def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+        """Record that the claim's effect happened; False when somebody else owns the key by now.
+
+        Raises:
+            StoreError: not recorded. This process keeps the lease and goes on trying, in the background and at the
+                key's next claim here, before anything runs again.
+        """
+        return self.complete_many([Completion(claim, result)])[0]
+
+    @final
+    def complete_many(self, completions: Sequence[Completion]) -> list[bool]:
+        """`complete` for many claims of different keys at once.
+
+        Raises:
+            StoreError: nothing is known of any; see `complete`.
+        """
+        if all(completion.claim.empty for completion in completions):
+            return [True] * len(completions)
+        self._drop([completion.claim for completion in completions])
+        try:
+            with nullcontext() if self.group_is_atomic else self._only_store_errors():
+                if len(completions) == 1:
+                    return [self._complete(completions[0])]
+                return self._complete_many(completions)
+        except StoreError:
+            self._remember_unrecorded(completions)
+            raise
+
+    @final
+    def release(self, claim: Claim, failure: Failure | None = None) -> Released:
+        """Free the key; with a failure, count an attempt, and make the key DEAD when they are used up.
+
+        Raises:
+            StoreError: not freed; the claim stays until its lease ends.
+        """
+        return self.release_many([(claim, failure)])[0]
+
+    @final
+    def release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        """`release` for many claims of different keys at once.
+
+        Raises:
+            StoreError: nothing is known of any; see `release`.
+        """
+        if all(claim.empty for claim, _ in releases):
+            return [Released(owned=True)] * len(releases)
+        self._drop([claim for claim, _ in releases])
+        with self._only_store_errors():
+            if len(releases) == 1:
+                return [self._release(*releases[0])]
+            return self._release_many(releases)
+
+    @final
+    def abandon(self, claim: Claim) -> None:
+        """Neither complete nor release the key: let its lease end."""
+        self._drop([claim])
+
+    @final
+    def garbage_collect(
+        self, *, batch_size: int = 1000, on_batch: Callable[[int], object] | None = None
+    ) -> int:
+        """Delete every key past its expiry, in bounded batches. Returns how many.
+
+        Args:
+            batch_size: keys a batch.
+            on_batch: called after each batch with the number deleted so far.
+
+        Raises:
+            ConfigurationError: `batch_size` is not positive.
+            StoreError: the store did not answer; what was deleted stays deleted.
+        """
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be positive, not {batch_size}")
+        deleted = 0
+        while True:
+            batch = self._garbage_collect(batch_size)
+            deleted += batch
+            if on_batch and batch:
+                on_batch(deleted)
+            if batch < batch_size:
+                return deleted
+
+    @final
+    def garbage_collect_alone(self, *, batch_size: int = 1000) -> int | None:
+        """`garbage_collect`, unless another process is at it now: then None. The lock is a key in the store.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        leader = self._gc_leader
+        if leader.lease_s is None:
+            return self.garbage_collect(batch_size=batch_size)  # a lock that never lapses is worse than none
+        claim = leader.claim(ClaimRequest(_GC_LEASE_KEY)).claim
+        if claim is None:
+            return None
+        try:
+            return self.garbage_collect(batch_size=batch_size)
+        finally:
+            leader.release(claim)
+
+    @property
+    def _gc_leader(self) -> AbstractIdempotentChecker:
+        """The checker in whose store the lock is."""
+        return self
+
+    # What transactional checkers change
+
+    def claim_nothing(self) -> Claim:
+        """A claim of no key, for a handler that is allowed to run without one."""
+        return Claim(None)
+
+    def ignore(self, request: ClaimRequest, claim: Claim) -> None:
+        """Record the key although its handler raised, an exception that the consumer declares harmless.
+
+        Raises:
+            StoreError: not recorded.
+        """
+        del request
+        self.complete(claim)
+
+    def forget(self, claim: Claim) -> None:
+        """Take the key of a failed handler out of a group that goes on without it."""
+        del claim
+
+    def isolated(self, claim: Claim) -> AbstractContextManager[object]:
+        """Contain what one handler of an atomic group does, where `isolates` says that the checker can."""
+        del claim
+        return nullcontext()
+
+    def is_transient(self, claim: Claim, error: Exception) -> bool:
+        """Whether the handler's exception is the store's fault and the claim is worth a fresh try."""
+        del claim, error
+        return False
+
+    def handler_argument(self, claim: Claim, kind: type) -> Any:  # noqa: ARG002 - for those that have one
+        """The session or connection a handler takes as its second parameter.
+
+        Raises:
+            ConfigurationError: this checker has none.
+        """
+        raise ConfigurationError(f"{type(self).__name__} has no {kind.__name__} to hand to a handler")
+
+    # Private
+
+    def _only_store_errors(self) -> AbstractContextManager[None]:
+        """Turn whatever else a hook raises into a StoreError: a bug in a checker must not become a verdict."""
+        return _StoreErrors(type(self).__name__)
+
+    def _hold(self, *claims: Claim | None) -> None:
+        if self._keeper and (held := [claim for claim in claims if claim]):
+            self._keeper.hold(held)
+
+    def _drop(self, claims: Sequence[Claim]) -> None:
+        if self._keeper:
+            self._keeper.drop(claims)
+
+    def _count_lapse(self, max_attempts: int, decision: Decision) -> Decision:
+        """The process that held this key alone died or stalled: that was an attempt."""
+        assert decision.claim is not None
+        released = self._release(decision.claim, Failure(LAPSED_ERROR, max_attempts, keep_claim=True))
+        if released.dead:
+            return Decision(Verdict.DEAD, reason=LAPSED_ERROR)
+        if not released.owned:
+            return Decision(Verdict.IN_PROGRESS)
+        return decision
+
+    def _remember_unrecorded(self, completions: Sequence[Completion]) -> None:
+        if self.group_is_atomic:
+            return
+        for completion in completions:
+            if completion.claim.key:
+                self._unrecorded[completion.claim.key.hash] = completion
+        # The lease is renewed meanwhile: nobody may run again what has happened.
+        self._hold(*(completion.claim for completion in completions))
+        log.warning("completion_not_recorded", extra={"keys": len(completions)})
+
+    def _record_again(self, request: ClaimRequest) -> Decision | None:
+        """Offer the store a completion it did not take; DUPLICATE when it takes it now."""
+        completion = self._unrecorded.get(request.key.hash)
+        if completion is None or not self._record(completion):
+            return None
+        return Decision(Verdict.DUPLICATE, result=completion.result, fingerprint=request.fingerprint)
+
+    def _record(self, completion: Completion) -> bool:
+        owned = self._complete(completion)
+        if completion.claim.key:
+            self._unrecorded.pop(completion.claim.key.hash, None)
+        self._drop([completion.claim])
+        return owned
+
+    def _renew_and_record(self, claims: Sequence[Claim]) -> list[bool]:
+        """The lease keeper's round: record what the store did not take before, renew the rest."""
+        for completion in list(self._unrecorded.values()):
+            self._record(completion)
+        return self._renew_many(claims)
+
+
+def alone(request: ClaimRequest) -> ClaimRequest:
+    """The same request with a new owner token, claiming alone."""
+    return replace(request, owner=new_owner(), status=KeyStatus.IN_PROGRESS)
+
+
+class _StoreErrors(AbstractContextManager[None]):
+    """A context manager class, because it is on the path of every message."""
+
+    __slots__ = ("_checker",)
+
+    def __init__(self, checker: str) -> None:
+        self._checker = checker
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, IdempotentError):
+            raise StoreError(f"a bug in {self._checker}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,178 @@
+"""The values a checker and a consumer exchange about a key."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any, Final
+
+from idempotent.keys import Key
+
+OWNER_BYTES: Final = 16
+
+
+class Guarantee(Enum):
+    """What a checker promises about the effect of a message."""
+
+    TRANSACTIONAL = "transactional"
+    """Effect and key commit together: once, whatever crashes."""
+    LEASED = "leased"
+    """Once, unless a process dies or stalls between effect and completion: then the policy decides."""
+    CLAIM_ONCE = "claim_once"
+    """A claim never lapses (QMQ's contract): a process that dies holding one blocks that message."""
+
+
+class Verdict(Enum):
+    """A checker's answer to a claim."""
+
+    ACQUIRED = "acquired"
+    DUPLICATE = "duplicate"
+    IN_PROGRESS = "in_progress"
+    DEAD = "dead"
+
+
+class KeyStatus(IntEnum):
+    """The state of a stored key. The number is what stores keep; everything below DONE is in progress."""
+
+    IN_PROGRESS = 1
+    """Claimed alone: a lease that lapses counts as an attempt."""
+    IN_PROGRESS_GROUP = 2
+    """Claimed with others: a lapsed lease proves nothing about this message."""
+    IN_PROGRESS_PARK = 3
+    """Claimed alone by a consumer that parks: kept until a person or a consumer decides."""
+    DONE = 4
+    DEAD = 5
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether a claim holds the key."""
+        return self < KeyStatus.DONE
+
+
+class Lapsed(Enum):
+    """What a claim does when it meets a key whose lease has ended."""
+
+    TAKE_OVER = "take_over"
+    """Become its owner, with a greater fence."""
+    LEAVE = "leave"
+    """Answer IN_PROGRESS with `lapsed` set, and change nothing."""
+    PARK = "park"
+    """Mark it DEAD, "effect unknown"."""
+
+
+def new_owner() -> bytes:
+    """A random owner token, 16 bytes."""
+    return os.urandom(OWNER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """One delivery asking for its key.
+
+    Attributes:
+        key: the key.
+        owner: random token, 16 bytes. The members of one batch may share one; two calls never do.
+        fingerprint: 20-byte hash of the content, or None when content is not compared.
+        status: the in-progress status to store: alone, in a group, or parked when it lapses.
+        on_lapsed: what to do with a lapsed claim of somebody else.
+        max_attempts: attempts after which a lapse of a claim made alone kills the key; None: not counted.
+    """
+
+    key: Key
+    owner: bytes = field(default_factory=new_owner)
+    fingerprint: bytes | None = None
+    status: KeyStatus = KeyStatus.IN_PROGRESS
+    on_lapsed: Lapsed = Lapsed.TAKE_OVER
+    max_attempts: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """One delivery's ownership of a key.
+
+    Attributes:
+        key: the key, or None where a handler runs without one (the consumer allows it).
+        fence: grows with every claim of the key; send it downstream to refuse a stale writer.
+        owner: random token; only its holder can complete or release the key.
+        unit: the transaction the claim lives in, for checkers that have one.
+    """
+
+    key: Key | None
+    fence: int = 0
+    owner: bytes = field(default=b"", repr=False)
+    unit: Any = field(default=None, repr=False)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to complete or release."""
+        return self.key is None and self.unit is None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """A verdict and what goes with it.
+
+    Attributes:
+        verdict: the answer.
+        claim: the ownership, when ACQUIRED.
+        retry_after_s: the rest of the owner's lease in seconds, when IN_PROGRESS.
+        lapsed: the lease had ended: taken over when ACQUIRED, left alone when IN_PROGRESS.
+        alone: the lapsed claim had been made alone, so its lapse is an attempt.
+        result: what the handler of the first delivery returned, as stored.
+        fingerprint: the stored content hash.
+        reason: why the key is DEAD.
+    """
+
+    verdict: Verdict
+    claim: Claim | None = None
+    retry_after_s: float = 0.0
+    lapsed: bool = False
+    alone: bool = False
+    result: bytes | None = None
+    fingerprint: bytes | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a claim is given back, where that counts as an attempt.
+
+    Attributes:
+        error: one line for people; stored, at most 1000 characters.
+        max_attempts: the key is DEAD once it has this many attempts.
+        fatal: the key is DEAD at once.
+        keep_claim: count the attempt but stay the owner (unless the key is DEAD now).
+    """
+
+    error: str
+    max_attempts: int
+    fatal: bool = False
+    keep_claim: bool = False
+
+    def kills(self, attempts: int) -> bool:
+        """Whether the key is DEAD after this many attempts."""
+        return self.fatal or attempts >= self.max_attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What became of a released claim.
+
+    Attributes:
+        owned: the claim was still the key's owner; if not, nothing was changed.
+        attempts: real executions that failed so far, this one included.
+        dead: the key is DEAD now.
+    """
+
+    owned: bool
+    attempts: int = 0
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A claim whose effect happened, and the result to store with it (None: none)."""
+
+    claim: Claim
+    result: bytes | None = None

@@ -1,0 +1,78 @@
+"""What a handler function takes, read from its signature once."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from idempotent.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A handler and how to call it.
+
+    Attributes:
+        function: the plain function.
+        takes: Session or Connection when it has a second parameter, else None.
+        batch: its first parameter is a list of messages.
+    """
+
+    function: Callable[..., Any]
+    takes: type | None
+    batch: bool
+
+    @property
+    def name(self) -> str:
+        """Module and qualified name, for errors and logs."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+
+def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
+    """Read a handler's signature.
+
+    Raises:
+        ConfigurationError: it is async, or its parameters are not (message) or (message, session).
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{name} is an `async def` handler, which is not supported yet; use `def` and run what needs an event "
+            "loop with asyncio.run()"
+        )
+    if inspect.isgeneratorfunction(function):
+        raise ConfigurationError(
+            f"{name} is a generator: calling it would do nothing; use `return`, not `yield`"
+        )
+    positional = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    if len(positional) not in (1, 2):
+        raise ConfigurationError(
+            f"{name} must take (message) or (message, session), but takes {len(positional)} parameters"
+        )
+    return Handler(function, _second(function, positional[1].name, name) if positional[1:] else None, batch)
+
+
+def _second(function: Callable[..., Any], parameter: str, name: str) -> type:
+    try:
+        annotation = typing.get_type_hints(function).get(parameter, Session)
+    except NameError:  # a name that only type checkers import
+        annotation = function.__annotations__.get(parameter, Session)
+    if isinstance(annotation, str):
+        by_name = {"Session": Session, "Connection": Connection}
+        annotation = by_name.get(annotation.rpartition(".")[2], annotation)
+    if isinstance(annotation, type) and issubclass(annotation, (Session, Connection)):
+        return annotation
+    raise ConfigurationError(
+        f"the second parameter of {name} must be an SQLAlchemy Session or Connection, not {annotation!r}"
+    )

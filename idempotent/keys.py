@@ -1,0 +1,114 @@
+"""Key: what makes two deliveries "the same", exactly."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+HASH_BYTES: Final = 20
+TEXT_LIMIT: Final = 255
+_SEPARATOR: Final = ":"
+# Text longer than the column ends in the hash, so that two long keys never read the same.
+_HEAD: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An exact identity and a readable one.
+
+    Attributes:
+        hash: blake2b-160 over the length-prefixed parts. Stores compare nothing else.
+        text: `subject:group:id`, printable, at most 255 characters; for people and logs.
+    """
+
+    hash: bytes
+    text: str
+
+    @property
+    def token(self) -> str:
+        """The hash in hex: short, ASCII, safe for an HTTP `Idempotency-Key` header."""
+        return self.hash.hex()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class KeySpace:
+    """The keys of one consumer: everything under one subject and group.
+
+    Args:
+        subject: the consumer's subject.
+        group: the consumer's group. Two groups of one subject each process every message once.
+    """
+
+    __slots__ = ("_prefix", "name")
+
+    def __init__(self, subject: str, group: str) -> None:
+        """Hash the part that all keys share, once."""
+        self._prefix = hashlib.blake2b(_framed(subject) + _framed(group), digest_size=HASH_BYTES)
+        self.name: Final = f"{_readable(subject, _SEPARATOR)}{_SEPARATOR}{_readable(group, _SEPARATOR)}"
+
+    def key(self, message_id: str | bytes) -> Key:
+        """The key of one message id. Text and its UTF-8 bytes are the same id; nothing else is folded."""
+        data = _encoded(message_id)
+        digest = self._prefix.copy()
+        digest.update(len(data).to_bytes(8))
+        digest.update(data)
+        hashed = digest.digest()
+        # A readable form needs no more than the first TEXT_LIMIT characters of a 1 MB id.
+        text = f"{self.name}{_SEPARATOR}{_readable(message_id[: TEXT_LIMIT + 1], '')}"
+        if len(text) > TEXT_LIMIT:
+            text = f"{text[:_HEAD]}~{hashed.hex()}"
+        return Key(hashed, text)
+
+
+def _encoded(part: str | bytes) -> bytes:
+    # surrogatepass: an id with a lone surrogate is still an id, and differs from every other.
+    return part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+
+
+def _framed(part: str) -> bytes:
+    data = _encoded(part)
+    return len(data).to_bytes(8) + data
+
+
+def _readable(part: str | bytes, separator: str) -> str:
+    """Printable text from which the part can be told: control characters, '%' and the separator escaped."""
+    if isinstance(part, bytes):
+        part = part.decode("utf-8", "surrogateescape")
+    if part.isprintable() and "%" not in part and not (separator and separator in part):
+        return part
+    return "".join(
+        char if char.isprintable() and char not in ("%", separator) else _escaped(char) for char in part
+    )
+
+
+def _escaped(char: str) -> str:
+    errors = "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
+    return "".join(f"%{byte:02X}" for byte in char.encode("utf-8", errors))
+
+
+def key_from_text(text: str) -> Key | None:
+    """The key that a readable text stands for; None when it is too long to tell, or no such text at all.
+
+    A 40-digit hex hash is taken too, with no text to show.
+    """
+    if len(text) == 2 * HASH_BYTES and _SEPARATOR not in text:
+        try:
+            return Key(bytes.fromhex(text), text)
+        except ValueError:
+            return None
+    parts = text.split(_SEPARATOR, 2)
+    if len(parts) != 3:  # noqa: PLR2004 - subject, group, id
+        return None
+    if len(text) == TEXT_LIMIT and text[_HEAD] == "~":
+        try:
+            return Key(bytes.fromhex(text[_HEAD + 1 :]), text)
+        except ValueError:
+            pass
+    subject, group, message_id = (unquote_to_bytes(part) for part in parts)
+    return KeySpace(subject.decode("utf-8", "surrogatepass"), group.decode("utf-8", "surrogatepass")).key(
+        message_id
+    )

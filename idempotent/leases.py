@@ -1,0 +1,104 @@
+"""One background thread renews the leases of all claims in flight of one checker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from idempotent.claims import Claim
+from idempotent.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Renew every held claim each third of the lease.
+
+    A failed renewal cancels nothing: the handler goes on, the next round tries again, and if the lease is lost
+    the conditional completion finds out.
+
+    Args:
+        renew: renews claims in one statement; False for each claim that is no longer owned.
+        lease_s: the lease, in seconds.
+    """
+
+    def __init__(self, renew: Callable[[Sequence[Claim]], list[bool]], lease_s: float) -> None:
+        """Hold the method weakly, so that a forgotten checker is collected and its thread ends."""
+        self._renew = weakref.WeakMethod(renew)
+        self._interval_s = lease_s / 3
+        self._held: dict[bytes, Claim] = {}
+        self._thread: threading.Thread | None = None
+        self._start_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._pid = os.getpid()
+
+    def hold(self, claims: Sequence[Claim]) -> None:
+        """Renew these from now on."""
+        if self._pid != os.getpid():
+            self._forget_parent()
+        for claim in claims:
+            # Adding to and removing from a dict is atomic in CPython; no lock on the path of every message.
+            self._held[_identity(claim)] = claim
+        if self._thread is None:
+            self._start()
+
+    def drop(self, claims: Sequence[Claim]) -> None:
+        """Renew these no longer."""
+        for claim in claims:
+            self._held.pop(_identity(claim), None)
+
+    def close(self) -> None:
+        """Stop renewing everything."""
+        self._held.clear()
+        self._wake.set()
+
+    def _forget_parent(self) -> None:
+        # After fork() the thread is gone and the claims are the parent's.
+        self._pid = os.getpid()
+        self._held = {}
+        self._thread = None
+        self._start_lock = threading.Lock()
+        self._wake = threading.Event()
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is None:
+                self._wake.clear()
+                self._thread = threading.Thread(
+                    target=_run, args=(weakref.ref(self), self._wake, self._interval_s), daemon=True
+                )
+                self._thread.name = "idempotent-leases"
+                self._thread.start()
+
+    def _renew_all(self) -> bool:
+        """One round; False when there is nobody left to renew for."""
+        renew = self._renew()
+        if renew is None:
+            return False
+        claims = list(self._held.values())
+        if not claims:
+            return True
+        try:
+            kept = renew(claims)
+        except StoreError as error:
+            log.warning("lease_renewal_failed", extra={"claims": len(claims), "error": str(error)})
+            return True
+        for claim, still_owned in zip(claims, kept, strict=True):
+            if not still_owned and self._held.pop(_identity(claim), None) is not None:
+                log.warning("lease_lost", extra={"key": str(claim.key)})
+        return True
+
+
+def _identity(claim: Claim) -> bytes:
+    return claim.key.hash + claim.owner if claim.key else claim.owner
+
+
+def _run(keeper_ref: weakref.ref[LeaseKeeper], wake: threading.Event, interval_s: float) -> None:
+    while not wake.wait(interval_s):
+        keeper = keeper_ref()
+        if keeper is None or not keeper._renew_all():  # noqa: SLF001 - the keeper's own thread
+            return
+        del keeper

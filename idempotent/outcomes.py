@@ -1,0 +1,80 @@
+"""Outcome and Action: what became of one delivery, and what the adapter must do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+
+class Action(Enum):
+    """What the adapter must do with the delivery."""
+
+    ACK = "ack"
+    """Acknowledge it: the store has the last word on record."""
+    HOLD = "hold"
+    """Keep it unacknowledged for `retry_after_s`, then look again."""
+    DELAY = "delay"
+    """Deliver it again after `retry_after_s`."""
+    DEAD_LETTER = "dead_letter"
+    """Publish a confirmed copy to the dead-letter target, then acknowledge."""
+
+
+class Outcome(Enum):
+    """What became of one delivery."""
+
+    PROCESSED = "processed"
+    """The handler ran and its effect is on record."""
+    DUPLICATE = "duplicate"
+    """It had been processed before; the handler did not run."""
+    IGNORED = "ignored"
+    """The handler raised an exception that the consumer declares harmless."""
+    FAILED = "failed"
+    """The handler raised; the key is free and the message comes again."""
+    IN_PROGRESS = "in_progress"
+    """Another delivery owns the key right now."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer, so nothing is known and nothing may be acknowledged."""
+    DEAD = "dead"
+    """Attempts used up, an exception nobody retries, or an effect that is unknown."""
+    REJECTED = "rejected"
+    """No key, an undecodable message, or other content under the same key."""
+
+    @property
+    def action(self) -> Action:
+        """What the adapter must do about it."""
+        return _ACTIONS[self]
+
+
+_ACTIONS: Final = {
+    Outcome.PROCESSED: Action.ACK,
+    Outcome.DUPLICATE: Action.ACK,
+    Outcome.IGNORED: Action.ACK,
+    Outcome.FAILED: Action.DELAY,
+    Outcome.IN_PROGRESS: Action.HOLD,
+    Outcome.UNAVAILABLE: Action.HOLD,
+    Outcome.DEAD: Action.DEAD_LETTER,
+    Outcome.REJECTED: Action.DEAD_LETTER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to one delivery.
+
+    Attributes:
+        outcome: what became of it.
+        value: what the handler returned; for a DUPLICATE the stored result, if results are stored.
+        error: the exception behind an outcome that is not PROCESSED.
+        retry_after_s: seconds until it is worth looking again; None when it is not.
+    """
+
+    outcome: Outcome
+    value: Any = None
+    error: BaseException | None = None
+    retry_after_s: float | None = None
+
+    @property
+    def action(self) -> Action:
+        """What the adapter must do with the delivery."""
+        return self.outcome.action

@@ -1,0 +1,105 @@
+"""What a consumer wants done about exceptions, lapsed leases, missing keys and a store that is down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from idempotent.errors import ConfigurationError
+
+
+class OnMissingKey(Enum):
+    """What to do with a message without a key."""
+
+    REJECT = "reject"
+    PROCESS = "process"
+
+
+class OnStoreError(Enum):
+    """What to do when the store does not answer a claim."""
+
+    RETRY = "retry"
+    PROCESS = "process"
+
+
+class OnExpiredLease(Enum):
+    """What to do with a key whose owner never answered."""
+
+    RETRY = "retry"
+    PARK = "park"
+
+
+class Handling(Enum):
+    """What an exception from a handler means."""
+
+    IGNORE = "ignore"
+    RETRY = "retry"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential delay between attempts.
+
+    Args:
+        initial_s: seconds before the second attempt.
+        maximum_s: the longest delay, in seconds.
+        multiplier: growth from one delay to the next.
+
+    Raises:
+        ConfigurationError: a duration is negative, the maximum below the initial, or the multiplier below 1.
+    """
+
+    initial_s: float = 1.0
+    maximum_s: float = 300.0
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not 0 <= self.initial_s <= self.maximum_s:
+            raise ConfigurationError(f"Backoff needs 0 <= initial_s <= maximum_s, not {self}")
+        if self.multiplier < 1:
+            raise ConfigurationError(f"Backoff needs multiplier >= 1, not {self.multiplier}")
+
+    def delay_s(self, attempts: int) -> float:
+        """Seconds to wait after this many failed attempts."""
+        # min() on the exponent keeps a key with thousands of attempts from overflowing a float.
+        exponent = min(max(attempts - 1, 0), 64)
+        return min(self.initial_s * self.multiplier**exponent, self.maximum_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionPolicy:
+    """Which exceptions are harmless, which are tried again, and (all others) which kill the message.
+
+    Both tuples are matched against the exception and everything it was raised `from`, so a wrapper hides
+    nothing. `idempotent_for` wins.
+    """
+
+    retry_for: tuple[type[BaseException], ...] = (Exception,)
+    idempotent_for: tuple[type[BaseException], ...] = ()
+
+    def classify(self, error: BaseException) -> Handling:
+        """What the exception means to this consumer."""
+        chain = tuple(_causes(error))
+        if any(isinstance(link, self.idempotent_for) for link in chain):
+            return Handling.IGNORE
+        if any(isinstance(link, self.retry_for) for link in chain):
+            return Handling.RETRY
+        return Handling.DEAD
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exception, its `__cause__` chain, and the members of exception groups."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        link = pending.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        pending.append(link.__cause__)
+        if isinstance(link, BaseExceptionGroup):
+            pending.extend(link.exceptions)

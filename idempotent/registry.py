@@ -1,0 +1,220 @@
+"""Registry: consumers, and the checkers they name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from idempotent.checker import AbstractIdempotentChecker
+from idempotent.consumer import Consumer, ConsumerOptions, ExpiredLeasePolicy, KeyFunction
+from idempotent.errors import ConfigurationError, UnknownCheckerError
+from idempotent.handler import handler_of
+from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
+
+E = TypeVar("E", OnMissingKey, OnStoreError, OnExpiredLease)
+
+_Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+
+
+class Registry:
+    """A set of consumers and the checkers they use. `idempotent.consumer` belongs to a default one."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._consumers: dict[str, Consumer] = {}
+        self._checkers: dict[str, AbstractIdempotentChecker] = {}
+        self._overrides: dict[str, AbstractIdempotentChecker] = {}
+        self._from_urls: dict[str, AbstractIdempotentChecker] = {}
+
+    @property
+    def consumers(self) -> Mapping[str, Consumer]:
+        """The consumers by name, `subject:group`."""
+        return MappingProxyType(self._consumers)
+
+    @property
+    def checkers(self) -> Mapping[str, AbstractIdempotentChecker]:
+        """The named checkers, overrides included."""
+        return MappingProxyType({**self._checkers, **self._overrides})
+
+    def checker(self, name: str, checker: AbstractIdempotentChecker | str) -> AbstractIdempotentChecker:
+        """Give a checker a name that consumers can use. A later one of the same name replaces it.
+
+        Args:
+            name: the name.
+            checker: an instance, or a URL (see `checker_from_url`).
+
+        Raises:
+            ConfigurationError: a name that reads like a URL, or something that is no checker.
+        """
+        if "://" in name:
+            raise ConfigurationError(f"{name!r} is a URL; give the checker a short name")
+        made = checker if isinstance(checker, AbstractIdempotentChecker) else _made(checker)
+        self._checkers[name] = made
+        return made
+
+    def override(
+        self, name: str, checker: AbstractIdempotentChecker
+    ) -> contextlib.AbstractContextManager[None]:
+        """Use another checker under a name, at once; leaving the returned context takes it back. For tests."""
+        before = self._overrides.get(name)
+        self._overrides[name] = checker
+
+        @contextlib.contextmanager
+        def restoring() -> Iterator[None]:
+            try:
+                yield
+            finally:
+                if before is None:
+                    self._overrides.pop(name, None)
+                else:
+                    self._overrides[name] = before
+
+        return restoring()
+
+    def consumer(
+        self,
+        subject: str,
+        *,
+        checker: AbstractIdempotentChecker | str,
+        group: str = "default",
+        key: KeyFunction | None = None,
+        retry_for: _Exceptions = (Exception,),
+        idempotent_for: _Exceptions = (),
+        max_attempts: int = 5,
+        backoff: Backoff | None = None,
+        on_missing_key: OnMissingKey | str = OnMissingKey.REJECT,
+        on_expired_lease: ExpiredLeasePolicy | str = OnExpiredLease.RETRY,
+        on_store_error: OnStoreError | str = OnStoreError.RETRY,
+        fingerprint: KeyFunction | None = None,
+        store_result: bool = False,
+        batch: bool = False,
+    ) -> Callable[[Callable[..., Any]], Consumer]:
+        """Decorate a handler `(message)` or `(message, session)` so that its effect happens once.
+
+        Args:
+            subject: queue, destination or topic.
+            checker: an instance, a URL, or the name of a registered checker.
+            group: who consumes; part of the key.
+            key: what identifies a message, as str or bytes; default: the message id. A LookupError, None or an
+                empty answer means that there is none.
+            retry_for: exceptions after which the message comes again.
+            idempotent_for: exceptions that count as processed; they win over `retry_for`. An exception in neither
+                kills the message at once.
+            max_attempts: real executions that may fail before the message is dead.
+            backoff: delays between attempts.
+            on_missing_key: `reject`, or `process` without protection.
+            on_expired_lease: `retry`, `park` (dead, for a person to decide) or a callable that is given the key
+                and says whether its effect happened.
+            on_store_error: `retry`, or `process` without protection (never with a transactional checker).
+            fingerprint: what must be equal in all deliveries of a key, as str or bytes; others are rejected.
+            store_result: keep what the handler returns, as JSON, and hand it to duplicates.
+            batch: the handler takes a list of messages, all or nothing; a failed batch is tried one by one.
+
+        Raises:
+            ConfigurationError: a combination that cannot keep its promise, or a handler of the wrong form.
+        """
+        if not subject:
+            raise ConfigurationError("subject must not be empty")
+        if max_attempts < 1:
+            raise ConfigurationError(f"max_attempts must be at least 1, not {max_attempts}")
+        expired = (
+            on_expired_lease
+            if callable(on_expired_lease)
+            else _choice(OnExpiredLease, on_expired_lease, "on_expired_lease", ", or a callable")
+        )
+        if batch and expired is not OnExpiredLease.RETRY:
+            raise ConfigurationError(
+                "on_expired_lease other than 'retry' cannot go with batch=True: when a process dies, nobody knows "
+                "which messages of its batch ran"
+            )
+        if batch and store_result:
+            raise ConfigurationError(
+                "store_result cannot go with batch=True: a batch returns no result per message"
+            )
+        options = ConsumerOptions(
+            key=key,
+            exceptions=ExceptionPolicy(
+                _exceptions(retry_for, "retry_for"), _exceptions(idempotent_for, "idempotent_for")
+            ),
+            max_attempts=max_attempts,
+            backoff=backoff or Backoff(),
+            on_missing_key=_choice(OnMissingKey, on_missing_key, "on_missing_key"),
+            on_expired_lease=expired,
+            on_store_error=_choice(OnStoreError, on_store_error, "on_store_error"),
+            fingerprint=fingerprint,
+            store_result=store_result,
+        )
+
+        def decorate(function: Callable[..., Any]) -> Consumer:
+            handler = handler_of(function, batch=batch)
+            made = Consumer(subject, group, handler, options, lambda: self._resolve(checker))
+            if made.name in self._consumers:
+                raise ConfigurationError(
+                    f"{made.name} has a consumer already, {self._consumers[made.name].handler.name}; give this one "
+                    "another group"
+                )
+            if isinstance(checker, AbstractIdempotentChecker) or "://" in checker:
+                made.check(self._resolve(checker))
+            self._consumers[made.name] = made
+            return made
+
+        return decorate
+
+    def check(self) -> None:
+        """Check every consumer against its checker, as a Worker does at start.
+
+        Raises:
+            UnknownCheckerError: a consumer names a checker that is not registered.
+            ConfigurationError: a consumer and its checker do not go together.
+        """
+        for made in self._consumers.values():
+            made.check(made.checker)
+
+    def close(self) -> None:
+        """Close every checker of this registry."""
+        for checker in {*self._checkers.values(), *self._overrides.values(), *self._from_urls.values()}:
+            checker.close()
+
+    def _resolve(self, checker: AbstractIdempotentChecker | str) -> AbstractIdempotentChecker:
+        if isinstance(checker, AbstractIdempotentChecker):
+            return checker
+        found = self._overrides.get(checker) or self._checkers.get(checker) or self._from_urls.get(checker)
+        if found is not None:
+            return found
+        if "://" in checker:
+            return self._from_urls.setdefault(checker, _made(checker))
+        known = ", ".join(sorted(self.checkers)) or "none"
+        raise UnknownCheckerError(
+            f"no checker is named {checker!r}; known: {known}. "
+            f"Register it: registry.checker({checker!r}, SqlChecker(...))"
+        )
+
+
+def _made(url: object) -> AbstractIdempotentChecker:
+    from idempotent.checkers import checker_from_url
+
+    if not isinstance(url, str):
+        raise ConfigurationError(f"a checker is an instance, a registered name, or a URL, not {url!r}")
+    return checker_from_url(url)
+
+
+def _choice(kind: type[E], value: E | str, name: str, more: str = "") -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise ConfigurationError(f"{name} must be one of {known}{more}, not {value!r}") from None
+
+
+def _exceptions(value: _Exceptions, name: str) -> tuple[type[BaseException], ...]:
+    classes: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise ConfigurationError(f"{name} takes exception classes, not {each!r}")
+    return classes
+
+
+default_registry: Final = Registry()
+consumer: Final = default_registry.consumer

@@ -1,0 +1,158 @@
+"""The one definition of the deduplication tables.
+
+Times are BIGINT microseconds since 1970-01-01 UTC, by the clock of the store. The migrations keep frozen
+copies of what they once created; a test proves that the newest of them makes exactly these tables.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    event,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import BLANK_SCHEMA, SchemaItem
+from sqlalchemy.types import TypeEngine
+
+from idempotent.errors import ConfigurationError
+
+DEFAULT_TABLE: Final = "deduplicate_tbl"
+"""The table that checkers and migrations use unless told otherwise."""
+
+MAX_TABLE_NAME: Final = 40
+"""Longest table name in characters: ``ix_<table>_failures_expires_at`` has to fit PostgreSQL's 63."""
+
+KEY_TEXT_LENGTH: Final = 255
+"""Width of ``k``, the readable text of a key, in characters. The key itself is ``key_hash``."""
+
+ERROR_TEXT_LENGTH: Final = 1000
+"""Width of ``last_error`` in characters."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_OURS = "idempotent_consumer"
+
+
+@dataclass(frozen=True, slots=True)
+class DedupTables:
+    """The tables of one store: ``keys``, and ``failures``, written only when a handler fails."""
+
+    keys: Table
+    failures: Table
+
+
+def validate_table_name(name: str) -> str:
+    """Return `name` if it can be a table of ours.
+
+    Raises ConfigurationError, which states the rule, unless it has 1 to 40 ASCII letters, digits and
+    underscores and does not start with a digit. No schema prefix: the tables live in the connection's schema.
+    """
+    if not _NAME.fullmatch(name) or len(name) > MAX_TABLE_NAME:
+        raise ConfigurationError(
+            f"invalid table name {name!r}: 1 to {MAX_TABLE_NAME} ASCII letters, digits and underscores, "
+            "not starting with a digit, without a schema prefix"
+        )
+    return name
+
+
+def failures_name(table: str) -> str:
+    """Name of the failures table that belongs to `table`."""
+    return f"{table}_failures"
+
+
+def version_name(table: str) -> str:
+    """Name of the table in which the packaged migrations note the revision of `table`."""
+    return f"{table}_alembic_version"
+
+
+def dedup_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> DedupTables:
+    """Define the tables in `metadata`, or find them there from an earlier call.
+
+    An application calls ``dedup_tables(Base.metadata)`` so that its own Alembic autogenerate knows them.
+    They never take over a default schema of `metadata`.
+
+    Raises ConfigurationError for an invalid name, or if `metadata` already holds a table of that name that
+    is not ours.
+    """
+    validate_table_name(table)
+    return DedupTables(keys=_keys(metadata, table), failures=_failures(metadata, failures_name(table)))
+
+
+def _keys(metadata: MetaData, name: str) -> Table:
+    table = _table(
+        metadata,
+        name,
+        Column("key_hash", _binary(20), nullable=False),
+        Column("k", _text(KEY_TEXT_LENGTH), nullable=False),
+        Column("status", SmallInteger, nullable=False),
+        Column("owner", _binary(16), nullable=False),
+        Column("fence", BigInteger, nullable=False),
+        Column("lease_until", BigInteger, nullable=True),
+        Column("fingerprint", _binary(20), nullable=True),
+        Column("result", LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=True),
+        Column("update_at", BigInteger, nullable=False),
+        Column("expires_at", BigInteger, nullable=False),
+    )
+    # Every key is updated once: room on the page keeps that update out of the indexes. An event, because
+    # SQLAlchemy 2.0 has no table option for it.
+    fill = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]
+    event.listen(table, "after_create", fill.execute_if(dialect="postgresql"))
+    return table
+
+
+def _failures(metadata: MetaData, name: str) -> Table:
+    return _table(
+        metadata,
+        name,
+        Column("key_hash", _binary(20), nullable=False),
+        Column("k", _text(KEY_TEXT_LENGTH), nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("last_error", _text(ERROR_TEXT_LENGTH), nullable=False),
+        Column("update_at", BigInteger, nullable=False),
+        Column("expires_at", BigInteger, nullable=False),
+    )
+
+
+def _table(metadata: MetaData, name: str, *columns: SchemaItem) -> Table:
+    known = metadata.tables.get(name)
+    if known is not None:
+        if _OURS in known.info:
+            return known
+        raise ConfigurationError(f"the metadata has another table {name!r}: choose a name with table=")
+    return Table(
+        name,
+        metadata,
+        *columns,
+        # Named, so that an application's naming convention does not change what is created.
+        PrimaryKeyConstraint("key_hash", name=f"pk_{name}"),
+        Index(f"ix_{name}_expires_at", "expires_at"),
+        schema=BLANK_SCHEMA,
+        info={_OURS: True},
+        mysql_engine="InnoDB",
+        mysql_charset="utf8mb4",
+        mariadb_engine="InnoDB",
+        mariadb_charset="utf8mb4",
+        sqlite_with_rowid=False,
+    )
+
+
+def _binary(length: int) -> TypeEngine[bytes]:
+    return LargeBinary().with_variant(mysql.BINARY(length), "mysql", "mariadb")
+
+
+def _text(length: int) -> TypeEngine[str]:
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    return String(length).with_variant(exact, "mysql", "mariadb")

@@ -1,0 +1,1 @@
+"""What the SQL checkers share: statements, dialects, connections and the meaning of driver errors."""

@@ -1,0 +1,196 @@
+"""Connections of a checker's own, kept ready: a pool checkout for each statement costs half as much again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Final, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from idempotent.errors import ConfigurationError, MissingExtraError, StoreError
+from idempotent.sql.cursor import DriverConnection, execute
+from idempotent.sql.dialects import SqlDialect, dialect_for
+from idempotent.sql.faults import Fault, as_store_error, fault_of
+
+T = TypeVar("T")
+
+_EXTRAS: Final = {"pymysql": "mysql", "psycopg": "postgres"}
+_TRIES: Final = 3
+# Never collected: a finalizer in the child would end the parent's session.
+_inherited: Final[list[object]] = []
+
+
+def engine_from(engine_or_url: Engine | URL | str) -> Engine:
+    """The engine itself, or one made from a URL.
+
+    Raises:
+        ConfigurationError: not a URL of a supported database.
+        MissingExtraError: its driver is not installed.
+    """
+    if isinstance(engine_or_url, Engine):
+        engine = engine_or_url
+    else:
+        try:
+            engine = create_engine(make_url(engine_or_url))
+        except ModuleNotFoundError as error:
+            package = error.name or "the driver"
+            raise MissingExtraError(package, _EXTRAS.get(package, "all")) from error
+        except (ArgumentError, NoSuchModuleError) as error:
+            raise ConfigurationError(
+                "not the URL of a supported database. Examples: sqlite:///app.db, "
+                "mysql+pymysql://user:password@host/db, postgresql+psycopg://user:password@host/db"
+            ) from error
+    if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
+        raise ConfigurationError(
+            "an in-memory SQLite database belongs to one connection; use a file, or MemoryChecker"
+        )
+    return engine
+
+
+class Connections:
+    """Driver connections in autocommit, outside the engine's pool: the last one used is the next one taken.
+
+    Args:
+        engine: whose connections.
+        table: for error messages.
+
+    Raises:
+        ConfigurationError: the database or its driver is not supported.
+    """
+
+    def __init__(self, engine: Engine, table: str) -> None:
+        """Open nothing yet."""
+        dialect_for(engine.dialect)
+        self.engine: Final = engine
+        self._table = table
+        self._ready: deque[Connection] = deque()
+        self._pid = os.getpid()
+
+    @cached_property
+    def dialect(self) -> SqlDialect:
+        """What is special about this database. MySQL or MariaDB, and which version, takes a connection to know.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if self.engine.dialect.name == "mysql" and not self._ready:
+            self.run(lambda _: None)
+        return dialect_for(self.engine.dialect)
+
+    def run(self, work: Callable[[DriverConnection], T]) -> T:
+        """Run statements that may be repeated, on a connection in autocommit.
+
+        A dead connection, a deadlock or a lock wait costs another try, at most two.
+
+        Raises:
+            StoreError: the store did not do its part.
+        """
+        for remaining in reversed(range(_TRIES)):
+            try:
+                connection = self._take()
+            except SQLAlchemyError as error:
+                raise as_store_error(error, self.engine, self._table) from error
+            driver = connection.connection.dbapi_connection
+            try:
+                answer = work(driver)
+            except Exception as error:
+                if isinstance(error, StoreError) or not isinstance(error, self._driver_errors):
+                    self._discard(connection)
+                    raise
+                fault = fault_of(error, self.engine, driver)
+                self._give_back_or_discard(connection, fault)
+                if remaining and self._worth_another_try(fault):
+                    continue
+                raise as_store_error(error, self.engine, self._table, driver) from error
+            except BaseException:
+                self._discard(connection)  # interrupted in the middle: its state is anybody's guess
+                raise
+            self._ready.append(connection)
+            return answer
+        raise AssertionError("unreachable")
+
+    def run_atomically(self, work: Callable[[DriverConnection], T]) -> T:
+        """`run` with the statements in one transaction of its own.
+
+        Raises:
+            StoreError: the store did not do its part.
+        """
+
+        def in_transaction(driver: DriverConnection) -> T:
+            with _transaction(driver, self.dialect):
+                return work(driver)
+
+        return self.run(in_transaction)
+
+    def close(self) -> None:
+        """Close what is ready; connections in use are closed by being forgotten."""
+        while self._ready:
+            self._discard(self._ready.pop())
+
+    @property
+    def _driver_errors(self) -> tuple[type[BaseException], ...]:
+        return (self.engine.dialect.loaded_dbapi.Error, SQLAlchemyError, OSError)
+
+    def _worth_another_try(self, fault: Fault) -> bool:
+        if fault is Fault.DISCONNECTED:
+            return True
+        # SQLite has already waited its busy timeout for the one writer.
+        if fault in (Fault.ABORTED, Fault.LOCKED) and self.dialect.name != "sqlite":
+            time.sleep(random.uniform(0.001, 0.02))
+            return True
+        return False
+
+    def _take(self) -> Connection:
+        if self._pid != os.getpid():
+            # After fork() the sockets are the parent's: forget them, close nothing.
+            self._pid = os.getpid()
+            _inherited.append(self._ready)
+            self._ready = deque()
+        with contextlib.suppress(IndexError):
+            return self._ready.pop()
+        connection = self.engine.connect()
+        try:
+            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            # Out of the pool: kept connections must not use up the application's.
+            connection.detach()
+            dialect_for(self.engine.dialect).prepare(connection.connection.dbapi_connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _give_back_or_discard(self, connection: Connection, fault: Fault) -> None:
+        if fault is Fault.DISCONNECTED:
+            # The server may have closed every idle connection with this one.
+            self._discard(connection)
+            self.close()
+        else:
+            self._ready.append(connection)
+
+    @staticmethod
+    def _discard(connection: Connection) -> None:
+        with contextlib.suppress(Exception):
+            connection.invalidate()
+        with contextlib.suppress(Exception):
+            connection.close()
+
+
+@contextlib.contextmanager
+def _transaction(driver: DriverConnection, dialect: SqlDialect) -> Iterator[None]:
+    """BEGIN and COMMIT typed by hand, on a driver connection that is in autocommit."""
+    execute(driver, "BEGIN IMMEDIATE" if dialect.name == "sqlite" else "BEGIN")
+    try:
+        yield
+        execute(driver, "COMMIT")
+    except BaseException:
+        with contextlib.suppress(Exception):
+            execute(driver, "ROLLBACK")
+        raise

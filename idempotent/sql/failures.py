@@ -1,0 +1,68 @@
+"""FailureTable: attempts and the last error of keys that failed. Written only on failure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from idempotent.claims import Claim
+from idempotent.keys import Key
+from idempotent.sql.cursor import DriverConnection, execute, query
+from idempotent.sql.dialects import SqlDialect
+
+ERROR_LIMIT: Final = 1000
+
+
+class FailureTable:
+    """The table `<table>_failures`.
+
+    Args:
+        dialect: what differs between the databases.
+        table: validated name of the key table it stands beside.
+        retention_us: how long a failure is remembered after the last one, in microseconds.
+    """
+
+    def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
+        """Make the statements."""
+        name = f"{table}_failures"
+        now, text = dialect.now_us, dialect.markers
+        insert = (
+            f"INSERT INTO {name} (update_at, key_hash, k, attempts, last_error, expires_at)"
+            f" VALUES ({now}, ?, ?, ?, ?, {now} + {retention_us})"
+        )
+        changes = f"update_at = {now}, expires_at = {now} + {retention_us}"
+        if dialect.name == "mysql":
+            upsert = f"{insert} ON DUPLICATE KEY UPDATE attempts = attempts + ?, last_error = ?, {changes}"
+        else:
+            upsert = (
+                f"{insert} ON CONFLICT (key_hash) DO UPDATE SET"
+                f" attempts = {name}.attempts + ?, last_error = ?, {changes}"
+            )
+        self._upsert = text(upsert)
+        self._attempts = text(f"SELECT attempts FROM {name} WHERE key_hash = ?")
+        self._reason = text(f"SELECT last_error FROM {name} WHERE key_hash = ?")
+        self._expired = text(f"SELECT key_hash FROM {name} WHERE expires_at < {now} LIMIT ?")
+        self._delete = text(f"DELETE FROM {name} WHERE key_hash = ? AND expires_at < {now}")
+
+    def note(self, connection: DriverConnection, claim: Claim, error: str, *, attempts: int = 1) -> int:
+        """Add to a key's attempts and keep the error. Returns the attempts so far."""
+        assert claim.key is not None
+        said = printable(error)
+        params = (claim.key.hash, claim.key.text, attempts, said, attempts, said)
+        execute(connection, self._upsert, params)
+        return int(query(connection, self._attempts, (claim.key.hash,))[0][0])
+
+    def reason(self, connection: DriverConnection, key: Key) -> str | None:
+        """The last error of a key, if any."""
+        rows = query(connection, self._reason, (key.hash,))
+        return str(rows[0][0]) if rows else None
+
+    def delete_expired(self, connection: DriverConnection, limit: int) -> None:
+        """Delete at most `limit` failures past their expiry."""
+        for (hashed,) in query(connection, self._expired, (limit,)):
+            execute(connection, self._delete, (bytes(hashed),))
+
+
+def printable(error: str) -> str:
+    """An error as one storable line: PostgreSQL refuses NUL, every column its excess."""
+    line = "".join(char if char.isprintable() else " " for char in error)
+    return line[:ERROR_LIMIT]

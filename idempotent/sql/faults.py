@@ -1,0 +1,155 @@
+"""The one place where a driver's error becomes one of ours."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final
+
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError
+
+
+class Fault(Enum):
+    """What kind of error a driver raised."""
+
+    DISCONNECTED = "disconnected"
+    """The connection is gone, or never came to be."""
+    LOCKED = "locked"
+    """A lock was not granted in time. The transaction is still there (MySQL, SQLite)."""
+    ABORTED = "aborted"
+    """A deadlock, a serialization failure, a lost savepoint: the server has undone the transaction."""
+    SCHEMA = "schema"
+    """A table or column is missing."""
+    REFUSED = "refused"
+    """A constraint, a data type or a trigger said no to the statement's own data."""
+    OTHER = "other"
+
+
+# MySQL error numbers: https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html
+_MYSQL: Final = {
+    1205: Fault.LOCKED,
+    3572: Fault.LOCKED,
+    1213: Fault.ABORTED,
+    1305: Fault.ABORTED,
+    1020: Fault.ABORTED,
+    1146: Fault.SCHEMA,
+    1054: Fault.SCHEMA,
+    1040: Fault.DISCONNECTED,
+    1044: Fault.DISCONNECTED,
+    1045: Fault.DISCONNECTED,
+    1049: Fault.DISCONNECTED,
+    1053: Fault.DISCONNECTED,
+    1927: Fault.DISCONNECTED,
+    2002: Fault.DISCONNECTED,
+    2003: Fault.DISCONNECTED,
+    2006: Fault.DISCONNECTED,
+    2013: Fault.DISCONNECTED,
+    2014: Fault.DISCONNECTED,
+    2055: Fault.DISCONNECTED,
+}
+# SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_POSTGRESQL: Final = {
+    "55P03": Fault.LOCKED,
+    "40001": Fault.ABORTED,
+    "40P01": Fault.ABORTED,
+    "42P01": Fault.SCHEMA,
+    "42703": Fault.SCHEMA,
+    "57P01": Fault.DISCONNECTED,
+    "57P02": Fault.DISCONNECTED,
+    "57P03": Fault.DISCONNECTED,
+    "53300": Fault.DISCONNECTED,
+}
+_POSTGRESQL_CLASSES: Final = {
+    "08": Fault.DISCONNECTED,
+    "28": Fault.DISCONNECTED,
+    "3D": Fault.DISCONNECTED,
+    "22": Fault.REFUSED,
+    "23": Fault.REFUSED,
+    "44": Fault.REFUSED,
+    "P0": Fault.REFUSED,
+}
+_SQLITE_BUSY: Final = 5
+_SQLITE_LOCKED: Final = 6
+_SQLITE_CANTOPEN: Final = 14
+
+
+def original(error: BaseException) -> BaseException:
+    """The driver's own exception behind SQLAlchemy's."""
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
+def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fault:
+    """What kind of error this is.
+
+    Args:
+        error: a driver's exception, or SQLAlchemy's around one.
+        engine: whose dialect raised it.
+        connection: the driver's connection it happened on, if any.
+    """
+    driver_error = original(error)
+    if isinstance(error, PoolTimeoutError) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    ):
+        return Fault.DISCONNECTED
+    known = _known(driver_error)
+    if known is not None:
+        return known
+    dbapi = engine.dialect.loaded_dbapi
+    if isinstance(driver_error, dbapi.IntegrityError):
+        return Fault.REFUSED
+    if isinstance(driver_error, dbapi.Error) and engine.dialect.is_disconnect(driver_error, connection, None):
+        return Fault.DISCONNECTED
+    # PyMySQL raises InterfaceError(0, '') and psycopg OperationalError without a state once a socket is dead.
+    if isinstance(driver_error, (dbapi.InterfaceError, OSError)):
+        return Fault.DISCONNECTED
+    if isinstance(driver_error, dbapi.OperationalError) and getattr(driver_error, "sqlstate", "") is None:
+        return Fault.DISCONNECTED
+    return Fault.OTHER
+
+
+def _known(error: BaseException) -> Fault | None:
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str):
+        return _POSTGRESQL.get(state) or _POSTGRESQL_CLASSES.get(state[:2])
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        primary = code & 0xFF
+        if primary in (_SQLITE_BUSY, _SQLITE_LOCKED):
+            return Fault.LOCKED
+        if primary == _SQLITE_CANTOPEN:
+            return Fault.DISCONNECTED
+        return Fault.SCHEMA if _lacks_table_or_column(str(error)) else None
+    if error.args and isinstance(error.args[0], int):
+        return _MYSQL.get(error.args[0])
+    return None
+
+
+def _lacks_table_or_column(text: str) -> bool:
+    return text.startswith(("no such table", "no such column")) or "has no column named" in text
+
+
+def as_store_error(error: BaseException, engine: Engine, table: str, connection: Any = None) -> StoreError:
+    """The error to raise, saying which store, what happened, and what to do. Raise it `from` the original."""
+    if isinstance(error, StoreError):
+        return error
+    store = engine.url.render_as_string(hide_password=True)
+    said = " ".join(str(original(error)).split())
+    match fault_of(error, engine, connection):
+        case Fault.DISCONNECTED:
+            return StoreUnavailableError(
+                f"cannot use the store {store}: {said}. "
+                "Check that the server runs, the host, port and database, the user and the password."
+            )
+        case Fault.LOCKED | Fault.ABORTED:
+            return StoreBusyError(f"the store {store} is busy: {said}. Try again.")
+        case Fault.SCHEMA:
+            return SchemaError(
+                f"the table {table} in {store} is missing or not as this version needs it: {said}. "
+                f"Type: idempotent migrate upgrade --url '{store}' --table {table} "
+                "(and `idempotent migrate check` to see what differs)"
+            )
+        case _:
+            return StoreError(f"the store {store} failed: {said}")
