@@ -289,9 +289,9 @@ class AbstractIdempotentChecker(ABC):
         """Take the key of a failed handler out of a group that goes on without it."""
         del claim
 
-    def isolated(self, claim: Claim) -> AbstractContextManager[object]:
+    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
         """Contain what one handler of an atomic group does, where `isolates` says that the checker can."""
-        del claim
+        del claim, takes
         return nullcontext()
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:

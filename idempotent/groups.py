@@ -187,7 +187,7 @@ class _Group:
         raised: list[_Raised] = []
         for one in claimed:
             try:
-                with self._checker.isolated(one.claim):
+                with self._checker.isolated(one.claim, self._consumer.handler.takes):
                     value = self._consumer.invoke(self._checker, one.claim, one.item.message)
             except Exception as error:
                 if not self._survives(one, error, ran, raised):

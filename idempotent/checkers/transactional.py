@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
@@ -201,27 +201,32 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
                 raise  # a deferred constraint: the handler's failure
             if fault in (Fault.ABORTED, Fault.LOCKED):
                 raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
-            self._demand_committed(keyed, error)
+            if not self._is_committed(keyed):
+                if fault is None:
+                    raise  # an event of the application's session, before COMMIT
+                raise self._unknown(error, fault) from error
+            log.warning("commit_answer_lost", extra={"keys": len(keyed)})
         finally:
             unit.close()
         return [True] * len(completions)
 
-    def _demand_committed(self, completions: Sequence[Completion], error: Exception) -> None:
-        """The answer to COMMIT was lost: only keys on record with our owner prove that it happened.
+    def _is_committed(self, completions: Sequence[Completion]) -> bool:
+        """Whether keys of a unit are on record with our owner, seen on another connection.
 
-        That they are missing proves nothing: the old transaction may still be about to commit.
+        Only a yes proves something: the old transaction may still be about to commit.
         """
-        hashes = [key_hash(completion.claim) for completion in completions]
-        owned = {(key_hash(c.claim), c.claim.owner) for c in completions}
+        wanted = {(key_hash(completion.claim), completion.claim.owner) for completion in completions}
+        hashes = [hashed for hashed, _ in wanted]
         try:
             found = self.store.connections.run(lambda driver: self._keys.owners(driver, hashes))
         except StoreError:
-            found = []
-        if not owned or not owned <= {(hashed, owner) for hashed, owner, _ in found}:
-            raise CommitUnknownError(
-                f"the connection was lost during COMMIT: {' '.join(str(error).split())}"
-            ) from error
-        log.warning("commit_answer_lost", extra={"keys": len(hashes)})
+            return False
+        return bool(wanted) and wanted <= {(hashed, owner) for hashed, owner, _ in found}
+
+    def _unknown(self, error: Exception, fault: Fault) -> StoreError:
+        if fault is Fault.DISCONNECTED:
+            return CommitUnknownError(f"the connection was lost during COMMIT: {' '.join(str(error).split())}")
+        return as_store_error(error, self.store.engine, self.store.table)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         return self._release_many([(claim, failure)])[0]
@@ -253,16 +258,12 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         if decision.claim:
             self.complete(decision.claim)
 
-    @contextmanager
-    def isolated(self, claim: Claim) -> Iterator[None]:
+    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
         if not self.isolates:
-            yield
-            return
+            return nullcontext()
         unit: Unit = claim.unit
-        with unit.connection.begin_nested():
-            yield
-            unit.flush()
+        return unit.savepoint(takes)
 
     def forget(self, claim: Claim) -> None:
         """Take one key out of an open group whose handler was undone by its savepoint."""

@@ -177,10 +177,11 @@ class Connections:
 
     @staticmethod
     def _discard(connection: Connection) -> None:
+        # Detached from its pool, it has nobody else to close it; whether it is still alive does not matter.
+        with contextlib.suppress(Exception):
+            connection.connection.dbapi_connection.close()  # type: ignore[union-attr]
         with contextlib.suppress(Exception):
             connection.invalidate()
-        with contextlib.suppress(Exception):
-            connection.close()
 
 
 @contextlib.contextmanager

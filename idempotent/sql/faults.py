@@ -94,7 +94,7 @@ def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fa
         isinstance(error, DBAPIError) and error.connection_invalidated
     ):
         return Fault.DISCONNECTED
-    known = _known(driver_error)
+    known = _known(driver_error, engine.dialect.name)
     if known is not None:
         return known
     dbapi = engine.dialect.loaded_dbapi
@@ -105,26 +105,26 @@ def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fa
     # PyMySQL raises InterfaceError(0, '') and psycopg OperationalError without a state once a socket is dead.
     if isinstance(driver_error, (dbapi.InterfaceError, OSError)):
         return Fault.DISCONNECTED
-    if isinstance(driver_error, dbapi.OperationalError) and getattr(driver_error, "sqlstate", "") is None:
+    if isinstance(driver_error, dbapi.OperationalError) and not getattr(driver_error, "sqlstate", "unknown"):
         return Fault.DISCONNECTED
     return Fault.OTHER
 
 
-def _known(error: BaseException) -> Fault | None:
-    state = getattr(error, "sqlstate", None)
-    if isinstance(state, str):
+def _known(error: BaseException, database: str) -> Fault | None:
+    if database == "postgresql":
+        state = getattr(error, "sqlstate", None) or ""
         return _POSTGRESQL.get(state) or _POSTGRESQL_CLASSES.get(state[:2])
-    code = getattr(error, "sqlite_errorcode", None)
-    if isinstance(code, int):
-        primary = code & 0xFF
-        if primary in (_SQLITE_BUSY, _SQLITE_LOCKED):
-            return Fault.LOCKED
-        if primary == _SQLITE_CANTOPEN:
-            return Fault.DISCONNECTED
-        return Fault.SCHEMA if _lacks_table_or_column(str(error)) else None
-    if error.args and isinstance(error.args[0], int):
-        return _MYSQL.get(error.args[0])
-    return None
+    if database == "sqlite":
+        return _known_to_sqlite(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error))
+    return _MYSQL.get(error.args[0]) if error.args else None
+
+
+def _known_to_sqlite(code: int, text: str) -> Fault | None:
+    if code in (_SQLITE_BUSY, _SQLITE_LOCKED):
+        return Fault.LOCKED
+    if code == _SQLITE_CANTOPEN:
+        return Fault.DISCONNECTED
+    return Fault.SCHEMA if _lacks_table_or_column(text) else None
 
 
 def _lacks_table_or_column(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
@@ -118,6 +119,12 @@ class Unit:
         if self._session is None:
             self._session = self._factory(bind=self.connection, join_transaction_mode="control_fully")
         return self._session
+
+    def savepoint(self, kind: type | None) -> AbstractContextManager[object]:
+        """A savepoint that an exception rolls back to, on what the handler writes through."""
+        if kind is not None and issubclass(kind, Session):
+            return self.session.begin_nested()
+        return self.connection.begin_nested()
 
     def flush(self) -> None:
         """Send what the Session still holds."""

@@ -1,0 +1,76 @@
+# `make` alone prints what there is.
+PYTHON ?= python3
+# Two suit the slowest machine we test on; the servers are shared by all.
+WORKERS ?= 2
+ARGS ?=
+CHECKER ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint types pytest format lock clean servers python
+
+help: ## Print this list
+	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@echo
+	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
+
+demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
+	@$(BIN)/idempotent demo $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
+
+test: lint types pytest ## Check style and types, and run every test against real servers
+	@echo "make test: passed (style, types, tests)"
+
+lint: $(STAMP) ## Check style
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP) ## Check types
+	@$(BIN)/mypy -p idempotent
+
+pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+format: $(STAMP) ## Mend what of the style can be mended by a program
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: python ## Write constraints.txt anew, with the newest versions
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(PYTHON) -m venv "$$folder" && \
+	"$$folder/bin/python" -m pip install --quiet --upgrade setuptools && \
+	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,demo,dev]' && \
+	{ echo "# Exact versions for make and CI; written by \`make lock\`."; \
+	  "$$folder/bin/python" -m pip freeze --all --exclude pip --exclude idempotent-consumer; \
+	} > "$$folder/constraints.txt" && \
+	cp "$$folder/constraints.txt" constraints.txt
+	@echo "make lock: wrote $$(grep -c == constraints.txt) versions to constraints.txt"
+
+clean: ## Remove everything these commands made
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* htmlcov
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# The tests find by themselves what cannot be installed here.
+servers:
+	@.ci/debian-packages servers
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another, for example: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
+	@PYTHON=$(PYTHON) .ci/debian-packages python
+
+# `|` : the check of the interpreter comes first and does not make the stamp old.
+$(STAMP): pyproject.toml constraints.txt | python
+	@echo "Making $(VENV), once"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  --no-build-isolation -e '.[all,demo,dev]'
+	@touch $@

@@ -1,0 +1,119 @@
+"""Adapter: the common face of every broker's client, and Delivery, one message it handed over."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from idempotent.consumer import Consumer
+from idempotent.message import Message
+from idempotent.outcomes import Result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """One message as an adapter handed it over, to be given back exactly once: settled or requeued.
+
+    Attributes:
+        message: what the handler sees.
+        token: the adapter's own handle on it, with the epoch (channel, connection, assignment) that delivered
+            it. Opaque to everybody else.
+    """
+
+    message: Message
+    token: Any = None
+
+
+class Adapter(ABC):
+    """One broker's client: receive, settle, publish.
+
+    One thread owns the input and output: `open`, `receive`, `settle`, `requeue` and `close` are called by the
+    thread that calls `Worker.run()` and by no other, so a client library that is not thread-safe needs no lock.
+    (`publish` too, while a worker runs; only `wake` is for any thread.) Handlers run elsewhere; the Worker brings
+    their results to the owner.
+
+    Every delivery is settled or requeued once. If its epoch is over (the connection was lost, the partition went
+    to somebody else), the broker delivers the message again by itself: the adapter drops the late settlement,
+    counts it in `stale_settlements`, and neither sends nor raises anything.
+
+    A new adapter is one subclass; nothing in the core knows it.
+    """
+
+    stale_settlements: int = 0
+    """Settlements dropped because the epoch of their delivery was over."""
+
+    @abstractmethod
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        """Connect, and ask for the messages of these consumers: their `subject`s, under their `group`s.
+
+        An adapter that waits for a broker to come up does that in `receive`, where a worker can be stopped.
+
+        Raises:
+            AdapterError: the broker refuses, or cannot be reached.
+            ConfigurationError: these consumers cannot be served, for example an unknown subject.
+        """
+
+    @abstractmethod
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        """The next deliveries: at most `limit`, as soon as there is one, none after `timeout_s` seconds.
+
+        Called over and over, with `limit` and `timeout_s` 0 too when the worker is full: time for heartbeats and
+        other upkeep. Must come back within about `timeout_s` seconds either way. A record that is no message goes
+        to the adapter's own reject target and is not returned. A lost connection is not an error here: the adapter
+        connects again, call by call, and what was unsettled comes again.
+
+        Raises:
+            AdapterError: there is no going on; the worker stops.
+        """
+
+    @abstractmethod
+    def settle(self, delivery: Delivery, result: Result) -> None:
+        """Do what `result.action` says.
+
+        ACK; DELAY: deliver again after `result.retry_after_s`; DEAD_LETTER: a confirmed copy with the reason,
+        then acknowledge. HOLD never comes here: the Worker keeps such a delivery and looks again.
+
+        Raises:
+            AdapterError: there is no going on; the worker stops, and the message comes again.
+        """
+
+    @abstractmethod
+    def requeue(self, delivery: Delivery) -> None:
+        """Give it back unprocessed, for anybody and soon: at shutdown, or when it was held long enough.
+
+        Raises:
+            AdapterError: there is no going on; the worker stops, and the message comes again.
+        """
+
+    @abstractmethod
+    def publish(self, message: Message) -> None:
+        """Send a message to its `subject`, and return when the broker has taken responsibility for it.
+
+        Raises:
+            AdapterError: it was not taken, or this adapter only reads.
+        """
+
+    def wake(self) -> None:  # noqa: B027 - doing nothing is a good answer
+        """Make the `receive` that waits now, or the next one, come back at once with what there is.
+
+        The one method that any thread may call, after `close` too; the Worker does when a handler has finished. The default does
+        nothing, which costs a settlement at most the short `timeout_s` that the Worker allows while handlers run.
+        """
+
+    @property
+    def finished(self) -> bool:
+        """Every delivery is settled and none will ever come again, delayed ones included. Brokers never finish."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect. Deliveries that are not settled come again. Idempotent."""
+
+
+def reason_of(result: Result) -> str:
+    """Why a delivery is a dead letter, in one line for its headers or its record."""
+    if result.error is None:
+        return result.outcome.value
+    return f"{type(result.error).__name__}: {result.error}"

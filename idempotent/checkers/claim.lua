@@ -1,0 +1,97 @@
+-- KEYS: names. ARGV: lease (0: none), retention, milliseconds to remember a fresh key, then a body for each key and,
+-- if one of them parks, the reason.
+-- For each key: the fence if it was free, else {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result},
+-- {2 dead, fingerprint, reason} or {3 in progress, fingerprint, rest of the lease (-1: endless), lapsed}.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local lease, retention = tonumber(ARGV[1]), tonumber(ARGV[2])
+local lease_until = lease > 0 and now + lease or 0
+local fresh = struct.pack('>BI8I8I8I8', 1, now, lease_until, now, now + retention)
+local answers, taken = {}, nil
+for i = 1, #KEYS do
+  local body, acquired = ARGV[i + 3], nil
+  if lease > 0 and body:byte(1) ~= 3 then
+    acquired = redis.call('SET', KEYS[i], fresh .. body, 'NX', 'PX', ARGV[3])
+  else
+    -- Without a lease, or of a consumer that parks: kept until it is final.
+    acquired = redis.call('SET', KEYS[i], fresh .. body, 'NX')
+  end
+  if acquired then
+    answers[i] = now
+  else
+    taken = taken or {}
+    taken[#taken + 1] = i
+  end
+end
+if not taken then
+  return answers
+end
+
+--#layout
+
+local reason = ARGV[#KEYS + 4]
+
+local function fingerprint_of(data, from, flags)
+  if not has(flags, FINGERPRINT) then
+    return false
+  end
+  local text, fingerprint = struct.unpack('>HH', data, from + 18)
+  return data:sub(from + 22 + text, from + 21 + text + fingerprint)
+end
+
+local function take_over(key, body, fence, status)
+  local mode = bit.bor(body:byte(2), LAPSED)
+  local alone = 0
+  if status ~= IN_PROGRESS_GROUP then
+    mode, alone = bit.bor(mode, ALONE), 1
+  end
+  local value = head(fence + 1, lease_until, now, now + retention)
+    .. body:sub(1, 1) .. string.char(mode) .. body:sub(3)
+  put(key, value, forget_at(body:byte(1), lease_until, now + retention, retention))
+  return {0, fence + 1, 1, alone}
+end
+
+local function park(key, value, fence, expires, flags)
+  local failure = redis.call('GET', key .. ':f')
+  rewrite(key, value, fence, 0, expires, DEAD, flags, retention)
+  local attempts = failure and struct.unpack('>I4', failure) or 0
+  note(key, attempts, string.rep('\0', 8), 1, reason, expires, retention)
+  return {2, false, reason}
+end
+
+local function judge(key, body)
+  local value = redis.call('GET', key)
+  local fence, until_, update, expires, status, flags = fields(value)
+  if value:sub(36, 51) == body:sub(3, 18) then
+    return {0, fence, has(flags, LAPSED) and 1 or 0, has(flags, ALONE) and 1 or 0}
+  end
+  local fingerprint = fingerprint_of(value, 34, flags)
+  if status == DONE then
+    local text, length = struct.unpack('>HH', value, 52)
+    return {1, fingerprint, has(flags, RESULT) and value:sub(56 + text + length)}
+  end
+  if status == DEAD then
+    local failure = redis.call('GET', key .. ':f')
+    return {2, fingerprint, failure and failure:sub(14)}
+  end
+  if until_ == 0 then
+    return {3, fingerprint, -1, 0}
+  end
+  if until_ >= now then
+    return {3, fingerprint, until_ - now, 0}
+  end
+  local mode = body:byte(2)
+  local theirs = fingerprint_of(body, 1, mode)
+  if has(mode, LEAVE) or (fingerprint and theirs and fingerprint ~= theirs) then
+    return {3, fingerprint, 0, 1}
+  end
+  if has(mode, PARK) then
+    return park(key, value, fence, expires, flags)
+  end
+  return take_over(key, body, fence, status)
+end
+
+for _, i in ipairs(taken) do
+  answers[i] = judge(KEYS[i], ARGV[i + 3])
+end
+return answers

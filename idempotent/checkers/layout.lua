@@ -1,0 +1,55 @@
+-- Stands in each script where that says `--#layout`; needs `now`. The layout is described in redis_layout.py.
+-- What every message runs comes before it: a script makes its functions anew in each call, and they cost more than
+-- the commands.
+local IN_PROGRESS_GROUP, IN_PROGRESS_PARK, DONE, DEAD = 2, 3, 4, 5
+local FINGERPRINT, RESULT, LAPSED, ALONE, LEAVE, PARK = 1, 2, 4, 8, 16, 32
+
+local function has(flags, flag)
+  return bit.band(flags, flag) ~= 0
+end
+
+local function head(fence, lease, update, expires)
+  return struct.pack('>BI8I8I8I8', 1, fence, lease, update, expires)
+end
+
+-- fence, lease_until, update_at, expires_at, status, flags
+local function fields(value)
+  if value:byte(1) ~= 1 or #value < 55 then
+    error('IDEMPOTENT a stored key has a layout that this version cannot read')
+  end
+  return struct.unpack('>I8I8I8I8BB', value, 2)
+end
+
+-- When Redis may forget a key, in milliseconds: at its expiry, never before its lease ends, and never (nil) while a
+-- claim that parks or does not lapse is in progress. A key that became final after its expiry is kept once more.
+local function forget_at(status, lease, expires, retention)
+  if status < DONE then
+    if status == IN_PROGRESS_PARK or lease == 0 then
+      return nil
+    end
+    expires = math.max(expires, lease)
+  elseif expires <= now then
+    expires = now + retention
+  end
+  return string.format('%.0f', math.ceil(expires / 1000))
+end
+
+local function put(key, value, at)
+  if at then
+    redis.call('SET', key, value, 'PXAT', at)
+  else
+    redis.call('SET', key, value)
+  end
+end
+
+-- status, flags and times anew; owner, text, fingerprint and result as they are
+local function rewrite(key, value, fence, lease, expires, status, flags, retention)
+  put(key, head(fence, lease, now, expires) .. string.char(status, flags) .. value:sub(36),
+    forget_at(status, lease, expires, retention))
+end
+
+local function note(key, attempts, token, dead, failure, expires, retention)
+  local at = math.max(expires, now + retention)
+  redis.call('SET', key .. ':f', struct.pack('>I4', attempts) .. token .. string.char(dead) .. failure,
+    'PXAT', string.format('%.0f', math.ceil(at / 1000)))
+end

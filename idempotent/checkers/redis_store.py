@@ -1,0 +1,125 @@
+"""RedisStore: runs the scripts, and survives what a server does to them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any, Final
+
+from idempotent.checkers.redis_client import Client, decodes, is_cluster, location, redis, retries_itself
+from idempotent.checkers.redis_faults import LOST, REDIS_ERRORS, as_store_error
+from idempotent.checkers.redis_layout import KeyNames, bucket_of
+
+# A script stops everybody else; this many keys take a few milliseconds.
+MAX_KEYS: Final = 1000
+_NO_SCRIPT = redis.exceptions.NoScriptError
+
+
+class Script:
+    """A Lua file of this folder, the layout where it asks for it."""
+
+    __slots__ = ("sha", "source")
+
+    def __init__(self, name: str) -> None:
+        """Read it from the package."""
+        folder = files("idempotent.checkers")
+        layout = (folder / "layout.lua").read_bytes()
+        self.source: Final = (folder / f"{name}.lua").read_bytes().replace(b"--#layout\n", layout)
+        self.sha: Final = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
+class RedisStore:
+    """A client and the names of our keys in it.
+
+    Args:
+        client: a synchronous client. Its pool serves threads, and notices a fork by itself.
+        prefix: what the names start with.
+    """
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        """Connect to nothing yet."""
+        self.client: Final = client
+        self.names: Final = KeyNames(prefix)
+        self.where: Final = location(client)
+        self._cluster = is_cluster(client)
+        self._last_try = retries_itself(client)
+        self._execute: Callable[..., Any] = client.execute_command
+        self._options: dict[str, Any] = {redis.client.NEVER_DECODE: True} if decodes(client) else {}
+
+    def run(self, script: Script, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
+        """Run a script over keys of one slot.
+
+        A lost answer is asked for again, once, unless the client does that itself: every script of ours may run
+        twice and then answers as it did, or that the key is nobody's any more.
+
+        Raises:
+            StoreError: the server did not do it, or did not answer.
+        """
+        try:
+            return self._execute("EVALSHA", script.sha, len(names), *names, *arguments, **self._options)
+        except _NO_SCRIPT:
+            return self._again(script, names, arguments)
+        except LOST as error:
+            if self._last_try:
+                raise as_store_error(error, self.where) from error
+            return self._again(script, names, arguments)
+        except REDIS_ERRORS as error:
+            raise as_store_error(error, self.where) from error
+
+    def run_many(
+        self,
+        script: Script,
+        names: Sequence[bytes],
+        common: Sequence[bytes],
+        bodies: Sequence[bytes],
+        last: Sequence[bytes] = (),
+    ) -> list[Any]:
+        """Run a script over any keys, and put its answers, one a key, in their order.
+
+        Args:
+            script: which one.
+            names: of the keys.
+            common: arguments that stand before the keys' own.
+            bodies: one argument for each key.
+            last: arguments that stand after them.
+
+        Raises:
+            StoreError: the server did not do it, or did not answer, for some of them at least.
+        """
+        if not self._cluster and len(names) <= MAX_KEYS:
+            return list(self.run(script, names, (*common, *bodies, *last)))
+        answers: list[Any] = [None] * len(names)
+        for positions in self.together(names):
+            part = self.run(
+                script, [names[at] for at in positions], (*common, *(bodies[at] for at in positions), *last)
+            )
+            for at, answer in zip(positions, part, strict=True):
+                answers[at] = answer
+        return answers
+
+    def together(self, names: Sequence[bytes]) -> list[list[int]]:
+        """Positions of the names that one call may take: bounded, and in a cluster of one bucket."""
+        groups: dict[bytes, list[int]] = {}
+        prefix_bytes = len(self.names.prefix)
+        for at, name in enumerate(names):
+            groups.setdefault(bucket_of(name, prefix_bytes) if self._cluster else b"", []).append(at)
+        return [
+            group[start : start + MAX_KEYS]
+            for group in groups.values()
+            for start in range(0, len(group), MAX_KEYS)
+        ]
+
+    @contextmanager
+    def edge(self) -> Iterator[None]:
+        """Turn what the client raises into a StoreError."""
+        try:
+            yield
+        except REDIS_ERRORS as error:
+            raise as_store_error(error, self.where) from error
+
+    def _again(self, script: Script, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
+        with self.edge():
+            # EVAL, which loads the script too: between SCRIPT LOAD and EVALSHA it might be flushed again.
+            return self._execute("EVAL", script.source, len(names), *names, *arguments, **self._options)

@@ -1,0 +1,49 @@
+-- KEYS: names. ARGV: retention, then for each key its owner, or a failure (release_body).
+-- For each key: {owned, attempts, dead}.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+--#layout
+
+local retention = tonumber(ARGV[1])
+
+local function release(key, body)
+  local value = redis.call('GET', key)
+  local failing = #body > 16
+  local failure = failing and redis.call('GET', key .. ':f')
+  local token = body:sub(22, 29)
+  if failure and failure:sub(5, 12) == token then
+    -- This very call was made before, and its answer was lost.
+    return {1, struct.unpack('>I4', failure), failure:byte(13)}
+  end
+  if not value or value:sub(36, 51) ~= body:sub(1, 16) then
+    return {0, 0, 0}
+  end
+  local fence, lease, _, expires, status, flags = fields(value)
+  if status >= DONE then
+    return {0, 0, 0}
+  end
+  if not failing then
+    redis.call('DEL', key)
+    return {1, 0, 0}
+  end
+  local mode, limit = struct.unpack('>BI4', body, 17)
+  local attempts = (failure and struct.unpack('>I4', failure) or 0) + 1
+  local dead = has(mode, 1) or attempts >= limit
+  note(key, attempts, token, dead and 1 or 0, body:sub(30), expires, retention)
+  if dead then
+    rewrite(key, value, fence, 0, expires, DEAD, flags, retention)
+  elseif has(mode, 2) then
+    -- The lapse is counted now: asked again, this claim is not to count it twice.
+    rewrite(key, value, fence, lease, expires, status, bit.band(flags, bit.bnot(ALONE)), retention)
+  else
+    redis.call('DEL', key)
+  end
+  return {1, attempts, dead and 1 or 0}
+end
+
+local answers = {}
+for i, key in ipairs(KEYS) do
+  answers[i] = release(key, ARGV[i + 1])
+end
+return answers

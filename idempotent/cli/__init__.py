@@ -1,0 +1,1 @@
+"""The command `idempotent`. Needs the extra `cli`: typer and rich."""

@@ -1,0 +1,174 @@
+"""`idempotent doctor`: look at a store for what breaks promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import typer
+
+from idempotent import migrations
+from idempotent.admin import KeyAdmin, KeyFilter
+from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers import SqlChecker, TransactionalSqlChecker
+from idempotent.claims import KeyStatus
+from idempotent.cli.durations import seconds, words
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.masking import mask
+from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
+from idempotent.cli.output import console, emit, plain, progress, say
+from idempotent.cli.output import table as new_table
+from idempotent.cli.stores import admin_of, checker_at, database_at, is_redis
+from idempotent.errors import SchemaError, StoreError
+from idempotent.health import Finding, Level
+from idempotent.schema import DEFAULT_TABLE
+from idempotent.sql.health import sql_findings
+
+EPILOG = epilog(
+    "idempotent doctor --url postgresql+psycopg://user:password@host/db",
+    "idempotent doctor --url redis://localhost --redelivery-horizon 7d",
+    "idempotent doctor --json | jq -r 'select(.level != \"ok\") | .what'",
+)
+# Enough to meet the retention of every consumer that is awake; few enough to be read at once.
+_SAMPLE: Final = 2000
+_MARKS: Final = {
+    Level.OK: "[green]ok[/green]",
+    Level.WARNING: "[yellow]warning[/yellow]",
+    Level.ERROR: "[bold red]error[/bold red]",
+}
+
+
+def doctor(
+    url: UrlOption,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    redelivery_horizon: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds,
+            metavar="DURATION",
+            show_default=False,
+            help="The longest time after which a message can be delivered again: 12h, 14d. Keys kept for less are "
+            "reported.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for what breaks promises: an unreachable server, a missing or changed table, settings under which a
+    crash forgets keys, keys forgotten before their messages stop coming, keys that wait for a person.
+
+    Exit code 1: there is a warning or an error; 4: the store is unreachable.
+    """  # noqa: D205 - one sentence
+    findings: list[Finding] = []
+    unreachable = False
+    with progress(quiet=as_json, counted=False) as bar:
+        bar.add_task("looking", total=None)
+        try:
+            with checker_at(url, table=table, prefix=prefix) as checker:
+                findings += _look(checker, url, table or DEFAULT_TABLE, redelivery_horizon)
+        except SchemaError as error:
+            findings.append(Finding(Level.ERROR, str(error)))
+        except StoreError as error:
+            findings.append(Finding(Level.ERROR, str(error)))
+            unreachable = True
+    _show(findings, url, as_json=as_json)
+    if unreachable:
+        raise typer.Exit(ExitCode.STORE)
+    if any(finding.level is not Level.OK for finding in findings):
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _look(
+    checker: AbstractIdempotentChecker, url: str, table: str, horizon_s: float | None
+) -> Iterator[Finding]:
+    if isinstance(checker, (SqlChecker, TransactionalSqlChecker)):
+        with database_at(url, table) as engine:
+            drifts = migrations.check(engine, table=table)
+        yield from map(_drifted, drifts)
+        if any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts):
+            shown = mask(url.removeprefix("transactional+"))
+            yield Finding(
+                Level.ERROR,
+                "the tables are not there, so nothing else can be looked at",
+                f"idempotent migrate upgrade --url '{shown}' --table {table}",
+            )
+            return
+        if not drifts:
+            yield Finding(Level.OK, f"the table {table} is as this version needs it")
+        yield from sql_findings(checker.store)
+    elif is_redis(url):
+        from idempotent.checkers.redis_health import redis_findings
+
+        yield from redis_findings(checker)
+    admin = admin_of(checker)
+    yield from _retention(admin, horizon_s)
+    yield from _waiting(admin)
+
+
+def _drifted(drift: migrations.Drift) -> Finding:
+    return Finding(Level.ERROR, str(drift), "docs/migrations.md says how each table has to look")
+
+
+def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
+    """How long keys are kept, told by the keys themselves: an unclaimed fence is the time of the claim."""
+    shortest: dict[str, float] = {}
+    for record in admin.list(KeyFilter(), limit=_SAMPLE):
+        consumer = ":".join(record.text.split(":", 2)[:2])
+        kept_s = (record.expires_at_us - record.fence) / 1_000_000
+        shortest[consumer] = min(kept_s, shortest.get(consumer, kept_s))
+    if horizon_s is None:
+        if shortest:
+            yield Finding(
+                Level.OK,
+                f"keys are kept for {words(min(shortest.values()))} or more; whether that is enough, "
+                "--redelivery-horizon tells",
+            )
+        return
+    if not shortest:
+        yield Finding(Level.OK, "no keys yet, so nothing tells how long they are kept")
+    for consumer, kept_s in sorted(shortest.items()):
+        # A claim takes its two times in one statement, but not always from one reading of the clock.
+        if kept_s + 1 >= horizon_s:
+            yield Finding(Level.OK, f"{consumer}: keys are kept for {words(kept_s)}")
+        else:
+            yield Finding(
+                Level.ERROR,
+                f"{consumer}: keys are kept for {words(kept_s)}, but messages can come again for {words(horizon_s)}",
+                f"give its checker retention_s={horizon_s:.0f} or more",
+            )
+
+
+def _waiting(admin: KeyAdmin) -> Iterator[Finding]:
+    counted = admin.stats()
+    dead = sum(stats.count for stats in counted if stats.status is KeyStatus.DEAD)
+    lapsed = sum(stats.lapsed for stats in counted)
+    if dead:
+        yield Finding(
+            Level.WARNING, f"{dead:,} dead keys wait for a person", "idempotent keys list --status dead"
+        )
+    if lapsed:
+        yield Finding(
+            Level.WARNING,
+            f"{lapsed:,} keys in progress have lost their process; their next delivery decides",
+            "idempotent keys list --lapsed",
+        )
+    if not dead and not lapsed:
+        yield Finding(Level.OK, "no key waits for a person")
+
+
+def _show(findings: list[Finding], url: str, *, as_json: bool) -> None:
+    if as_json:
+        for finding in findings:
+            emit(level=finding.level.value, what=mask(finding.what), hint=mask(finding.hint))
+        return
+    rows = new_table("", "Finding", title=plain(url))
+    for finding in sorted(findings, key=lambda finding: list(Level)[::-1].index(finding.level)):
+        hint = f"\n[dim]→ {plain(finding.hint)}[/dim]" if finding.hint else ""
+        rows.add_row(_MARKS[finding.level], plain(finding.what) + hint)
+    console().print(rows)
+    errors = sum(finding.level is Level.ERROR for finding in findings)
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    if errors or warnings:
+        say(f"[bold]{errors} errors, {warnings} warnings.[/bold]")
+    else:
+        say("[bold green]Healthy.[/bold green]")

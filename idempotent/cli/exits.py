@@ -1,0 +1,46 @@
+"""The exit codes: a promise to scripts, so one list for the code, `--help` and the docs."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from idempotent.errors import AdapterError, ConfigurationError, IdempotentError, StoreError
+
+
+class ExitCode(IntEnum):
+    """What the process's exit status says."""
+
+    OK = 0
+    """Done, and nothing to look at."""
+    ATTENTION = 1
+    """Done, and there is something to look at: rejected, dead, failed, different, not found, left alone."""
+    USAGE = 2
+    """The command line is wrong."""
+    CONFIGURATION = 3
+    """Something named on it cannot work: URL, table, module, checker name, missing extra."""
+    STORE = 4
+    """The store is unreachable, busy, or without its tables."""
+    BROKER = 5
+    """The broker, or the file in its place, cannot be used."""
+    INTERRUPTED = 130
+    """Ctrl-C; what was done stays done."""
+
+    @classmethod
+    def of(cls, error: IdempotentError) -> ExitCode:
+        """The code for an error that ended the command."""
+        if isinstance(error, StoreError):
+            return cls.STORE
+        if isinstance(error, AdapterError):
+            return cls.BROKER
+        return cls.CONFIGURATION if isinstance(error, ConfigurationError) else cls.ATTENTION
+
+
+def epilog(*examples: str) -> str:
+    """What stands below a command's help: examples, then the exit codes."""
+    lines = ["[bold]Examples[/bold]", *(f"[dim]$[/dim] [cyan]{example}[/cyan]" for example in examples)]
+    codes = (
+        "0 ok, 1 something to look at (rejected, dead, different, not found), 2 usage, 3 configuration, 4 store, "
+        "5 broker, 130 Ctrl-C"
+    )
+    # An empty paragraph is dropped; typer joins paragraphs with one newline.
+    return "\n\n".join([*lines, f"[bold]Exit codes[/bold] {codes}"])

@@ -1,0 +1,42 @@
+"""`idempotent gc`: delete the keys whose time is over."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from idempotent.cli.exits import epilog
+from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
+from idempotent.cli.output import emit, progress, say
+from idempotent.cli.stores import checker_at
+
+EPILOG = epilog(
+    "idempotent gc --url sqlite:///app.db",
+    "idempotent gc --url mysql+pymysql://user:password@host/db --batch-size 5000 --json",
+)
+
+
+def gc(
+    url: UrlOption,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Keys to delete in one transaction.")] = 1000,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the keys past their expiry, in small batches. Workers do it by themselves; cron may, too.
+
+    Never a key with a live lease, and never one in progress of a consumer that parks.
+    """
+    with (
+        checker_at(url, table=table, prefix=prefix) as checker,
+        progress(quiet=as_json, counted=False) as bar,
+    ):
+        task = bar.add_task("deleting expired keys", total=None)
+        deleted = checker.garbage_collect(
+            batch_size=batch_size, on_batch=lambda count: bar.update(task, completed=count)
+        )
+    if as_json:
+        emit(deleted=deleted)
+    else:
+        say(f"[green]Done:[/green] {deleted:,} expired {'key' if deleted == 1 else 'keys'} deleted.")

@@ -1,0 +1,123 @@
+"""`idempotent migrate`: make, change, look at and remove the tables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from idempotent import migrations
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.masking import mask
+from idempotent.cli.options import JsonOption, UrlOption, YesOption
+from idempotent.cli.output import console, emit, plain, say
+from idempotent.cli.output import table as new_table
+from idempotent.cli.prompt import confirm
+from idempotent.cli.stores import database_at
+from idempotent.schema import DEFAULT_TABLE
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Make, check and remove the tables of an SQL store. A checker never does it by itself.",
+)
+
+TableName = Annotated[str, typer.Option("--table", metavar="NAME", help="The key table.")]
+Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="How far to go.")]
+
+
+@app.command(
+    epilog=epilog(
+        "idempotent migrate upgrade --url sqlite:///app.db",
+        "idempotent migrate upgrade --url mysql+pymysql://user:password@host/db --table billing_keys",
+    )
+)
+def upgrade(
+    url: UrlOption, table: TableName = DEFAULT_TABLE, revision: Revision = "head", as_json: JsonOption = False
+) -> None:
+    """Make the tables, or bring them up to date. Safe at every start of every process."""
+    with database_at(url, table, must_exist=False) as engine:
+        before = migrations.current(engine, table=table)
+        migrations.upgrade(engine, table=table, revision=revision)
+        after = migrations.current(engine, table=table)
+    if as_json:
+        emit(table=table, before=before, revision=after)
+    elif before == after:
+        say(f"[green]Up to date:[/green] {table} is at revision {after}.")
+    else:
+        say(f"[green]Done:[/green] {table} is at revision {after} (was: {before or 'none'}).")
+
+
+@app.command(epilog=epilog("idempotent migrate downgrade --url sqlite:///app.db"))
+def downgrade(
+    url: UrlOption,
+    table: TableName = DEFAULT_TABLE,
+    revision: Revision = "base",
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the tables [bold]with all their keys[/bold]: what is delivered again after that runs again."""
+    with database_at(url, table) as engine:
+        before = migrations.current(engine, table=table)
+        if before is not None:
+            confirm(f"Remove {table} and every key in it from {mask(url)}?", yes=yes)
+        migrations.downgrade(engine, table=table, revision=revision)
+        after = migrations.current(engine, table=table)
+    if as_json:
+        emit(table=table, before=before, revision=after)
+    elif before is None:
+        say(f"[yellow]Nothing to do:[/yellow] no migration has made {table} here.")
+    else:
+        say(f"[green]Done:[/green] {table} is at revision {after or 'none'} (was: {before}).")
+
+
+@app.command(epilog=epilog("idempotent migrate current --url sqlite:///app.db"))
+def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
+    """Show the revision of the tables. Exit code 1: no migration has made any."""
+    with database_at(url, table) as engine:
+        revision = migrations.current(engine, table=table)
+    if as_json:
+        emit(table=table, revision=revision)
+    elif revision is None:
+        say(f"[yellow]None:[/yellow] no migration has made {table} here.")
+    else:
+        say(f"{table} is at revision [bold]{revision}[/bold].")
+    if revision is None:
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+@app.command(
+    epilog=epilog(
+        "idempotent migrate check --url sqlite:///app.db",
+        "idempotent migrate check --url $URL --json | jq .differences",
+    )
+)
+def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
+    """Compare the tables with what this version needs. Reads only. Exit code 1: they differ."""
+    with database_at(url, table) as engine:
+        drifts = migrations.check(engine, table=table)
+    if as_json:
+        emit(
+            table=table,
+            differences=[
+                {"kind": d.kind.value, "table": d.table, "name": d.name, "detail": d.detail} for d in drifts
+            ],
+        )
+    elif not drifts:
+        say(f"[green]Equal:[/green] {table} is as this version needs it.")
+    else:
+        _show(drifts)
+        missing = any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts)
+        if missing:
+            say(
+                f"Type: [bold cyan]idempotent migrate upgrade --url '{plain(url)}' --table {table}[/bold cyan]"
+            )
+    if drifts:
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _show(drifts: list[migrations.Drift]) -> None:
+    rows = new_table("Table", "Column or index", "Difference", "Detail", title=f"{len(drifts)} differences")
+    for drift in drifts:
+        rows.add_row(drift.table, plain(drift.name), f"[red]{drift.kind.value}[/red]", plain(drift.detail))
+    console().print(rows)

@@ -1,0 +1,114 @@
+"""From MODULE:NAME on the command line to the user's consumers, and the checkers they name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import typer
+
+from idempotent.cli.stores import open_checker
+from idempotent.consumer import Consumer
+from idempotent.errors import ConfigurationError, IdempotentError
+from idempotent.registry import Registry, default_registry
+
+
+def registry_at(reference: str) -> Registry:
+    """The registry of `MODULE:registry`, or with `MODULE` alone the default one, filled by the import.
+
+    Raises:
+        ConfigurationError: the module cannot be imported, or has no such registry, or it has no consumers.
+    """
+    module, name = _module(reference)
+    if name is None:
+        registry = default_registry
+    else:
+        found = _attribute(module, name, _named(module, Registry))
+        if not isinstance(found, Registry):
+            raise ConfigurationError(f"{reference} is no Registry but a {type(found).__name__}")
+        registry = found
+    if not registry.consumers:
+        others = ", ".join(f"{module.__name__}:{each}" for each in _named(module, Registry))
+        hint = f"; it has registries of its own: {others}" if others and name is None else ""
+        raise ConfigurationError(f"{reference} has no consumers: decorate a handler with @consumer{hint}")
+    return registry
+
+
+def consumer_at(reference: str) -> tuple[Registry, Consumer]:
+    """The consumer of `MODULE:name` and the registry it is in.
+
+    Raises:
+        ConfigurationError: the module cannot be imported, or has no such consumer.
+    """
+    module, name = _module(reference)
+    known = _named(module, Consumer)
+    if name is None:
+        listed = ", ".join(f"{module.__name__}:{each}" for each in known) or "none"
+        raise ConfigurationError(f"which consumer? Write MODULE:NAME; {reference} has: {listed}")
+    consumer = _attribute(module, name, known)
+    if not isinstance(consumer, Consumer):
+        raise ConfigurationError(f"{reference} is no consumer: decorate the function with @consumer")
+    for registry in _registries(module):
+        if consumer in registry.consumers.values():
+            return registry, consumer
+    raise ConfigurationError(
+        f"the registry of {reference} is not in {module.__name__}: import it there by name"
+    )
+
+
+def register_checkers(registry: Registry, given: Sequence[str]) -> None:
+    """Give the registry the checkers of `NAME=URL` words.
+
+    Raises:
+        typer.BadParameter: a word of another form.
+        ConfigurationError: a URL that names no checker.
+    """
+    for word in given:
+        name, equals, url = word.partition("=")
+        if not equals or not name or "://" not in url:
+            raise typer.BadParameter("write --checker NAME=URL, for example --checker db=sqlite:///app.db")
+        registry.checker(name, open_checker(url))
+
+
+def _module(reference: str) -> tuple[ModuleType, str | None]:
+    path, _, name = reference.partition(":")
+    if path.endswith(".py") or "/" in path:
+        dotted = path.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigurationError(f"{path} is a file; write the module: {dotted}{':' + name if name else ''}")
+    # As `python -m` does; an installed command starts with its own folder there instead.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(path), name or None
+    except IdempotentError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (path == error.name or path.startswith(f"{error.name}.")):
+            raise ConfigurationError(f"there is no module {path} in {here}, nor is it installed") from error
+        raise ConfigurationError(f"importing {path} failed: {error}") from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"importing {path} failed: {type(error).__name__}: {error} (idempotent --debug shows where)"
+        ) from error
+
+
+def _attribute(module: ModuleType, name: str, known: Sequence[str]) -> object:
+    try:
+        found: object = getattr(module, name)
+    except AttributeError:
+        listed = ", ".join(known) or "none"
+        raise ConfigurationError(f"{module.__name__} has no {name!r}; known: {listed}") from None
+    return found
+
+
+def _named(module: ModuleType, kind: type) -> list[str]:
+    return sorted(name for name, value in vars(module).items() if isinstance(value, kind))
+
+
+def _registries(module: ModuleType) -> Iterator[Registry]:
+    yield default_registry
+    yield from (value for value in vars(module).values() if isinstance(value, Registry))

@@ -1,0 +1,92 @@
+"""Options that several commands have, said once."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from idempotent.cli.keys_view import Status
+
+URL_VARIABLE: Final = "IDEMPOTENT_URL"
+
+UrlOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        metavar="URL",
+        show_default=False,
+        help="Where the keys are: sqlite:///app.db, mysql+pymysql://user:password@host/db, "
+        "postgresql+psycopg://user:password@host/db, redis://host:6379/0.",
+    ),
+]
+TableOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--table",
+        metavar="NAME",
+        show_default=False,
+        help="The key table, if it is not deduplicate_tbl.",
+    ),
+]
+PrefixOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        show_default=False,
+        help="Redis: the prefix of the keys, if it is not idempotent:",
+    ),
+]
+JsonOption: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="For machines: JSON, one object a line, and no progress bar.")
+]
+YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+CheckersOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checker",
+        metavar="NAME=URL",
+        show_default=False,
+        help="Give a checker its name, once for each; put transactional+ before an SQL URL for a transactional one.",
+    ),
+]
+KeyArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="KEY", show_default=False, help="subject:group:id, or the 40 hex digits of its hash."
+    ),
+]
+ConsumerOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--consumer", metavar="SUBJECT:GROUP", show_default=False, help="Only keys of this consumer."
+    ),
+]
+StatusOption: TypeAlias = Annotated[
+    list[Status] | None,
+    typer.Option("--status", show_default=False, help="Only keys in this state; may be given again."),
+]
+LapsedOption: TypeAlias = Annotated[
+    bool, typer.Option("--lapsed", help="Only keys in progress whose lease has ended.")
+]
+
+
+class LogLevel(Enum):
+    """How much of the log is shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="What of the log to show, on stderr.")]
+ConcurrencyOption: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Handlers at once, in threads.")
+]
+BatchSizeOption: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Messages to claim and complete together.")
+]

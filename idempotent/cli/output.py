@@ -1,0 +1,136 @@
+"""What people and machines get to read: tables and progress for the one, JSON Lines for the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from idempotent.cli.masking import mask
+from idempotent.errors import (
+    AdapterError,
+    IdempotentError,
+    MissingExtraError,
+    SchemaError,
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+    UnknownCheckerError,
+)
+
+# Rich takes 80 columns for a pipe, which would cut keys in the middle of what grep looks for.
+_PIPE_WIDTH: Final = 200
+_TITLES: Final = (
+    (UnknownCheckerError, "Unknown checker"),
+    (MissingExtraError, "Missing extra"),
+    (StoreUnavailableError, "Store unreachable"),
+    (StoreBusyError, "Store busy"),
+    (SchemaError, "Table missing or different"),
+    (StoreError, "Store failed"),
+    (AdapterError, "Broker failed"),
+    (IdempotentError, "Cannot work like this"),
+)
+_TYPE: Final = " Type: "
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the present stdout or stderr."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line for people, with rich markup."""
+    console().print(text, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """One line beside the answer, on stderr."""
+    console(stderr=True).print(text, soft_wrap=True)
+
+
+def emit(**values: Any) -> None:
+    """One line of JSON for machines."""
+    typer.echo(json.dumps(values, ensure_ascii=False, default=str))
+
+
+def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
+    """An empty table in the house style."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def plain(text: str) -> str:
+    """Text from outside, so that rich takes no bracket in it for markup, and no password is shown."""
+    return escape(mask(text))
+
+
+def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
+    """Say on stderr what went wrong and what to do, without a traceback unless asked for."""
+    message = mask(str(error))
+    if debug:
+        typer.echo(mask("".join(traceback.format_exception(error))), err=True)
+    if as_json:
+        typer.echo(
+            json.dumps({"error": type(error).__name__, "message": message}, ensure_ascii=False), err=True
+        )
+        return
+    title = next(words for kind, words in _TITLES if isinstance(error, kind))
+    # The command to type stands below the panel, whole on one line: something to copy.
+    what, _, todo = message.partition(_TYPE)
+    err = console(stderr=True)
+    panel = Panel(Text(what), title=f"[bold]{title}", title_align="left", border_style="red", expand=False)
+    err.print(panel)
+    if todo:
+        command, _, more = todo.partition(" (")
+        err.print(Text.assemble("  Type: ", (command, "bold cyan")), soft_wrap=True)
+        if more:
+            err.print(Text(f"  ({more}", "dim"), soft_wrap=True)
+
+
+@contextmanager
+def progress(*, quiet: bool, counted: bool = True) -> Iterator[Progress]:
+    """A progress bar on stderr; none in a pipe, or where a machine listens.
+
+    Args:
+        quiet: show none.
+        counted: the end is known.
+    """
+    err = console(stderr=True)
+    known = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) if counted else (TimeElapsedColumn(),)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        *known,
+        MofNCompleteColumn() if counted else TextColumn("{task.completed:,.0f}"),
+        console=err,
+        transient=True,
+        disable=quiet or not err.is_terminal,
+    )
+    with bar:
+        yield bar

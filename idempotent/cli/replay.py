@@ -1,0 +1,111 @@
+"""`idempotent replay`: messages from a file through one consumer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from idempotent.adapters import FileAdapter
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.logs import log_to
+from idempotent.cli.modules import consumer_at, register_checkers
+from idempotent.cli.options import (
+    BatchSizeOption,
+    CheckersOption,
+    ConcurrencyOption,
+    JsonOption,
+    LogLevel,
+    LogLevelOption,
+)
+from idempotent.cli.output import emit, note, plain, progress
+from idempotent.cli.tally import Tally, show_outcomes
+from idempotent.outcomes import Outcome
+from idempotent.worker import Worker
+
+EPILOG = epilog(
+    "idempotent replay orders.jsonl shop.consumers:on_paid --checker db=sqlite:///app.db",
+    "idempotent replay dump.jsonl.gz shop.consumers:on_paid --id-field order_id --batch-size 500",
+    "zcat dump.gz | idempotent replay - shop.consumers:on_paid --rejects bad.jsonl --json",
+)
+
+
+def replay(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", show_default=False, help="JSON Lines, also .gz; - is standard input."),
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:CONSUMER", show_default=False, help="The decorated handler.")
+    ],
+    checker: CheckersOption = None,
+    batch_size: BatchSizeOption = 1,
+    concurrency: ConcurrencyOption = 1,
+    id_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            show_default=False,
+            help="Lines are bodies themselves; this field is the message id.",
+        ),
+    ] = None,
+    rejects: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Where bad lines go. Default: FILE.rejects.jsonl."
+        ),
+    ] = None,
+    log_level: LogLevelOption = LogLevel.ERROR,
+    as_json: JsonOption = False,
+) -> None:
+    r"""Let one consumer process the messages in a file. Run it again as often as you like: each takes effect once.
+
+    A line is {"id": ..., "body": ..., "headers": {...}, "subject": ...}; the last two may be missing.
+    Lines that are no message, and dead letters, go to the reject file with their line number; the rest goes on.
+    A failed message is tried again after its backoff.
+
+    Exit code 1: something was rejected or is dead.
+    """
+    registry, consumer = consumer_at(target)
+    try:
+        register_checkers(registry, checker or ())
+        adapter = FileAdapter(file, subject=consumer.subject, id_field=id_field, rejects=rejects)
+
+        def position() -> dict[str, Any]:
+            counts = adapter.counts
+            return {"completed": counts.bytes_read, "total": counts.bytes_total}
+
+        with progress(quiet=as_json) as bar:
+            log_to(bar.console, log_level.value)
+            tally = Tally(bar, bar.add_task("starting", total=None), position)
+            worker = Worker(
+                registry, adapter, concurrency, batch_size, consumers={consumer.name}, on_result=tally
+            )
+            summary = worker.run()
+    finally:
+        registry.close()
+    counts = adapter.counts
+    rejected = counts.malformed + counts.dead
+    if as_json:
+        outcomes = {outcome.value: summary[outcome] for outcome in Outcome}
+        written = adapter.rejects if rejected else None
+        emit(
+            file=file,
+            consumer=consumer.name,
+            finished=adapter.finished,
+            **outcomes,
+            malformed=counts.malformed,
+            rejects=written,
+        )
+    else:
+        more = {"malformed": (counts.malformed, "lines that are no message")}
+        show_outcomes(tally, title=f"{file} → {consumer.name}", more=more)
+        if rejected:
+            note(
+                f"[yellow]{rejected:,} {'line' if rejected == 1 else 'lines'} in {plain(adapter.rejects)}[/yellow]"
+            )
+    if not adapter.finished:
+        note("[yellow]Stopped before the end.[/yellow] The same command goes on: what is done is skipped.")
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if rejected:
+        raise typer.Exit(ExitCode.ATTENTION)

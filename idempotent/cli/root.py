@@ -1,0 +1,103 @@
+"""The typer application: every command in its place, and one place where errors end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import idempotent
+from idempotent.cli import demo, doctor, gc, keys, migrate, replay, run
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.output import note, show_error
+from idempotent.errors import IdempotentError
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the options before the command say."""
+
+    debug: bool = False
+
+
+class Root(TyperGroup):
+    """Ends every command in an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            typer.Exit: with the code of whatever it raised of ours.
+        """
+        # Its words are gone from the context once the command runs.
+        as_json = "--json" in _words(ctx)
+        try:
+            return super().invoke(ctx)
+        except IdempotentError as error:
+            settings = ctx.find_object(Settings) or Settings()
+            show_error(error, as_json=as_json, debug=settings.debug)
+            raise typer.Exit(ExitCode.of(error)) from None
+        except KeyboardInterrupt:
+            note(
+                "[yellow]Interrupted.[/yellow] What was done stays done; the same command goes on from there."
+            )
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="idempotent",
+    cls=Root,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # A traceback with local variables would show passwords.
+    pretty_exceptions_show_locals=False,
+    epilog=epilog(
+        "idempotent demo",
+        "idempotent migrate upgrade --url sqlite:///app.db",
+        "idempotent run shop.consumers --broker amqp://localhost --checker db=sqlite:///app.db",
+        "idempotent keys list --status dead",
+    ),
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"idempotent-consumer {idempotent.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="IDEMPOTENT_DEBUG", help="Show tracebacks of errors.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """The effect of every message happens once, although brokers deliver at least once.
+
+    A [bold]checker[/bold] keeps the [bold]keys[/bold] of what was processed in a store: a table of MySQL, MariaDB,
+    PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all commands, as IDEMPOTENT_URL.
+    """
+    del version
+    ctx.obj = Settings(debug=debug)
+
+
+def _words(ctx: Any) -> list[str]:
+    """The command and its arguments. Click has renamed the first part of them."""
+    first = getattr(ctx, "_protected_args", None) or getattr(ctx, "protected_args", None) or []
+    return [*first, *ctx.args]
+
+
+app.command("demo")(demo.demo)
+app.command("run", epilog=run.EPILOG)(run.run)
+app.command("replay", epilog=replay.EPILOG)(replay.replay)
+app.add_typer(migrate.app, name="migrate")
+app.add_typer(keys.app, name="keys")
+app.command("gc", epilog=gc.EPILOG)(gc.gc)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)

@@ -1,0 +1,95 @@
+"""`idempotent run`: a worker for the consumers of a module."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from idempotent.adapters import adapter_from_url
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.logs import log_to
+from idempotent.cli.modules import register_checkers, registry_at
+from idempotent.cli.options import (
+    BatchSizeOption,
+    CheckersOption,
+    ConcurrencyOption,
+    JsonOption,
+    LogLevel,
+    LogLevelOption,
+)
+from idempotent.cli.output import emit, note, plain, progress
+from idempotent.cli.tally import Tally, show_outcomes
+from idempotent.outcomes import Outcome
+from idempotent.worker import Worker
+
+EPILOG = epilog(
+    "idempotent run shop.consumers --broker amqp://localhost --checker db=postgresql+psycopg://user@host/shop",
+    "idempotent run shop.consumers:registry --broker file:///data/orders.jsonl --checker db=sqlite:///app.db",
+    "idempotent run shop.consumers --broker amqp://localhost --checker db=$URL --concurrency 4 --batch-size 100",
+)
+
+
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar=r"MODULE\[:REGISTRY]",
+            show_default=False,
+            help="Where the consumers are; without a registry, those of the default one.",
+        ),
+    ],
+    broker: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar="IDEMPOTENT_BROKER",
+            show_default=False,
+            help="Where the messages are; an adapter's options come after the ?.",
+        ),
+    ],
+    checker: CheckersOption = None,
+    concurrency: ConcurrencyOption = 1,
+    batch_size: BatchSizeOption = 1,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers may finish at the end.")
+    ] = 30.0,
+    log_level: LogLevelOption = LogLevel.WARNING,
+    as_json: JsonOption = False,
+) -> None:
+    """Process messages until SIGTERM or Ctrl-C, then finish what runs and give back the rest.
+
+    A second Ctrl-C does not wait for it. Exit code 1: handlers still ran when the time to finish was over, or a
+    file came to its end and some of it was rejected or is dead.
+    """
+    registry = registry_at(target)
+    try:
+        register_checkers(registry, checker or ())
+        adapter = adapter_from_url(broker)
+        with progress(quiet=as_json, counted=False) as bar:
+            log_to(bar.console, log_level.value)
+            tally = Tally(bar, bar.add_task("waiting for messages", total=None))
+            worker = Worker(registry, adapter, concurrency, batch_size, drain_timeout, on_result=tally)
+            if not as_json:
+                names = ", ".join(map(plain, sorted(registry.consumers)))
+                bar.console.print(
+                    f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
+                )
+            summary = worker.run()
+    finally:
+        registry.close()
+    if as_json:
+        outcomes = {outcome.value: summary[outcome] for outcome in Outcome}
+        emit(**outcomes, requeued=summary.requeued, abandoned=summary.abandoned, stale=summary.stale)
+    else:
+        more = {
+            "requeued": (summary.requeued, "given back unprocessed"),
+            "abandoned": (summary.abandoned, "handlers still ran; their messages come again"),
+            "stale": (summary.stale, "settled too late, after the connection was lost; they come again"),
+        }
+        show_outcomes(tally, title=f"{target} on {broker}", more=more)
+    if summary.abandoned:
+        note("[yellow]Some handlers did not finish in time.[/yellow] See --drain-timeout.")
+        raise typer.Exit(ExitCode.ATTENTION)
+    if adapter.finished and (summary[Outcome.DEAD] or summary[Outcome.REJECTED]):
+        raise typer.Exit(ExitCode.ATTENTION)

@@ -1,0 +1,155 @@
+"""From a --url to a checker, its KeyAdmin or its database, closed at the end, with errors of ours only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from sqlalchemy import Engine, event, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from idempotent.admin import KeyAdmin
+from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers import SqlChecker, TransactionalSqlChecker, checker_from_url
+from idempotent.errors import ConfigurationError, StoreUnavailableError
+from idempotent.keys import Key, key_from_text
+from idempotent.schema import validate_table_name
+from idempotent.sql.connections import engine_from
+from idempotent.sql.faults import as_store_error
+
+TRANSACTIONAL: Final = "transactional+"
+_REDIS: Final = ("redis://", "rediss://", "unix://")
+_CONNECT_TIMEOUT_S: Final = 10
+
+
+@contextmanager
+def checker_at(
+    url: str, *, table: str | None = None, prefix: str | None = None
+) -> Iterator[AbstractIdempotentChecker]:
+    """The checker of a store that other processes use too.
+
+    Raises:
+        ConfigurationError: a URL, table or prefix that cannot be.
+        MissingExtraError: the driver is not installed.
+        StoreUnavailableError: an SQLite file that does not exist.
+    """
+    if url.startswith("memory://"):
+        raise ConfigurationError(
+            "the keys of memory:// are in the process that made them: nothing to see from here"
+        )
+    options: dict[str, Any] = {}
+    if is_redis(url):
+        if table is not None:
+            raise ConfigurationError("a Redis store has no table; its keys have a prefix: --prefix")
+        options = {} if prefix is None else {"prefix": prefix}
+    else:
+        if prefix is not None:
+            raise ConfigurationError("--prefix is for Redis; an SQL store has a table: --table")
+        options = {} if table is None else {"table": validate_table_name(table)}
+    checker = open_checker(url, **options)
+    try:
+        yield checker
+    finally:
+        checker.close()
+
+
+def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
+    """`checker_from_url`, which neither makes an empty SQLite file of a typing error nor waits long to connect."""
+    demand_file(url)
+    checker = checker_from_url(url, **options)
+    if isinstance(checker, (SqlChecker, TransactionalSqlChecker)):
+        _limit_connecting(checker.store.engine)
+    return checker
+
+
+@contextmanager
+def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[Engine]:
+    """The engine for a migration of `table`; whatever SQLAlchemy raises inside becomes a StoreError.
+
+    Raises:
+        ConfigurationError: not the URL of a database, or an invalid table name.
+        StoreError: the database did not do its part.
+    """
+    validate_table_name(table)
+    if is_redis(url) or url.startswith("memory://"):
+        raise ConfigurationError("only SQL stores have tables to migrate; this one needs none")
+    if must_exist:
+        demand_file(url)
+    engine = engine_from(url.removeprefix(TRANSACTIONAL))
+    _limit_connecting(engine)
+    try:
+        yield engine
+    except SQLAlchemyError as error:
+        raise as_store_error(error, engine, table) from error
+    finally:
+        engine.dispose()
+
+
+def admin_of(checker: AbstractIdempotentChecker) -> KeyAdmin:
+    """The checker's KeyAdmin.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    admin = getattr(checker, "admin", None)
+    if admin is None:
+        raise ConfigurationError(
+            f"{type(checker).__name__} cannot show its keys: give it a method admin() that returns a KeyAdmin"
+        )
+    made: KeyAdmin = admin()
+    return made
+
+
+def is_redis(url: str) -> bool:
+    """Whether the URL is a Redis store's."""
+    return url.startswith(_REDIS)
+
+
+def demand_file(url: str) -> None:
+    """Refuse an SQLite file that is not there: connecting would make an empty one.
+
+    Raises:
+        StoreUnavailableError: it is not there.
+    """
+    try:
+        parsed = make_url(url.removeprefix(TRANSACTIONAL))
+    except ArgumentError:
+        return  # somebody else's to explain
+    path = parsed.database
+    if parsed.get_backend_name() != "sqlite" or not path or path.startswith((":memory:", "file:")):
+        return
+    if not Path(path).exists():
+        raise StoreUnavailableError(
+            f"there is no file {path}. Check the path (sqlite:///relative.db, sqlite:////absolute.db), or make it. "
+            f"Type: idempotent migrate upgrade --url '{parsed.render_as_string()}'"
+        )
+
+
+def _limit_connecting(engine: Engine) -> None:
+    if engine.dialect.name != "postgresql":
+        return  # PyMySQL gives up after ten seconds by itself
+
+    @event.listens_for(engine, "do_connect")
+    def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
+        # libpq waits for an unreachable host as long as TCP does, which is minutes.
+        params.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
+
+
+def parsed_key(text: str) -> Key:
+    """The key that a person typed.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    try:
+        key = key_from_text(text)
+    except ValueError:
+        key = None  # %XX that is no text
+    if key is None:
+        raise typer.BadParameter(
+            f"{text!r} is no key: write subject:group:id as `idempotent keys list` shows it, or 40 hex digits"
+        )
+    return key

@@ -1,0 +1,1 @@
+"""`idempotent demo`: real flights, delivered at least once, booked with and without a checker."""

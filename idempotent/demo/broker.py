@@ -1,0 +1,107 @@
+"""An at-least-once broker with everything that makes one difficult: copies, disorder, lost acknowledgements."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from idempotent.demo.flights import Flight
+from idempotent.outcomes import Action, Outcome
+
+ACKS_LOST: Final = 0.001
+"""The share of acknowledgements that never arrive."""
+REDELIVERED_WITHIN: Final = 5_000
+"""A message whose acknowledgement was lost comes again within this many deliveries."""
+
+
+class Parcel(NamedTuple):
+    """One delivery on its way to the consumer."""
+
+    tag: int
+    message_id: str
+    body: bytes
+    redelivered: bool
+
+
+class Answer(NamedTuple):
+    """What the consumer says about one delivery; no outcome: it gives it back unprocessed."""
+
+    tag: int
+    outcome: Outcome | None
+
+
+class FlightBroker:
+    """Hands out flights until each delivery of `order` was acknowledged.
+
+    Args:
+        flights: the messages.
+        order: their numbers in order of delivery, some of them twice.
+        seed: decides which acknowledgements are lost.
+    """
+
+    def __init__(self, flights: Sequence[Flight], order: Sequence[int], *, seed: int) -> None:
+        self._flights = flights
+        self._order = order
+        self._next = 0
+        self._rng = random.Random(f"broker {seed}")
+        self._again: list[tuple[int, int]] = []  # when due, counted in deliveries; which flight
+        self._unsettled: dict[int, int] = {}
+        self.delivered = 0
+        self.expected = len(order)
+        self.outcomes: Counter[Outcome] = Counter()
+        self.unanswered = 0
+        # How often a flight was in the consumer's hands when it died: so often its booking may repeat, at most,
+        # if the checker's promise ends there.
+        self.in_hand_at_crash: Counter[str] = Counter()
+
+    @property
+    def finished(self) -> bool:
+        """Everything is delivered and acknowledged."""
+        return not self._unsettled and not self._again and self._next == len(self._order)
+
+    def deliver(self, limit: int) -> list[Parcel]:
+        """The next deliveries, at most `limit`."""
+        parcels: list[Parcel] = []
+        while len(parcels) < limit:
+            again = self._again and (self._again[0][0] <= self.delivered or self._next == len(self._order))
+            if again:
+                number = heapq.heappop(self._again)[1]
+            elif self._next < len(self._order):
+                number = self._order[self._next]
+                self._next += 1
+            else:
+                break
+            flight = self._flights[number]
+            self._unsettled[self.delivered] = number
+            parcels.append(
+                Parcel(self.delivered, flight.flight, json.dumps(flight._asdict()).encode(), bool(again))
+            )
+            self.delivered += 1
+        return parcels
+
+    def take(self, answers: Sequence[Answer]) -> None:
+        """Act on what the consumer says."""
+        for tag, outcome in answers:
+            number = self._unsettled.pop(tag)
+            if outcome is not None:
+                self.outcomes[outcome] += 1
+            if outcome is None or outcome.action is Action.DELAY:
+                self._redeliver(number, within=1)
+            elif outcome.action is Action.ACK and self._rng.random() < ACKS_LOST:
+                self._redeliver(number, within=REDELIVERED_WITHIN)
+
+    def crash(self) -> None:
+        """The consumer is gone: what it had not answered comes again, soon and in another order."""
+        self.unanswered += len(self._unsettled)
+        for number in self._unsettled.values():
+            self.in_hand_at_crash[self._flights[number].flight] += 1
+            self._redeliver(number, within=2 * len(self._unsettled))
+        self._unsettled.clear()
+
+    def _redeliver(self, number: int, *, within: int) -> None:
+        heapq.heappush(self._again, (self.delivered + self._rng.randrange(within), number))
+        self.expected += 1

@@ -1,0 +1,34 @@
+"""The checker of the demo's consumer, on a table or prefix of the demo's own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers import SqlChecker, TransactionalSqlChecker, checker_from_url
+from idempotent.demo.databases import demo_engine
+from idempotent.demo.redis_keys import PREFIX, is_redis
+from idempotent.errors import ConfigurationError
+
+TRANSACTIONAL: Final = "transactional+"
+KEYS_TABLE: Final = "demo_deduplicate_tbl"
+# After a kill a leased checker waits for the rest of the lease; nobody wants to watch that for 30 seconds.
+LEASE_S: Final = 2.0
+
+
+def demo_checker(url: str) -> AbstractIdempotentChecker:
+    """The checker of a URL.
+
+    Raises:
+        ConfigurationError: no such checker, or one that cannot outlive a killed process.
+        MissingExtraError: its driver is not installed.
+    """
+    if url.startswith("memory://"):
+        raise ConfigurationError(
+            "memory:// forgets its keys with the process that the demo kills; give it a database or Redis"
+        )
+    if is_redis(url):
+        return checker_from_url(url, prefix=PREFIX, lease_s=LEASE_S)
+    if url.startswith(TRANSACTIONAL):
+        return TransactionalSqlChecker(demo_engine(url.removeprefix(TRANSACTIONAL)), table=KEYS_TABLE)
+    return SqlChecker(demo_engine(url), table=KEYS_TABLE, lease_s=LEASE_S)

@@ -1,0 +1,113 @@
+"""The whole run: the same flights, deliveries and kills for both consumers, and the comparison with the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from idempotent.claims import Guarantee
+from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, read_bookings
+from idempotent.demo.broker import FlightBroker
+from idempotent.demo.consumers import Job
+from idempotent.demo.flights import read_flights
+from idempotent.demo.report import Report, VariantReport
+from idempotent.demo.schedule import delivery_order, kill_points
+from idempotent.demo.settings import Settings
+from idempotent.demo.stores import Stores
+from idempotent.demo.supervisor import ConsumerEndedError, Supervisor
+from idempotent.demo.truth import compare
+
+_STALLED_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.1
+
+
+class Run:
+    """One run of the demo.
+
+    Args:
+        settings: how much of everything.
+        stores: prepared.
+        folder: for the consumers' logs.
+    """
+
+    def __init__(self, settings: Settings, stores: Stores, folder: Path) -> None:
+        self.settings: Final = settings
+        self.stores: Final = stores
+        flights = list(read_flights(settings.flights))
+        order = delivery_order(len(flights), duplicates=settings.duplicates, seed=settings.seed)
+        kills = kill_points(len(order), kills=settings.kills, seed=settings.seed)
+
+        def supervisor(name: str, job: Job) -> Supervisor:
+            broker = FlightBroker(flights, order, seed=settings.seed)
+            log = folder / f"{name.replace(' ', '-')}.log"
+            return Supervisor(name, job, broker, kills, seed=settings.seed, log=log)
+
+        batch = settings.batch_size
+        self.with_checker: Final = supervisor(
+            "with the checker", Job(stores.checker_url, stores.with_checker, WITH_CHECKER, batch)
+        )
+        self.without_checker: Final = supervisor(
+            "without a checker", Job(None, stores.without_checker, WITHOUT_CHECKER, batch)
+        )
+
+    @property
+    def supervisors(self) -> tuple[Supervisor, Supervisor]:
+        """Both consumers."""
+        return self.with_checker, self.without_checker
+
+    def deliver(self, on_tick: Callable[[], object]) -> None:
+        """Deliver everything to both consumers, side by side.
+
+        Args:
+            on_tick: called often meanwhile.
+
+        Raises:
+            ConsumerEndedError: a consumer ended, or got nowhere for a minute.
+        """
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            running = [pool.submit(each.run) for each in self.supervisors]
+            last, since = -1, time.monotonic()
+            try:
+                while not all(future.done() for future in running):
+                    on_tick()
+                    time.sleep(_LOOK_EVERY_S)
+                    answered = sum(each.broker.outcomes.total() for each in self.supervisors)
+                    if answered != last:
+                        last, since = answered, time.monotonic()
+                    elif time.monotonic() - since > _STALLED_S:
+                        raise ConsumerEndedError(self._why_stalled())
+                    for future in running:
+                        if future.done():
+                            future.result()
+            finally:
+                for each in self.supervisors:
+                    each.stop()
+            for future in running:
+                future.result()
+        on_tick()
+
+    def compare(self) -> Report:
+        """Read both tables, and the data set once more, by itself, and compare them row by row."""
+        truth = list(read_flights(self.settings.flights))
+        leased = self.stores.guarantee is not Guarantee.TRANSACTIONAL
+        explained = self.with_checker.broker.in_hand_at_crash if leased else None
+        stores = self.stores
+        return Report(
+            settings=self.settings,
+            stores=stores,
+            with_checker=VariantReport.of(
+                self.with_checker,
+                compare(truth, read_bookings(stores.with_checker, WITH_CHECKER), explained=explained),
+            ),
+            without_checker=VariantReport.of(
+                self.without_checker,
+                compare(truth, read_bookings(stores.without_checker, WITHOUT_CHECKER)),
+            ),
+        )
+
+    def _why_stalled(self) -> str:
+        words = [f"{each.name}: {each.last_words()}" for each in self.supervisors if not each.broker.finished]
+        return f"nothing was acknowledged for {_STALLED_S:.0f} s. {'; '.join(words)}"

@@ -1,0 +1,136 @@
+"""One consumer's life: started, served with deliveries, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from idempotent.demo.broker import FlightBroker
+from idempotent.demo.consumers import Job
+from idempotent.demo.pipe import Reply, Request, receive, send
+from idempotent.errors import IdempotentError
+
+_FIRST_GUESS_S: Final = 0.05
+_LAST_LINES: Final = 3
+
+
+class ConsumerEndedError(IdempotentError):
+    """The consuming process ended by itself."""
+
+
+class Supervisor:
+    """Runs one consumer until its broker has nothing left.
+
+    Args:
+        name: for people.
+        job: what the consumer is told.
+        broker: what it is served from.
+        kills: after how many deliveries it is killed, ascending.
+        seed: decides how long after its last delivery each kill comes.
+        log: file for what the consuming processes print.
+    """
+
+    def __init__(
+        self, name: str, job: Job, broker: FlightBroker, kills: Sequence[int], *, seed: int, log: Path
+    ) -> None:
+        self.name: Final = name
+        self.job: Final = job
+        self.broker: Final = broker
+        self.crashes = 0
+        self.seconds = 0.0
+        self._kills = list(kills)
+        self._rng = random.Random(f"moments {seed}")
+        self._log = log
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Serve and kill, until everything is acknowledged or `stop` is called.
+
+        Raises:
+            ConsumerEndedError: the consumer ended before its time.
+        """
+        started = time.monotonic()
+        while not self.broker.finished and not self._stopped.is_set():
+            with self._consumer() as child:
+                killed = self._serve(child, started)
+                if self.broker.finished:
+                    child.wait()
+            if killed:
+                self.crashes += 1
+                self.broker.crash()
+            elif not self._stopped.is_set() and (child.returncode or not self.broker.finished):
+                raise ConsumerEndedError(
+                    f"the consumer {self.name} ended by itself with code {child.returncode}: {self.last_words()}"
+                )
+        self.seconds = time.monotonic() - started
+
+    def stop(self) -> None:
+        """End it now, from another thread."""
+        self._stopped.set()
+        if self._child is not None:
+            self._child.kill()
+
+    def last_words(self) -> str:
+        """The end of what the consuming processes printed, as one line."""
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        return " / ".join(lines[-_LAST_LINES:]) or "it printed nothing"
+
+    def _serve(self, child: subprocess.Popen[bytes], started: float) -> bool:
+        """Answer the consumer's requests; True once it has been killed, False when it hangs up."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            send(child.stdin, self.job)
+            while True:
+                request: Request = receive(child.stdout)
+                self.broker.take(request.answers)
+                parcels = self.broker.deliver(request.limit)
+                send(child.stdin, Reply(parcels, self.broker.finished))
+                if parcels and self._kills and self.broker.delivered >= self._kills[0]:
+                    # Nothing that it says from now on is heard: a dead consumer's acknowledgements are lost.
+                    time.sleep(self._moment_s(started))
+                    del self._kills[0]
+                    child.kill()
+                    return True
+        except (EOFError, BrokenPipeError):
+            return False
+
+    def _moment_s(self, started: float) -> float:
+        """From now to the kill: it may meet the batch before its claim, half-way, or booked but not acknowledged."""
+        answered = self.broker.outcomes.total()
+        if not answered:
+            return _FIRST_GUESS_S
+        batch_s = (time.monotonic() - started) / answered * self.job.batch_size
+        return self._rng.uniform(0.0, 2.0) * batch_s
+
+    @contextmanager
+    def _consumer(self) -> Iterator[subprocess.Popen[bytes]]:
+        """A new consuming process, dead at the end."""
+        with self._log.open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "idempotent.demo.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # what can be imported here
+                start_new_session=True,  # Ctrl-C is for this process alone
+            )
+        self._child = child
+        try:
+            if self._stopped.is_set():
+                child.kill()
+            yield child
+        finally:
+            child.kill()
+            # Closing flushes what the dead process never read.
+            with suppress(BrokenPipeError), child:
+                pass

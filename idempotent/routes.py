@@ -1,0 +1,52 @@
+"""Which consumer gets a worker's messages, and whether that can work at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from idempotent.consumer import Consumer
+from idempotent.errors import ConfigurationError
+from idempotent.policy import OnExpiredLease
+from idempotent.registry import Registry
+
+
+def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -> Mapping[str, Consumer]:
+    """The consumers that a worker serves, by subject.
+
+    Args:
+        registry: where they are; all of it is checked.
+        names: which of them, as `subject:group`; None: all.
+        batch_size: how many messages the worker wants to process together.
+
+    Raises:
+        ConfigurationError: no consumers, unknown names, two groups of one subject, or `on_expired_lease` other than
+            `retry` with batches.
+    """
+    registry.check()
+    known = registry.consumers
+    unknown = sorted(set(names or ()) - set(known))
+    if unknown:
+        raise ConfigurationError(
+            f"no consumer is named {', '.join(unknown)}; known: {', '.join(sorted(known)) or 'none'}"
+        )
+    by_subject: dict[str, Consumer] = {}
+    for name, consumer in known.items():
+        if names is not None and name not in names:
+            continue
+        other = by_subject.setdefault(consumer.subject, consumer)
+        if other is not consumer:
+            # A delivery is settled once, and a queue, a durable subscription or a group.id belongs to one group.
+            raise ConfigurationError(
+                f"{other.name} and {name} consume the same subject: a worker serves one group of a subject. Run one "
+                f"worker for each, with consumers=[{other.name!r}] and consumers=[{name!r}]"
+            )
+        if batch_size > 1 and consumer.options.on_expired_lease is not OnExpiredLease.RETRY:
+            raise ConfigurationError(
+                f"{name}: on_expired_lease other than 'retry' cannot go with batch_size={batch_size}: when a process "
+                "dies, nobody knows which messages of its batch ran; use batch_size=1"
+            )
+    if not by_subject:
+        raise ConfigurationError(
+            "there is no consumer to serve; is the module imported that has the @consumer?"
+        )
+    return by_subject

@@ -1,0 +1,40 @@
+"""For tests of checkers and consumers: the checker contract, crash points, and a generator of duplicates."""
+
+from __future__ import annotations
+
+import sys
+
+if "pytest" in sys.modules:
+    # So that a failing assert of the contract shows its values; before the modules are imported.
+    sys.modules["pytest"].register_assert_rewrite(
+        *(
+            f"{__name__}.contract_{part}"
+            for part in (
+                "base",
+                "claims",
+                "content",
+                "failures",
+                "gc",
+                "groups",
+                "keys",
+                "leases",
+                "races",
+                "transactions",
+            )
+        )
+    )
+
+from idempotent.testing.contract import CheckerContract
+from idempotent.testing.contract_base import Capability
+from idempotent.testing.crashpoints import CrashPlan, around, crash_points, reach
+from idempotent.testing.duplicates import with_duplicates
+
+__all__ = [
+    "Capability",
+    "CheckerContract",
+    "CrashPlan",
+    "around",
+    "crash_points",
+    "reach",
+    "with_duplicates",
+]

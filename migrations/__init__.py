@@ -1,0 +1,22 @@
+"""Create, change, check and remove the deduplication tables.
+
+Either the library runs the migrations (`upgrade`), or the application's own Alembic history does
+(`create_dedup_table`, `drop_dedup_table`). A checker never creates or alters tables by itself.
+"""
+
+from idempotent.migrations.autogenerate import ignore_dedup_tables
+from idempotent.migrations.drift import Drift, DriftKind, check
+from idempotent.migrations.own_history import create_dedup_table, drop_dedup_table
+from idempotent.migrations.runner import current, downgrade, upgrade
+
+__all__ = [
+    "Drift",
+    "DriftKind",
+    "check",
+    "create_dedup_table",
+    "current",
+    "downgrade",
+    "drop_dedup_table",
+    "ignore_dedup_tables",
+    "upgrade",
+]

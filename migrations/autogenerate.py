@@ -1,0 +1,34 @@
+"""Keep an application's autogenerate away from tables that the library manages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from idempotent.schema import DEFAULT_TABLE, failures_name, validate_table_name, version_name
+
+IncludeObject = Callable[[Any, str | None, Any, bool, Any], bool]
+"""The shape of Alembic's ``include_object`` hook: object, name, type, reflected, compare_to."""
+
+
+def ignore_dedup_tables(*tables: str, include_object: IncludeObject | None = None) -> IncludeObject:
+    """Make an ``include_object`` hook under which autogenerate neither creates, alters nor drops our tables.
+
+    Use it in env.py: ``context.configure(..., include_object=ignore_dedup_tables())``.
+    `tables`: the names in use, by default ``deduplicate_tbl``; the tables that go with them are covered too.
+    `include_object`: the application's own hook, asked about everything else.
+
+    Raises ConfigurationError for an invalid name.
+    """
+    ours = {
+        name
+        for table in map(validate_table_name, tables or (DEFAULT_TABLE,))
+        for name in (table, failures_name(table), version_name(table))
+    }
+
+    def hook(item: Any, name: str | None, type_: Any, reflected: bool, compare_to: Any) -> bool:  # noqa: FBT001 - Alembic calls it so
+        if type_ == "table" and name in ours and item.schema is None:
+            return False
+        return include_object is None or include_object(item, name, type_, reflected, compare_to)
+
+    return hook

@@ -1,0 +1,169 @@
+"""Where the tables in a store differ from what they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import URL, Connection, Engine, Index, MetaData, Table, UniqueConstraint, inspect
+from sqlalchemy.engine.reflection import Inspector
+
+from idempotent.errors import SchemaError
+from idempotent.migrations.store import connect
+from idempotent.schema import DEFAULT_TABLE, dedup_tables
+
+_QMQ_COLUMNS = {"id", "k", "update_at"}
+
+
+class DriftKind(Enum):
+    """What is different."""
+
+    FOREIGN_TABLE = "foreign table"
+    MISSING_TABLE = "missing table"
+    MISSING_COLUMN = "missing column"
+    EXTRA_COLUMN = "extra column"
+    TYPE = "type"
+    NULLABLE = "nullability"
+    PRIMARY_KEY = "primary key"
+    MISSING_INDEX = "missing index"
+    EXTRA_UNIQUE = "extra unique constraint"
+    ENGINE = "storage engine"
+
+
+_UNFINISHED = (DriftKind.MISSING_TABLE, DriftKind.MISSING_INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One difference: its kind, the table, the column or index (empty for the table itself), and words."""
+
+    kind: DriftKind
+    table: str
+    name: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        place = f"{self.table}.{self.name}" if self.name else self.table
+        return f"{place}: {self.kind.value}" + (f": {self.detail}" if self.detail else "")
+
+
+def check(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> list[Drift]:
+    """Compare the tables in the store at `target` with what this version of the library expects.
+
+    Empty when they are equal. Reads only. An index that is not unique, or a storage parameter, that somebody
+    added is no drift.
+
+    Raises ConfigurationError for an invalid name or database, and the database's own errors.
+    """
+    metadata = MetaData()
+    dedup_tables(metadata, table)
+    with connect(target) as connection:
+        return compare(connection, metadata)
+
+
+def compare(connection: Connection, metadata: MetaData) -> list[Drift]:
+    """Differences between the tables of `metadata` and those of the same name in the store."""
+    inspector = inspect(connection)
+    existing = set(inspector.get_table_names())
+    present = [name for name in metadata.tables if name in existing]
+    qmq = [name for name in present if _columns(inspector, name) == _QMQ_COLUMNS]
+    found = [Drift(DriftKind.FOREIGN_TABLE, name, detail=_qmq(name)) for name in qmq]
+    found += [
+        Drift(DriftKind.MISSING_TABLE, name, detail="run the migrations")
+        for name in metadata.tables
+        if name not in present
+    ]
+    known = [table for name, table in metadata.tables.items() if name in present and name not in qmq]
+    found += _alembic_differences(connection, metadata, {table.name for table in known})
+    for table in known:
+        found += _other_differences(connection, inspector, table)
+    return found
+
+
+def refuse_foreign(context: MigrationContext, metadata: MetaData) -> None:
+    """Raise SchemaError if a table of that name exists and is anything but what `metadata` says.
+
+    A missing table or index is no reason: MySQL commits each DDL statement, so a killed run leaves a part.
+    Offline (``--sql``) there is nothing to look at.
+    """
+    if context.as_sql or context.connection is None:
+        return
+    wrong = [drift for drift in compare(context.connection, metadata) if drift.kind not in _UNFINISHED]
+    if not wrong:
+        return
+    qmq = next((drift.detail for drift in wrong if drift.kind is DriftKind.FOREIGN_TABLE), None)
+    differences = "; ".join(map(str, wrong))
+    reason = qmq or f"a table in the way is not what the migration would create: {differences}"
+    raise SchemaError(
+        f'{reason}. Nothing was changed. Choose another name with table="...", or rename the table in the way'
+    )
+
+
+def _qmq(name: str) -> str:
+    return f"{name!r} is QMQ's own deduplication table (columns id, k, update_at), not this library's"
+
+
+def _columns(inspector: Inspector, table: str) -> set[str]:
+    return {column["name"].lower() for column in inspector.get_columns(table)}
+
+
+def _alembic_differences(connection: Connection, metadata: MetaData, tables: set[str]) -> Iterator[Drift]:
+    def ours(name: str | None, type_: str, _: Any) -> bool:
+        return type_ != "table" or name in tables
+
+    options = {"include_name": ours, "compare_type": True, "compare_server_default": False}
+    context = MigrationContext.configure(connection, opts=options)
+    for difference in compare_metadata(context, metadata):
+        for step in difference if isinstance(difference, list) else [difference]:
+            drift = _translate(step, connection)
+            if drift is not None and drift.table in tables:
+                yield drift
+
+
+def _translate(step: tuple[Any, ...], connection: Connection) -> Drift | None:
+    """One of Alembic's difference tuples in our words; None for what does no harm or is found elsewhere."""
+
+    def sql(type_: Any) -> str:
+        return str(type_.compile(dialect=connection.dialect))
+
+    match step:
+        case ("add_column", _, table, column):
+            return Drift(DriftKind.MISSING_COLUMN, table, column.name, f"expected {sql(column.type)}")
+        case ("remove_column", _, table, column):
+            return Drift(DriftKind.EXTRA_COLUMN, table, column.name, f"found {sql(column.type)}")
+        case ("modify_type", _, table, column, _, found, expected):
+            return Drift(DriftKind.TYPE, table, column, f"found {sql(found)}, expected {sql(expected)}")
+        case ("modify_nullable", _, table, column, _, _, nullable):
+            found, expected = ("NOT NULL", "NULL") if nullable else ("NULL", "NOT NULL")
+            return Drift(DriftKind.NULLABLE, table, column, f"found {found}, expected {expected}")
+        case ("add_index", index):
+            return Drift(DriftKind.MISSING_INDEX, index.table.name, index.name, _on(index))
+        case ("remove_index", index) if index.unique:
+            return Drift(DriftKind.EXTRA_UNIQUE, index.table.name, index.name, _on(index))
+        case ("remove_constraint", UniqueConstraint() as unique):
+            return Drift(DriftKind.EXTRA_UNIQUE, unique.table.name, str(unique.name or ""), _on(unique))
+    return None
+
+
+def _other_differences(connection: Connection, inspector: Inspector, table: Table) -> Iterator[Drift]:
+    """What Alembic does not compare: the primary key, and on MySQL an engine without transactions."""
+    found = inspector.get_pk_constraint(table.name)["constrained_columns"]
+    expected = [column.name for column in table.primary_key.columns]
+    if found != expected:
+        detail = f"found ({', '.join(found) or 'none'}), expected ({', '.join(expected)})"
+        yield Drift(DriftKind.PRIMARY_KEY, table.name, detail=detail)
+    dialect = connection.dialect.name
+    if dialect in ("mysql", "mariadb"):
+        options: dict[str, Any] = dict(inspector.get_table_options(table.name))
+        engine = str(options.get(f"{dialect}_engine", "unknown"))
+        if engine.lower() != "innodb":
+            yield Drift(DriftKind.ENGINE, table.name, detail=f"found {engine}, expected InnoDB")
+
+
+def _on(index: Index | UniqueConstraint) -> str:
+    return f"on ({', '.join(column.name for column in index.columns)})"

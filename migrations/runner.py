@@ -1,0 +1,115 @@
+"""Run the packaged revisions, without Alembic's process-wide proxies, config files or logging set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final
+
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, MetaData, Table
+
+from idempotent.errors import ConfigurationError, SchemaError
+from idempotent.migrations.drift import refuse_foreign
+from idempotent.migrations.store import connect, exclusive
+from idempotent.migrations.versions import r0001_create_tables as first
+from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
+
+HEAD: Final = "head"
+BASE: Final = "base"
+
+
+def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = HEAD) -> None:
+    """Bring the tables in the store at `target` up to `revision`; no-op when they are there.
+
+    Processes that do it at the same time take turns. Tables that exist already and are exactly what the
+    migration would create (an application's own history made them, or an earlier run was killed half-way)
+    are kept, and the revision is noted.
+
+    Raises SchemaError, having changed nothing, if a table of that name is not ours (QMQ's own, for instance)
+    or the store's revision is newer than this library; ConfigurationError for an invalid name, revision or
+    database; StoreBusyError if another migration does not end; and the database's own errors.
+    """
+    validate_table_name(table)
+    script = scripts()
+    _known(script, revision, HEAD)
+    with exclusive(target, table) as connection:
+        # Private, but what Alembic's own upgrade command calls; its public form needs process-wide proxies.
+        steps = partial(script._upgrade_revs, revision)  # noqa: SLF001
+        run(_context(connection, table, script, steps), table)
+
+
+def downgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = BASE) -> None:
+    """Take the tables in the store at `target` back to `revision`; ``"base"`` removes them and all keys.
+
+    Tables that no `upgrade` has noted (an application's own history made them) are left alone.
+
+    Raises what `upgrade` raises.
+    """
+    validate_table_name(table)
+    script = scripts()
+    _known(script, revision, BASE)
+    with exclusive(target, table) as connection:
+        steps = partial(script._downgrade_revs, revision)  # noqa: SLF001 - as in upgrade
+        context = _context(connection, table, script, steps)
+        if context.get_current_heads():
+            run(context, table)
+        if not context.get_current_heads():
+            Table(version_name(table), MetaData()).drop(connection, checkfirst=True)
+
+
+def current(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> str | None:
+    """Revision that `upgrade` noted in the store at `target`; None if there is none. Reads only.
+
+    Raises ConfigurationError for an invalid name or database, and the database's own errors.
+    """
+    validate_table_name(table)
+    with connect(target) as connection:
+        return MigrationContext.configure(connection, opts=options(table)).get_current_revision()
+
+
+def scripts() -> ScriptDirectory:
+    """The packaged revisions, wherever the package is installed."""
+    return ScriptDirectory(str(files("idempotent.migrations")))
+
+
+def options(table: str) -> dict[str, Any]:
+    """Alembic's options for the history of `table`."""
+    return {"version_table": version_name(table)}
+
+
+def run(context: MigrationContext, table: str) -> None:
+    """Run the steps of `context`. A store without a revision is empty or holds what the first one makes."""
+    if context.as_sql or not context.get_current_heads():
+        refuse_foreign(context, first.tables(table))
+    context.run_migrations(op=Operations(context), table=table)
+
+
+def _context(
+    connection: Connection, table: str, script: ScriptDirectory, steps: Callable[[Any], Any]
+) -> MigrationContext:
+    def steps_from(heads: Any, _: MigrationContext) -> Any:
+        return steps(heads)
+
+    context = MigrationContext.configure(connection, opts={**options(table), "fn": steps_from})
+    known = _revisions(script)
+    for head in context.get_current_heads():
+        if head not in known:
+            raise SchemaError(
+                f"table {table!r} is at revision {head!r}, unknown to this version of idempotent-consumer "
+                f"(it knows {', '.join(known)}): a newer version made it. Nothing was changed"
+            )
+    return context
+
+
+def _known(script: ScriptDirectory, revision: str, end: str) -> None:
+    known = [end, *_revisions(script)]
+    if revision not in known:
+        raise ConfigurationError(f"unknown revision {revision!r}: use one of {', '.join(known)}")
+
+
+def _revisions(script: ScriptDirectory) -> list[str]:
+    return sorted(entry.revision for entry in script.walk_revisions())

@@ -1,0 +1,108 @@
+"""One connection for one migration, held by one process at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
+
+from idempotent.errors import ConfigurationError, StoreBusyError
+
+LOCK_TIMEOUT_S = 60
+"""How long a migration waits for another of the same table, in seconds (SQLite: for the file)."""
+
+_SERVERS = ("mysql", "mariadb", "postgresql")
+# GET_LOCK names are global to the server and have at most 64 characters.
+_MYSQL_LOCK = "SHA1(CONCAT_WS('.', 'idempotent-consumer', DATABASE(), :table))"
+
+
+@contextmanager
+def connect(target: str | URL | Engine) -> Iterator[Connection]:
+    """Connect to `target`. Raises ConfigurationError for a database that has no migrations here."""
+    engine = target if isinstance(target, Engine) else create_engine(target, poolclass=NullPool)
+    dialect = engine.dialect.name
+    if dialect not in (*_SERVERS, "sqlite"):
+        raise ConfigurationError(f"no migrations for {dialect!r}: use MySQL, MariaDB, PostgreSQL or SQLite")
+    with engine.connect() as connection:
+        if dialect in _SERVERS:
+            # A snapshot taken before waiting for the lock would hide what the winner did.
+            connection.execution_options(isolation_level="READ COMMITTED")
+        yield connection
+
+
+@contextmanager
+def exclusive(target: str | URL | Engine, table: str) -> Iterator[Connection]:
+    """Connect, begin, and keep other migrations of `table` out until the block has committed.
+
+    Raises StoreBusyError if another migration holds the lock for longer than LOCK_TIMEOUT_S.
+    """
+    with connect(target) as connection:
+        if connection.dialect.name in ("mysql", "mariadb"):
+            with _mysql_lock(connection, table), connection.begin():
+                yield connection
+        else:
+            with connection.begin():
+                if connection.dialect.name == "postgresql":
+                    _lock_postgresql(connection, table)
+                else:
+                    _lock_sqlite(connection, table)
+                yield connection
+
+
+@contextmanager
+def _mysql_lock(connection: Connection, table: str) -> Iterator[None]:
+    """DDL commits implicitly here, so the lock has to outlive transactions."""
+    name = {"table": table}
+    taken = connection.scalar(
+        text(f"SELECT GET_LOCK({_MYSQL_LOCK}, :timeout_s)"), {**name, "timeout_s": LOCK_TIMEOUT_S}
+    )
+    connection.rollback()
+    if taken != 1:
+        raise _busy(table)
+    try:
+        yield
+    finally:
+        # A lost connection has already given the lock back.
+        if not connection.invalidated:
+            connection.execute(text(f"SELECT RELEASE_LOCK({_MYSQL_LOCK})"), name)
+            connection.rollback()
+
+
+def _lock_postgresql(connection: Connection, table: str) -> None:
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
+    # The schema is part of the name: two applications may keep a table of the same name in two schemas.
+    statement = text(
+        "SELECT pg_advisory_xact_lock(hashtext('idempotent-consumer'), "
+        "hashtext(concat_ws('.', current_schema(), CAST(:table AS text))))"
+    )
+    try:
+        connection.execute(statement, {"table": table})
+    except OperationalError as exc:
+        if getattr(exc.orig, "sqlstate", None) == "55P03":
+            raise _busy(table) from exc
+        raise
+
+
+def _lock_sqlite(connection: Connection, table: str) -> None:
+    # An engine whose "begin" event already said BEGIN has done nothing in that transaction yet.
+    if getattr(connection.connection.dbapi_connection, "in_transaction", False):
+        connection.exec_driver_sql("ROLLBACK")
+    before_ms = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_TIMEOUT_S * 1000}")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except OperationalError as exc:
+        if str(getattr(exc.orig, "sqlite_errorname", "")).startswith("SQLITE_BUSY"):
+            raise _busy(table) from exc
+        raise
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before_ms}")
+
+
+def _busy(table: str) -> StoreBusyError:
+    return StoreBusyError(
+        f"another migration of table {table!r} (SQLite: any other writer of the file) has been running for "
+        f"{LOCK_TIMEOUT_S} s; nothing was changed"
+    )

@@ -1,0 +1,1 @@
+"""The revisions. A released one is never edited; its definitions are its own."""

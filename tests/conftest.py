@@ -1,0 +1,132 @@
+"""Fixtures for the servers that tests talk to."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NoReturn, TypeVar
+
+import pytest
+
+from tests.services import (
+    MYSQL,
+    POSTGRES,
+    REDIS,
+    SERVICES,
+    PrivateMariaDb,
+    PrivatePostgres,
+    PrivateRedis,
+    PrivateServer,
+    Service,
+    ServiceMissingError,
+    ServicePool,
+    is_required,
+    own_database,
+    own_redis_database,
+)
+from tests.stores import ALL, SHARED, SQL, Store, open_store
+
+ServerT = TypeVar("ServerT", bound=PrivateServer)
+POOL = pytest.StashKey[ServicePool]()
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-services",
+        action="store_true",
+        help="fail instead of skip when a server is missing (so it is with CI=true)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    pool = ServicePool()
+    config.stash[POOL] = pool
+    config.add_cleanup(pool.close)
+    # Only the process that hands out the tests has `tx`: its workers share the servers it starts.
+    if config.getoption("tx", None) and not config.getoption("collectonly"):
+        pool.share(SERVICES)
+
+
+@pytest.fixture(scope="session")
+def mysql_url(pytestconfig: pytest.Config) -> Iterator[str]:
+    """`mysql+pymysql://` of an empty utf8mb4 database that only this process uses."""
+    with own_database(_server(pytestconfig, MYSQL), WORKER) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_url(pytestconfig: pytest.Config) -> Iterator[str]:
+    """`postgresql+psycopg://` of an empty database that only this process uses."""
+    with own_database(_server(pytestconfig, POSTGRES), WORKER) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url(pytestconfig: pytest.Config) -> Iterator[str]:
+    """`redis://` of an empty numbered database that only this process uses."""
+    with own_redis_database(_server(pytestconfig, REDIS), WORKER) as url:
+        yield url
+
+
+@pytest.fixture(params=ALL)
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Every store in turn, memory included."""
+    yield from open_store(request.param, request)
+
+
+@pytest.fixture(params=SHARED)
+def shared_store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Every store that processes share, in turn."""
+    yield from open_store(request.param, request)
+
+
+@pytest.fixture(params=SQL)
+def sql_store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Every SQL database, in turn, with an effects table."""
+    yield from open_store(request.param, request)
+
+
+@pytest.fixture
+def private_mariadb(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateMariaDb]]:
+    """`private_mariadb(*options)` starts a server for this test alone, to stop, kill or pause at will."""
+    yield from _private(pytestconfig, PrivateMariaDb)
+
+
+@pytest.fixture
+def private_postgres(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivatePostgres]]:
+    """`private_postgres(*options)`, as `private_mariadb`."""
+    yield from _private(pytestconfig, PrivatePostgres)
+
+
+@pytest.fixture
+def private_redis(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateRedis]]:
+    """`private_redis(*options)`, as `private_mariadb`."""
+    yield from _private(pytestconfig, PrivateRedis)
+
+
+def _server(config: pytest.Config, service: Service) -> str:
+    try:
+        return config.stash[POOL].url(service)
+    except ServiceMissingError as missing:
+        _give_up(config, str(missing))
+
+
+def _private(config: pytest.Config, kind: type[ServerT]) -> Iterator[Callable[..., ServerT]]:
+    missing = kind.missing()
+    if missing is not None:
+        _give_up(config, f"no private {kind.name}: {missing}")
+    with ExitStack() as servers:
+
+        def start(*options: str) -> ServerT:
+            server = kind(*options)
+            servers.callback(server.close)
+            server.start()
+            return server
+
+        yield start
+
+
+def _give_up(config: pytest.Config, reason: str) -> NoReturn:
+    if is_required(os.environ, option=config.getoption("require_services")):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)

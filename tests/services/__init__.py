@@ -1,0 +1,34 @@
+"""Real servers for the tests."""
+
+from tests.services import mariadb, postgres, redis
+from tests.services.mariadb import PrivateMariaDb
+from tests.services.pool import ServicePool
+from tests.services.postgres import PrivatePostgres
+from tests.services.process import PrivateServer, ServerFailedError
+from tests.services.redis import PrivateRedis
+from tests.services.redis_database import own_redis_database
+from tests.services.selection import Service, ServiceMissingError, is_required
+from tests.services.sql import own_database
+
+MYSQL = Service("MySQL or MariaDB", "IDEMPOTENT_TEST_MYSQL_URL", mariadb.IMAGE, PrivateMariaDb)
+POSTGRES = Service("PostgreSQL", "IDEMPOTENT_TEST_POSTGRES_URL", postgres.IMAGE, PrivatePostgres)
+REDIS = Service("Redis", "IDEMPOTENT_TEST_REDIS_URL", redis.IMAGE, PrivateRedis)
+SERVICES = [MYSQL, POSTGRES, REDIS]
+
+__all__ = [
+    "MYSQL",
+    "POSTGRES",
+    "REDIS",
+    "SERVICES",
+    "PrivateMariaDb",
+    "PrivatePostgres",
+    "PrivateRedis",
+    "PrivateServer",
+    "ServerFailedError",
+    "Service",
+    "ServiceMissingError",
+    "ServicePool",
+    "is_required",
+    "own_database",
+    "own_redis_database",
+]

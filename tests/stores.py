@@ -1,0 +1,107 @@
+"""The stores that tests run over: each test gets tables or a prefix of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
+from idempotent.schema import dedup_tables
+
+SQL = ("sqlite", "mysql", "postgres")
+SHARED = (*SQL, "redis")
+ALL = ("memory", *SHARED)
+
+
+@dataclass(frozen=True)
+class Store:
+    """One store, and the checkers over it."""
+
+    kind: str
+    url: str
+    table: str = field(default_factory=lambda: f"dedup_{secrets.token_hex(6)}")
+    opened: ExitStack = field(default_factory=ExitStack)
+
+    def leased(self, **options: Any) -> AbstractIdempotentChecker:
+        if self.kind == "memory":
+            checker: AbstractIdempotentChecker = MemoryChecker(**options)
+        elif self.kind == "redis":
+            from idempotent.checkers import RedisChecker
+
+            checker = RedisChecker(self.url, prefix=f"{self.table}:", **options)
+        else:
+            checker = SqlChecker(self.engine(), table=self.table, **options)
+        self.opened.callback(checker.close)
+        return checker
+
+    def transactional(self, engine: Any = None, **options: Any) -> TransactionalSqlChecker:
+        checker = TransactionalSqlChecker(engine or self.engine(), table=self.table, **options)
+        self.opened.callback(checker.close)
+        return checker
+
+    def engine(self, **options: Any) -> sa.Engine:
+        engine = sa.create_engine(self.url, **options)
+        self.opened.callback(engine.dispose)
+        return engine
+
+    @property
+    def effects(self) -> sa.Table:
+        """A business table without any constraint, so that only the checker protects it."""
+        return sa.Table(
+            f"{self.table}_effects",
+            sa.MetaData(),
+            sa.Column("id", sa.String(100), nullable=False),
+            mysql_engine="InnoDB",
+        )
+
+    def booked(self) -> dict[str, int]:
+        """How often each effect happened."""
+        effects = self.effects
+        engine = sa.create_engine(self.url)
+        with engine.connect() as connection:
+            rows = connection.execute(sa.select(effects.c.id, sa.func.count()).group_by(effects.c.id)).all()
+        engine.dispose()
+        return {str(row[0]): int(row[1]) for row in rows}
+
+
+def open_store(kind: str, request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store of this kind, emptied afterwards."""
+    match kind:
+        case "memory":
+            with (store := Store(kind, "memory://")).opened:
+                yield store
+            return
+        case "redis":
+            with (store := Store(kind, request.getfixturevalue("redis_url"))).opened:
+                yield store
+            return
+        case "sqlite":
+            path = request.getfixturevalue("tmp_path") / "store.db"
+            url = f"sqlite:///{path}"
+        case "mysql":
+            url = request.getfixturevalue("mysql_url")
+        case _:
+            url = request.getfixturevalue("postgres_url")
+    store = Store(kind, url)
+    engine = sa.create_engine(url)
+    if kind == "sqlite":
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    metadata = sa.MetaData()
+    dedup_tables(metadata, store.table)
+    metadata.create_all(engine)
+    store.effects.create(engine)
+    try:
+        yield store
+    finally:
+        store.opened.close()
+        store.effects.drop(engine)
+        metadata.drop_all(engine)
+        engine.dispose()

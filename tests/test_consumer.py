@@ -1,0 +1,360 @@
+"""What `@consumer` promises about one message, over the reference checker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from sqlalchemy.orm import Session
+
+from idempotent import Action, Backoff, Message, Outcome, Registry, current_claim
+from idempotent.checkers import MemoryChecker, SqlChecker
+from idempotent.errors import (
+    ConfigurationError,
+    DeadKeyError,
+    FingerprintMismatchError,
+    MissingKeyError,
+    UndecodableMessageError,
+    UnknownCheckerError,
+)
+from idempotent.observe import Event, counters
+
+registry = Registry()
+
+
+class OutOfStock(Exception):
+    pass
+
+
+class AlreadyShipped(Exception):
+    pass
+
+
+class Ran:
+    """Records what ran, and raises what it is told to."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.messages = []
+
+    def __call__(self, message):
+        self.messages.append(message)
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
+        return len(self.messages)
+
+
+def consumer_of(ran, **options):
+    checker = options.pop("checker", None) or MemoryChecker()
+
+    @Registry().consumer("orders", checker=checker, **options)
+    def handle(message):
+        return ran(message)
+
+    return handle
+
+
+def message(message_id="1", **options):
+    return Message("orders", id=message_id, **options)
+
+
+def test_a_fresh_message_runs_and_its_duplicate_does_not():
+    ran = Ran()
+    consumer = consumer_of(ran)
+    first, second = consumer(message()), consumer(message())
+    assert (first.outcome, first.action, first.value) == (Outcome.PROCESSED, Action.ACK, 1)
+    assert (second.outcome, second.action, second.value) == (Outcome.DUPLICATE, Action.ACK, None)
+    assert len(ran.messages) == 1
+
+
+def test_two_groups_of_one_subject_each_run_the_message_once():
+    checker, ran = MemoryChecker(), Ran()
+    billing = consumer_of(ran, checker=checker, group="billing")
+    shipping = consumer_of(ran, checker=checker, group="shipping")
+    assert [c(message()).outcome for c in (billing, shipping, billing)] == [
+        Outcome.PROCESSED,
+        Outcome.PROCESSED,
+        Outcome.DUPLICATE,
+    ]
+
+
+def test_the_handlers_exception_propagates_after_its_key_was_released():
+    ran = Ran(OutOfStock("none left"))
+    consumer = consumer_of(ran)
+    with pytest.raises(OutOfStock, match="none left"):
+        consumer(message())
+    assert consumer(message()).outcome is Outcome.PROCESSED
+
+
+def test_process_keeps_the_exception_in_the_result():
+    consumer = consumer_of(Ran(OutOfStock("none left")), backoff=Backoff(initial_s=3))
+    result = consumer.process(message())
+    assert (result.outcome, result.action, result.retry_after_s) == (Outcome.FAILED, Action.DELAY, 3)
+    assert isinstance(result.error, OutOfStock)
+
+
+def test_the_backoff_grows_with_the_attempts_and_then_the_message_is_dead():
+    consumer = consumer_of(Ran(*[OutOfStock()] * 9), max_attempts=4, backoff=Backoff(1, 3))
+    results = [consumer.process(message()) for _ in range(5)]
+    assert [r.retry_after_s for r in results] == [1, 2, 3, None, None]
+    assert [r.outcome for r in results] == [Outcome.FAILED] * 3 + [Outcome.DEAD] * 2
+    assert isinstance(results[3].error, OutOfStock)
+    assert isinstance(results[4].error, DeadKeyError)
+    assert "OutOfStock" in str(results[4].error)
+
+
+def test_a_dead_message_is_not_raised_again_when_called():
+    consumer = consumer_of(Ran(OutOfStock()), max_attempts=1)
+    with pytest.raises(OutOfStock):
+        consumer(message())
+    assert consumer(message()).outcome is Outcome.DEAD
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "outcome"),
+    [
+        (AlreadyShipped(), {"idempotent_for": AlreadyShipped}, Outcome.IGNORED),
+        (OutOfStock(), {"retry_for": OutOfStock}, Outcome.FAILED),
+        (OutOfStock(), {"retry_for": (KeyError, OutOfStock)}, Outcome.FAILED),
+        (AlreadyShipped(), {"retry_for": OutOfStock}, Outcome.DEAD),
+        (AlreadyShipped(), {"retry_for": Exception, "idempotent_for": (AlreadyShipped,)}, Outcome.IGNORED),
+        (ExceptionGroup("two", [OutOfStock()]), {"retry_for": OutOfStock}, Outcome.FAILED),
+    ],
+)
+def test_exceptions_are_classified(error, options, outcome):
+    assert consumer_of(Ran(error), **options).process(message()).outcome is outcome
+
+
+def test_an_exception_is_classified_by_what_it_was_raised_from():
+    wrapped = RuntimeError("processor message error")
+    wrapped.__cause__ = ValueError("inner")
+    wrapped.__cause__.__cause__ = AlreadyShipped()
+    consumer = consumer_of(Ran(wrapped), idempotent_for=AlreadyShipped)
+    assert consumer.process(message()).outcome is Outcome.IGNORED
+    assert consumer.process(message()).outcome is Outcome.DUPLICATE
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_what_is_no_exception_frees_the_key_propagates_and_counts_nothing(stop):
+    ran = Ran(stop())
+    consumer = consumer_of(ran, max_attempts=1)
+    with pytest.raises(stop):
+        consumer.process(message())
+    assert consumer.process(message()).outcome is Outcome.PROCESSED
+
+
+@pytest.mark.parametrize("missing", [None, "", b""])
+def test_a_message_without_id_is_rejected_and_does_not_run(missing):
+    ran = Ran()
+    result = consumer_of(ran).process(message(missing))
+    assert (result.outcome, result.action) == (Outcome.REJECTED, Action.DEAD_LETTER)
+    assert isinstance(result.error, MissingKeyError)
+    assert ran.messages == []
+
+
+def test_a_message_without_id_runs_unprotected_where_the_consumer_says_so():
+    ran = Ran()
+    consumer = consumer_of(ran, on_missing_key="process", group="unkeyed")
+    assert [consumer(message(None)).outcome for _ in range(2)] == [Outcome.PROCESSED] * 2
+    assert counters.snapshot()[consumer.name, Event.RAN_WITHOUT_KEY] == 2
+
+
+def test_the_key_expression_names_the_message():
+    ran = Ran()
+    consumer = consumer_of(ran, key=lambda m: m.headers["payment-id"])
+    paid = {"payment-id": "p1"}
+    assert consumer(message("a", headers=paid)).outcome is Outcome.PROCESSED
+    assert consumer(message("b", headers=paid)).outcome is Outcome.DUPLICATE
+    assert isinstance(consumer(message("c")).error, MissingKeyError)
+
+
+def test_a_key_expression_that_fails_rejects_the_message_with_its_cause():
+    consumer = consumer_of(Ran(), key=lambda m: m.json()["id"])
+    result = consumer.process(message(body=b"not json"))
+    assert result.outcome is Outcome.REJECTED
+    assert isinstance(result.error, UndecodableMessageError)
+    assert isinstance(result.error.__cause__, ValueError)
+    assert "not json" not in str(result.error), "bodies stay out of errors"
+
+
+def test_a_key_that_is_neither_text_nor_bytes_is_refused():
+    result = consumer_of(Ran(), key=lambda m: 7).process(message())
+    assert result.outcome is Outcome.REJECTED
+    assert "str or bytes, not int" in str(result.error)
+
+
+def test_text_and_its_utf8_bytes_are_one_key():
+    consumer = consumer_of(Ran())
+    assert consumer(message("é")).outcome is Outcome.PROCESSED
+    assert consumer(message("é".encode())).outcome is Outcome.DUPLICATE
+
+
+def test_other_content_under_the_same_key_is_rejected_with_both_named():
+    consumer = consumer_of(Ran(), fingerprint=lambda m: m.body)
+    assert consumer(message(body=b"10 EUR")).outcome is Outcome.PROCESSED
+    assert consumer(message(body=b"10 EUR")).outcome is Outcome.DUPLICATE
+    result = consumer(message(body=b"99 EUR"))
+    assert (result.outcome, result.action) == (Outcome.REJECTED, Action.DEAD_LETTER)
+    assert isinstance(result.error, FingerprintMismatchError)
+    request, other = (consumer.request(message(body=b)) for b in (b"10 EUR", b"99 EUR"))
+    assert request.fingerprint.hex() in str(result.error)
+    assert other.fingerprint.hex() in str(result.error)
+
+
+@pytest.mark.parametrize("value", [0, None, False, "", [], {"total": 0}])
+def test_a_stored_result_comes_back_as_it_was_even_when_it_is_falsy(value):
+    checker = MemoryChecker()
+
+    @Registry().consumer("orders", checker=checker, store_result=True)
+    def handle(message):
+        return value
+
+    assert handle(message()).value == value
+    again = handle(message())
+    assert (again.outcome, again.value) == (Outcome.DUPLICATE, value)
+    assert type(again.value) is type(value)
+
+
+@pytest.mark.parametrize("value", [object(), "x" * 1_000_001])
+def test_a_result_that_cannot_be_stored_is_no_failure(value, caplog):
+    ran = []
+
+    @Registry().consumer("orders", checker=MemoryChecker(), store_result=True)
+    def handle(message):
+        ran.append(message)
+        return value
+
+    assert handle(message()).outcome is Outcome.PROCESSED
+    assert (handle(message()).outcome, len(ran)) == (Outcome.DUPLICATE, 1)
+    assert "result_not_stored" in caplog.text
+
+
+def test_current_claim_is_the_running_handlers_and_nobody_elses():
+    seen = []
+    consumer = consumer_of(lambda m: seen.append(current_claim()))
+    consumer(message("42"))
+    assert (str(seen[0].key), seen[0].fence > 0, len(seen[0].owner)) == ("orders:default:42", True, 16)
+    with pytest.raises(LookupError):
+        current_claim()
+
+
+def test_the_kill_switch_runs_duplicates_and_says_so(monkeypatch, caplog):
+    monkeypatch.setenv("IDEMPOTENT_DISABLED", "other:x, orders:switched")
+    ran = Ran()
+    consumer = consumer_of(ran, group="switched")
+    assert [consumer(message()).outcome for _ in range(2)] == [Outcome.PROCESSED] * 2
+    assert counters.snapshot()[consumer.name, Event.RAN_DISABLED] == 1
+    assert "consumer_disabled" in caplog.text
+    monkeypatch.setenv("IDEMPOTENT_DISABLED", "")
+    assert consumer_of(ran, checker=consumer.checker, group="switched")(message()).outcome is Outcome.DUPLICATE, (
+        "keys were recorded meanwhile"
+    )
+
+
+def test_the_wrapped_handler_stays_within_reach():
+    ran = Ran()
+    consumer = consumer_of(ran)
+    consumer.__wrapped__(message())
+    consumer.__wrapped__(message())
+    assert len(ran.messages) == 2
+    assert consumer.__name__ == "handle"
+
+
+def test_a_checker_is_found_by_name_and_may_be_overridden():
+    registry = Registry()
+    registry.checker("orders-db", MemoryChecker())
+
+    @registry.consumer("orders", checker="orders-db")
+    def handle(message):
+        return "ran"
+
+    handle(message())
+    with registry.override("orders-db", MemoryChecker()):
+        assert handle(message()).outcome is Outcome.PROCESSED
+    assert handle(message()).outcome is Outcome.DUPLICATE
+
+
+def test_an_unknown_checker_is_an_error_that_lists_the_known():
+    registry = Registry()
+    registry.checker("orders-db", MemoryChecker())
+    registry.checker("mail", "memory://")
+
+    @registry.consumer("orders", checker="order-db")
+    def handle(message):
+        pass
+
+    for use in (lambda: handle(message()), registry.check):
+        with pytest.raises(UnknownCheckerError, match="'order-db'; known: mail, orders-db"):
+            use()
+
+
+def declare(function, **options):
+    options.setdefault("checker", MemoryChecker())
+    return Registry().consumer("orders", **options)(function)
+
+
+async def async_handler(message):
+    pass
+
+
+def generator_handler(message):
+    yield
+
+
+@pytest.mark.parametrize(
+    ("declaration", "said"),
+    [
+        (lambda: declare(async_handler), "not supported yet"),
+        (lambda: declare(generator_handler), "generator"),
+        (lambda: declare(lambda: None), r"must take \(message\)"),
+        (lambda: declare(lambda a, b, c: None), r"must take \(message\)"),
+        (lambda: declare(takes_a_session), "no transaction to share"),
+        (lambda: declare(takes_a_string), "Session or Connection"),
+        (lambda: declare(print_message, on_expired_lease="ask"), "'retry', 'park', or a callable"),
+        (lambda: declare(print_message, on_missing_key="drop"), "'reject', 'process'"),
+        (lambda: declare(print_message, retry_for=("ValueError",)), "exception classes"),
+        (lambda: declare(print_message, max_attempts=0), "at least 1"),
+        (lambda: declare(print_message, batch=True, on_expired_lease="park"), "cannot go with batch"),
+        (lambda: declare(print_message, batch=True, store_result=True), "cannot go with batch"),
+        (lambda: Registry().consumer("", checker=MemoryChecker()), "subject"),
+        (lambda: declare(print_message, checker="nonsense://x"), "URL of a supported database"),
+        (lambda: SqlChecker("sqlite://"), "in-memory"),
+        (lambda: SqlChecker("sqlite:///x.db", table="a; DROP TABLE b"), "table"),
+        (lambda: MemoryChecker(lease_s=0), "lease_s"),
+        (lambda: MemoryChecker(retention_s=-1), "retention_s"),
+        (lambda: Backoff(5, 1), "initial_s <= maximum_s"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_declared(declaration, said):
+    with pytest.raises(ConfigurationError, match=said):
+        declaration()
+
+
+def print_message(message):
+    print(message)
+
+
+def takes_a_session(message, session: Session):
+    pass
+
+
+def takes_a_string(message, session: str):
+    pass
+
+
+def test_one_subject_and_group_has_one_consumer():
+    registry = Registry()
+    registry.consumer("orders", checker=MemoryChecker())(print_message)
+    with pytest.raises(ConfigurationError, match="another"):
+        registry.consumer("orders", checker=MemoryChecker())(print_message)
+
+
+def test_bodies_and_headers_are_not_logged(caplog):
+    caplog.set_level(logging.DEBUG)
+    consumer = consumer_of(Ran(OutOfStock("x")), on_missing_key="process")
+    consumer.process(message(None, body=b"card 4111", headers={"token": "hunter2"}))
+    records = "".join(str(record.__dict__) for record in caplog.records)
+    assert records
+    assert "4111" not in records
+    assert "hunter2" not in records
