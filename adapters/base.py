@@ -98,8 +98,9 @@ class Adapter(ABC):
     def wake(self) -> None:  # noqa: B027 - doing nothing is a good answer
         """Make the `receive` that waits now, or the next one, come back at once with what there is.
 
-        The one method that any thread may call, after `close` too; the Worker does when a handler has finished. The default does
-        nothing, which costs a settlement at most the short `timeout_s` that the Worker allows while handlers run.
+        The one method that any thread may call, after `close` too; the Worker does when a handler has finished.
+        The default does nothing, which costs a settlement at most the short `timeout_s` that the Worker allows
+        while handlers run.
         """
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from idempotent.adapters.base import Delivery
 
 MOST_LOOKS: Final = 5
+# The owner of a key is mostly done long before its lease ends. Five looks cover a lease of 30 seconds.
+_FIRST_LOOK_S: Final = 0.1
+_LOOKS_GROW: Final = 4.0
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +26,10 @@ class Work:
     delivery: Delivery
     consumer: Consumer
     looks: int = 0
+
+    def wait_s(self, longest_s: float) -> float:
+        """Seconds until the next look: soon at first, then less often, and at most `longest_s`."""
+        return min(longest_s, _FIRST_LOOK_S * math.pow(_LOOKS_GROW, min(self.looks, MOST_LOOKS)))
 
     @property
     def held_long_enough(self) -> bool:

@@ -244,7 +244,9 @@ class Worker:
         if self._stopping or work.held_long_enough:
             self._requeue(work)
             return
-        wait_s = STORE_RETRY_S if result.retry_after_s is None else result.retry_after_s
+        longest_s = STORE_RETRY_S if result.retry_after_s is None else result.retry_after_s
+        # A store that is down is not there sooner for being asked.
+        wait_s = work.wait_s(longest_s) if result.outcome is Outcome.IN_PROGRESS else longest_s
         self._holds.add(work, time.monotonic() + wait_s)
 
     def _requeue(self, work: Work) -> None:

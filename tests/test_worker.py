@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -70,11 +69,17 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_it_processes_what_there_is_and_says_what_became_of_it(registry: Registry, broker: MemoryBroker) -> None:
+def test_it_processes_what_there_is_and_says_what_became_of_it(
+    registry: Registry, broker: MemoryBroker
+) -> None:
     effects: list[str] = []
 
     @registry.consumer(
-        SUBJECT, checker=MemoryChecker(), retry_for=TimeoutError, idempotent_for=KeyError, backoff=Backoff(0.01)
+        SUBJECT,
+        checker=MemoryChecker(),
+        retry_for=TimeoutError,
+        idempotent_for=KeyError,
+        backoff=Backoff(0.01),
     )
     def handle(message: Message) -> None:
         if message.id == "harmless":
@@ -437,7 +442,9 @@ def test_a_crash_of_the_adapter_stops_the_worker_but_not_before_the_handlers_are
     assert emptying(registry, broker).run().outcomes == {Outcome.PROCESSED: 4, Outcome.DUPLICATE: 1}
 
 
-def test_messages_of_a_subject_nobody_consumes_are_dead_letters(registry: Registry, broker: MemoryBroker) -> None:
+def test_messages_of_a_subject_nobody_consumes_are_dead_letters(
+    registry: Registry, broker: MemoryBroker
+) -> None:
     class Careless(MemoryAdapter):
         def open(self, consumers: Sequence[Consumer]) -> None:
             super().open(consumers)
@@ -581,12 +588,9 @@ signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.fixture
-def child(request: pytest.FixtureRequest, tmp_path: Path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", program, request.param], stdout=subprocess.PIPE, text=True
-    ) as process:
+def child(request: pytest.FixtureRequest):
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, request.param]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert {process.stdout.readline(), process.stdout.readline()} == {"started 0\n", "started 1\n"}
         yield process

@@ -6,14 +6,17 @@ import builtins
 import math
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
 from idempotent.claims import KeyStatus
-from idempotent.keys import Key
+from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key
 
 if TYPE_CHECKING:
     from idempotent.checkers.memory import Attempts, Entry
+
+# What a long key's text is cut to, before its hash.
+_READABLE: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
 
 
 class MemoryKeyAdmin(KeyAdmin):
@@ -117,12 +120,14 @@ class MemoryKeyAdmin(KeyAdmin):
 
 
 def consumer_of(text: str) -> str:
-    """The consumer in a key's readable text: what stands before the second ':'."""
-    return ":".join(text.split(":", 2)[:2])
+    """The consumer in a key's readable text: what stands before the second ':', as far as long texts go."""
+    return ":".join(text[:_READABLE].split(":", 2)[:2])
 
 
 def _is_meant(record: KeyRecord, selection: KeyFilter) -> bool:
-    if selection.consumer is not None and not record.text.startswith(f"{selection.consumer}:"):
+    if selection.consumer is not None and not record.text.startswith(
+        f"{selection.consumer}:"[:_READABLE]
+    ):
         return False
     if selection.statuses and record.status not in selection.statuses:
         return False

@@ -11,12 +11,13 @@ from idempotent import migrations
 from idempotent.admin import KeyAdmin, KeyFilter
 from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers import SqlChecker, TransactionalSqlChecker
+from idempotent.checkers.memory_admin import consumer_of
 from idempotent.claims import KeyStatus
 from idempotent.cli.durations import seconds, words
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.masking import mask
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.output import console, emit, plain, progress, say
+from idempotent.cli.output import Unit, console, count, emit, plain, progress, say
 from idempotent.cli.output import table as new_table
 from idempotent.cli.stores import admin_of, checker_at, database_at, is_redis
 from idempotent.errors import SchemaError, StoreError
@@ -54,14 +55,16 @@ def doctor(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look for what breaks promises: an unreachable server, a missing or changed table, settings under which a
-    crash forgets keys, keys forgotten before their messages stop coming, keys that wait for a person.
+    """Look at a store for what breaks promises.
+
+    An unreachable server; a missing or changed table; settings under which a crash forgets keys; keys forgotten
+    before their messages stop coming; keys that wait for a person. Reads only.
 
     Exit code 1: there is a warning or an error; 4: the store is unreachable.
-    """  # noqa: D205 - one sentence
+    """
     findings: list[Finding] = []
     unreachable = False
-    with progress(quiet=as_json, counted=False) as bar:
+    with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
         bar.add_task("looking", total=None)
         try:
             with checker_at(url, table=table, prefix=prefix) as checker:
@@ -113,7 +116,7 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
     """How long keys are kept, told by the keys themselves: an unclaimed fence is the time of the claim."""
     shortest: dict[str, float] = {}
     for record in admin.list(KeyFilter(), limit=_SAMPLE):
-        consumer = ":".join(record.text.split(":", 2)[:2])
+        consumer = consumer_of(record.text)
         kept_s = (record.expires_at_us - record.fence) / 1_000_000
         shortest[consumer] = min(kept_s, shortest.get(consumer, kept_s))
     if horizon_s is None:
@@ -144,12 +147,14 @@ def _waiting(admin: KeyAdmin) -> Iterator[Finding]:
     lapsed = sum(stats.lapsed for stats in counted)
     if dead:
         yield Finding(
-            Level.WARNING, f"{dead:,} dead keys wait for a person", "idempotent keys list --status dead"
+            Level.WARNING,
+            f"dead, waiting for a person: {count(dead, 'key')}",
+            "idempotent keys list --status dead",
         )
     if lapsed:
         yield Finding(
             Level.WARNING,
-            f"{lapsed:,} keys in progress have lost their process; their next delivery decides",
+            f"in progress, but their lease has ended: {count(lapsed, 'key')}; the next delivery decides",
             "idempotent keys list --lapsed",
         )
     if not dead and not lapsed:
@@ -169,6 +174,6 @@ def _show(findings: list[Finding], url: str, *, as_json: bool) -> None:
     errors = sum(finding.level is Level.ERROR for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     if errors or warnings:
-        say(f"[bold]{errors} errors, {warnings} warnings.[/bold]")
+        say(f"[bold]{count(errors, 'error')}, {count(warnings, 'warning')}.[/bold]")
     else:
         say("[bold green]Healthy.[/bold green]")

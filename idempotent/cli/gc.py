@@ -8,7 +8,7 @@ import typer
 
 from idempotent.cli.exits import epilog
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.output import emit, progress, say
+from idempotent.cli.output import Unit, count, emit, progress, say
 from idempotent.cli.stores import checker_at
 
 EPILOG = epilog(
@@ -30,13 +30,14 @@ def gc(
     """
     with (
         checker_at(url, table=table, prefix=prefix) as checker,
-        progress(quiet=as_json, counted=False) as bar,
+        progress(Unit.UNBOUNDED, quiet=as_json) as bar,
     ):
         task = bar.add_task("deleting expired keys", total=None)
         deleted = checker.garbage_collect(
-            batch_size=batch_size, on_batch=lambda count: bar.update(task, completed=count)
+            batch_size=batch_size,
+            on_batch=lambda so_far: bar.update(task, description=f"{so_far:,} expired keys deleted"),
         )
     if as_json:
         emit(deleted=deleted)
     else:
-        say(f"[green]Done:[/green] {deleted:,} expired {'key' if deleted == 1 else 'keys'} deleted.")
+        say(f"[green]Done:[/green] {count(deleted, 'expired key')} deleted.")

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord
+from idempotent.claims import KeyStatus
 from idempotent.cli import keys_changes
 from idempotent.cli.exits import epilog
 from idempotent.cli.keys_view import (
@@ -29,7 +30,7 @@ from idempotent.cli.options import (
     TableOption,
     UrlOption,
 )
-from idempotent.cli.output import console, emit, note, plain, progress, say
+from idempotent.cli.output import Unit, console, emit, note, plain, progress, say
 from idempotent.cli.output import table as new_table
 from idempotent.cli.stores import admin_of, checker_at, parsed_key
 
@@ -110,9 +111,7 @@ def show(
         emit(**as_json(record))
         return
     console().print(record_table(record))
-    if not record.status.in_progress and record.last_error is None:
-        return
-    if record.lapsed or not record.status.in_progress:
+    if record.lapsed or record.status is KeyStatus.DEAD:
         quoted = plain(f"'{record.text}'")
         say(f"[dim]It happened:        [/dim]idempotent keys resolve {quoted} --done")
         say(f"[dim]Let it run again:   [/dim]idempotent keys resolve {quoted} --retry")
@@ -123,7 +122,7 @@ def stats(
     url: UrlOption, table: TableOption = None, prefix: PrefixOption = None, json: JsonOption = False
 ) -> None:
     """Count keys by consumer and state."""
-    with checker_at(url, table=table, prefix=prefix) as checker, progress(quiet=json, counted=False) as bar:
+    with checker_at(url, table=table, prefix=prefix) as checker, progress(Unit.UNBOUNDED, quiet=json) as bar:
         bar.add_task("counting", total=None)
         admin = admin_of(checker)
         counted = admin.stats()

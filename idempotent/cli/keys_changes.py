@@ -22,15 +22,13 @@ from idempotent.cli.options import (
     UrlOption,
     YesOption,
 )
-from idempotent.cli.output import emit, note, plain, progress, say
+from idempotent.cli.output import Unit, count, emit, note, plain, progress, say
 from idempotent.cli.prompt import confirm
 from idempotent.cli.stores import admin_of, checker_at, parsed_key
 
 _OptionalKey = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[KEY]", show_default=False, help="One key; or choose many with the options below."
-    ),
+    typer.Argument(metavar="KEY", show_default=False, help="One key; or choose many with the options below."),
 ]
 
 
@@ -181,9 +179,9 @@ def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: boo
     if not total:
         emit(changed=0, left_alone=0) if as_json else say("No such key.")
         return
-    confirm(f"{change.verb} {total:,} keys? {change.warning}", yes=yes)
+    confirm(f"{change.verb} {count(total, 'key')}? {change.warning}", yes=yes)
     changed = left = 0
-    with progress(quiet=as_json) as bar:
+    with progress(Unit.THINGS, quiet=as_json) as bar:
         task = bar.add_task(f"{change.verb.lower()}", total=total)
         for record in admin.list(meant):
             if change.act(admin, record):
@@ -194,7 +192,7 @@ def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: boo
     if as_json:
         emit(changed=changed, left_alone=left)
     else:
-        say(f"[green]Done:[/green] {changed:,} {'key' if changed == 1 else 'keys'} {change.past}.")
+        say(f"[green]Done:[/green] {count(changed, 'key')} {change.past}.")
         if left:
             note(f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile.")
     if left:

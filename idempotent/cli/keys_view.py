@@ -79,11 +79,11 @@ def moment(microseconds: int) -> str:
 
 
 def span(microseconds: int) -> str:
-    """A duration in its greatest unit."""
+    """A duration, rounded to its greatest unit."""
     seconds = abs(microseconds) // _SECOND
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds // size} {unit}"
+            return f"{round(seconds / size)} {unit}"
     return f"{seconds} s"
 
 

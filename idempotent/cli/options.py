@@ -18,8 +18,8 @@ UrlOption: TypeAlias = Annotated[
         envvar=URL_VARIABLE,
         metavar="URL",
         show_default=False,
-        help="Where the keys are: sqlite:///app.db, mysql+pymysql://user:password@host/db, "
-        "postgresql+psycopg://user:password@host/db, redis://host:6379/0.",
+        help="Where the keys are: sqlite:///app.db, mysql+pymysql://user:pw@host/db, "
+        "postgresql+psycopg://user:pw@host/db, redis://host:6379/0.",
     ),
 ]
 TableOption: TypeAlias = Annotated[
@@ -67,7 +67,12 @@ ConsumerOption: TypeAlias = Annotated[
 ]
 StatusOption: TypeAlias = Annotated[
     list[Status] | None,
-    typer.Option("--status", show_default=False, help="Only keys in this state; may be given again."),
+    typer.Option(
+        "--status",
+        metavar="STATE",
+        show_default=False,
+        help="Only keys in this state: in_progress, done or dead; may be given again.",
+    ),
 ]
 LapsedOption: TypeAlias = Annotated[
     bool, typer.Option("--lapsed", help="Only keys in progress whose lease has ended.")

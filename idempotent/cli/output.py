@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, Final
 
 import typer
@@ -17,8 +18,10 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TaskProgressColumn,
     TextColumn,
@@ -90,6 +93,11 @@ def plain(text: str) -> str:
     return escape(mask(text))
 
 
+def count(number: int, thing: str) -> str:
+    """`1 key`, `2 keys`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
     """Say on stderr what went wrong and what to do, without a traceback unless asked for."""
     message = mask(str(error))
@@ -104,7 +112,8 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
     # The command to type stands below the panel, whole on one line: something to copy.
     what, _, todo = message.partition(_TYPE)
     err = console(stderr=True)
-    panel = Panel(Text(what), title=f"[bold]{title}", title_align="left", border_style="red", expand=False)
+    body = Text(what.replace(". Check ", ".\nCheck "))
+    panel = Panel(body, title=f"[bold]{title}", title_align="left", border_style="red", expand=False)
     err.print(panel)
     if todo:
         command, _, more = todo.partition(" (")
@@ -113,24 +122,33 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
             err.print(Text(f"  ({more}", "dim"), soft_wrap=True)
 
 
-@contextmanager
-def progress(*, quiet: bool, counted: bool = True) -> Iterator[Progress]:
-    """A progress bar on stderr; none in a pipe, or where a machine listens.
+class Unit(Enum):
+    """What a progress bar counts."""
 
-    Args:
-        quiet: show none.
-        counted: the end is known.
-    """
+    THINGS = "things"
+    BYTES = "bytes"
+    UNBOUNDED = "unbounded"
+    """Things whose number is not known before."""
+
+
+@contextmanager
+def progress(unit: Unit, *, quiet: bool) -> Iterator[Progress]:
+    """A progress bar on stderr; none in a pipe, nor when `quiet`, because a machine listens."""
     err = console(stderr=True)
-    known = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) if counted else (TimeElapsedColumn(),)
-    bar = Progress(
+    columns: tuple[ProgressColumn, ...] = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    match unit:
+        case Unit.THINGS:
+            columns = (*columns, MofNCompleteColumn())
+        case Unit.BYTES:
+            columns = (*columns, DownloadColumn())
+        case Unit.UNBOUNDED:
+            columns = (TimeElapsedColumn(),)
+    with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        *known,
-        MofNCompleteColumn() if counted else TextColumn("{task.completed:,.0f}"),
+        *columns,
         console=err,
         transient=True,
         disable=quiet or not err.is_terminal,
-    )
-    with bar:
+    ) as bar:
         yield bar

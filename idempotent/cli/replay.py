@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -18,11 +21,12 @@ from idempotent.cli.options import (
     LogLevel,
     LogLevelOption,
 )
-from idempotent.cli.output import emit, note, plain, progress
+from idempotent.cli.output import Unit, count, emit, note, plain, progress
 from idempotent.cli.tally import Tally, show_outcomes
 from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
 
+_SHOWN_REJECTS: Final = 3
 EPILOG = epilog(
     "idempotent replay orders.jsonl shop.consumers:on_paid --checker db=sqlite:///app.db",
     "idempotent replay dump.jsonl.gz shop.consumers:on_paid --id-field order_id --batch-size 500",
@@ -58,11 +62,13 @@ def replay(
     log_level: LogLevelOption = LogLevel.ERROR,
     as_json: JsonOption = False,
 ) -> None:
-    r"""Let one consumer process the messages in a file. Run it again as often as you like: each takes effect once.
+    """Let one consumer process the messages in a file.
+
+    Run it as often as you like: each message takes effect once.
 
     A line is {"id": ..., "body": ..., "headers": {...}, "subject": ...}; the last two may be missing.
-    Lines that are no message, and dead letters, go to the reject file with their line number; the rest goes on.
-    A failed message is tried again after its backoff.
+    Lines that are no message, and dead letters, go to the reject file with their line number; the rest
+    goes on. A failed message is tried again after its backoff.
 
     Exit code 1: something was rejected or is dead.
     """
@@ -70,12 +76,14 @@ def replay(
     try:
         register_checkers(registry, checker or ())
         adapter = FileAdapter(file, subject=consumer.subject, id_field=id_field, rejects=rejects)
+        path = Path(adapter.rejects)
+        before = path.stat().st_size if path.is_file() else 0
 
         def position() -> dict[str, Any]:
             counts = adapter.counts
             return {"completed": counts.bytes_read, "total": counts.bytes_total}
 
-        with progress(quiet=as_json) as bar:
+        with progress(Unit.BYTES, quiet=as_json) as bar:
             log_to(bar.console, log_level.value)
             tally = Tally(bar, bar.add_task("starting", total=None), position)
             worker = Worker(
@@ -101,11 +109,22 @@ def replay(
         more = {"malformed": (counts.malformed, "lines that are no message")}
         show_outcomes(tally, title=f"{file} → {consumer.name}", more=more)
         if rejected:
-            note(
-                f"[yellow]{rejected:,} {'line' if rejected == 1 else 'lines'} in {plain(adapter.rejects)}[/yellow]"
-            )
+            _show_rejects(adapter.rejects, before, rejected)
     if not adapter.finished:
         note("[yellow]Stopped before the end.[/yellow] The same command goes on: what is done is skipped.")
         raise typer.Exit(ExitCode.INTERRUPTED)
     if rejected:
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _show_rejects(path: str, before: int, number: int) -> None:
+    """Say where the rejected lines of this run are, and what is wrong with the first of them."""
+    note(f"[yellow]{count(number, 'line')} rejected, see {plain(path)}[/yellow]")
+    with Path(path).open("rb") as rejects:
+        # It is appended to, by every run.
+        rejects.seek(before)
+        for line in islice(rejects, _SHOWN_REJECTS):
+            record = json.loads(line)
+            note(f"  {plain(record['file'])}:{record['line']}: {plain(record['reason'])}")
+    if number > _SHOWN_REJECTS:
+        note("  ...")

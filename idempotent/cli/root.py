@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -12,6 +12,7 @@ import idempotent
 from idempotent.cli import demo, doctor, gc, keys, migrate, replay, run
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.output import note, show_error
+from idempotent.cli.prose import flow, paragraphs
 from idempotent.errors import IdempotentError
 
 
@@ -46,9 +47,16 @@ class Root(TyperGroup):
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
+_HELP: Final = """The effect of every message happens once, although brokers deliver at least once.
+
+A [bold]checker[/bold] keeps the [bold]keys[/bold] of what was processed in a store: a table of MySQL, MariaDB,
+PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all commands, as IDEMPOTENT_URL.
+"""
+
 app = typer.Typer(
     name="idempotent",
     cls=Root,
+    help=paragraphs(_HELP),
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -79,11 +87,7 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """The effect of every message happens once, although brokers deliver at least once.
-
-    A [bold]checker[/bold] keeps the [bold]keys[/bold] of what was processed in a store: a table of MySQL, MariaDB,
-    PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all commands, as IDEMPOTENT_URL.
-    """
+    """Set what every command heeds."""
     del version
     ctx.obj = Settings(debug=debug)
 
@@ -94,10 +98,11 @@ def _words(ctx: Any) -> list[str]:
     return [*first, *ctx.args]
 
 
-app.command("demo")(demo.demo)
+app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(keys.app, name="keys")
 app.command("gc", epilog=gc.EPILOG)(gc.gc)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+flow(app)

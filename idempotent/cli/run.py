@@ -18,7 +18,7 @@ from idempotent.cli.options import (
     LogLevel,
     LogLevelOption,
 )
-from idempotent.cli.output import emit, note, plain, progress
+from idempotent.cli.output import Unit, emit, note, plain, progress
 from idempotent.cli.tally import Tally, show_outcomes
 from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
@@ -66,7 +66,7 @@ def run(
     try:
         register_checkers(registry, checker or ())
         adapter = adapter_from_url(broker)
-        with progress(quiet=as_json, counted=False) as bar:
+        with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
             log_to(bar.console, log_level.value)
             tally = Tally(bar, bar.add_task("waiting for messages", total=None))
             worker = Worker(registry, adapter, concurrency, batch_size, drain_timeout, on_result=tally)

@@ -63,6 +63,11 @@ class FlightBroker:
         """Everything is delivered and acknowledged."""
         return not self._unsettled and not self._again and self._next == len(self._order)
 
+    @property
+    def answered(self) -> int:
+        """Deliveries that the consumer said something about, except that it gives them back."""
+        return self.outcomes.total()
+
     def deliver(self, limit: int) -> list[Parcel]:
         """The next deliveries, at most `limit`."""
         parcels: list[Parcel] = []

@@ -74,7 +74,7 @@ class Run:
                 while not all(future.done() for future in running):
                     on_tick()
                     time.sleep(_LOOK_EVERY_S)
-                    answered = sum(each.broker.outcomes.total() for each in self.supervisors)
+                    answered = sum(each.broker.answered for each in self.supervisors)
                     if answered != last:
                         last, since = answered, time.monotonic()
                     elif time.monotonic() - since > _STALLED_S:

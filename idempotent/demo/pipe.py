@@ -44,7 +44,10 @@ def receive(pipe: IO[bytes]) -> Any:
     Raises:
         EOFError: the other end is closed.
     """
-    return pickle.load(pipe)  # noqa: S301 - see `send`
+    try:
+        return pickle.load(pipe)  # noqa: S301 - see `send`
+    except pickle.UnpicklingError as error:
+        raise EOFError("the other end died in the middle of a word") from error
 
 
 class PipeAdapter(Adapter):

@@ -14,6 +14,7 @@ from idempotent.demo.supervisor import Supervisor
 from idempotent.outcomes import Outcome
 
 _LINE_EVERY_S: Final = 5.0
+_WIDE: Final = 110
 
 
 @contextmanager
@@ -28,16 +29,18 @@ def progress(console: Console, supervisors: Sequence[Supervisor]) -> Iterator[Ca
 
 @contextmanager
 def _bars(console: Console, supervisors: Sequence[Supervisor]) -> Iterator[Callable[[], None]]:
+    skipped = "duplicates skipped" if console.width >= _WIDE else "skipped"
     columns = (
-        TextColumn("[bold]{task.description:17}"),
-        BarColumn(bar_width=20),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
         TaskProgressColumn(),
-        TextColumn("{task.completed:>9,.0f} delivered [cyan]{task.fields[speed]:>7,.0f}/s[/cyan]"),
-        TextColumn("[green]{task.fields[skipped]:>7,} duplicates skipped"),
-        TextColumn("[red]{task.fields[crashes]} crashes"),
+        TextColumn("{task.completed:>7,.0f} delivered"),
+        TextColumn("[cyan]{task.fields[speed]:>6,.0f}/s"),
+        TextColumn(f"[green]{{task.fields[skipped]:>6,}} {skipped}"),
+        TextColumn("[red]{task.fields[crashes]:>2} crashes"),
     )
     began = time.monotonic()
-    with Progress(*columns, console=console) as bars:
+    with Progress(*columns, console=console, expand=console.width < _WIDE) as bars:
         tasks = [
             (bars.add_task(each.name, total=each.broker.expected, speed=0.0, skipped=0, crashes=0), each)
             for each in supervisors

@@ -98,13 +98,21 @@ def _verdict(report: Report) -> list[Text]:
         )
     else:
         lines.append(_failure(report.with_checker))
+    unheard = compared.booked.flights - report.with_checker.processed
+    if compared.equal and unheard:
+        lines.append(
+            Text(
+                f"    {unheard:,} of them were booked just before a kill that lost the acknowledgement, came again, "
+                "and were skipped."
+            )
+        )
     naive = report.without_checker.comparison
     lines.append(Text(f"    Without it {naive.repeated:,} bookings are repeated and {naive.lost:,} lost."))
     seconds = max(report.with_checker.seconds, report.without_checker.seconds)
     lines.append(
         Text(
             f"    {report.with_checker.delivered / report.with_checker.seconds:,.0f} deliveries a second "
-            f"with the checker, {seconds:.0f} s in all.",
+            f"with the checker; everything delivered in {seconds:.0f} s.",
             "dim",
         )
     )

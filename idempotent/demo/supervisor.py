@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,8 @@ from idempotent.demo.consumers import Job
 from idempotent.demo.pipe import Reply, Request, receive, send
 from idempotent.errors import IdempotentError
 
-_FIRST_GUESS_S: Final = 0.05
+_FIRST_GUESS_S: Final = 0.01
+_HUNG_UP_S: Final = 10.0
 _LAST_LINES: Final = 3
 
 
@@ -59,19 +61,27 @@ class Supervisor:
             ConsumerEndedError: the consumer ended before its time.
         """
         started = time.monotonic()
-        while not self.broker.finished and not self._stopped.is_set():
+        while not self._done:
             with self._consumer() as child:
-                killed = self._serve(child, started)
-                if self.broker.finished:
-                    child.wait()
-            if killed:
+                if killed := self._serve(child):
+                    child.kill()
+                else:
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(_HUNG_UP_S)
+            if killed and child.returncode == -signal.SIGKILL:
                 self.crashes += 1
                 self.broker.crash()
-            elif not self._stopped.is_set() and (child.returncode or not self.broker.finished):
+            elif child.returncode or not self._done:
+                if self._stopped.is_set():
+                    return
                 raise ConsumerEndedError(
                     f"the consumer {self.name} ended by itself with code {child.returncode}: {self.last_words()}"
                 )
         self.seconds = time.monotonic() - started
+
+    @property
+    def _done(self) -> bool:
+        return self.broker.finished or self._stopped.is_set()
 
     def stop(self) -> None:
         """End it now, from another thread."""
@@ -84,32 +94,32 @@ class Supervisor:
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         return " / ".join(lines[-_LAST_LINES:]) or "it printed nothing"
 
-    def _serve(self, child: subprocess.Popen[bytes], started: float) -> bool:
-        """Answer the consumer's requests; True once it has been killed, False when it hangs up."""
+    def _serve(self, child: subprocess.Popen[bytes]) -> bool:
+        """Answer the consumer's requests; True when it is time to kill it, False when it hangs up."""
         assert child.stdin is not None
         assert child.stdout is not None
         try:
             send(child.stdin, self.job)
+            request: Request = receive(child.stdout)
+            began, answered_before = time.monotonic(), self.broker.answered
             while True:
-                request: Request = receive(child.stdout)
                 self.broker.take(request.answers)
                 parcels = self.broker.deliver(request.limit)
                 send(child.stdin, Reply(parcels, self.broker.finished))
                 if parcels and self._kills and self.broker.delivered >= self._kills[0]:
                     # Nothing that it says from now on is heard: a dead consumer's acknowledgements are lost.
-                    time.sleep(self._moment_s(started))
                     del self._kills[0]
-                    child.kill()
+                    time.sleep(
+                        self._moment_s(time.monotonic() - began, self.broker.answered - answered_before)
+                    )
                     return True
+                request = receive(child.stdout)
         except (EOFError, BrokenPipeError):
             return False
 
-    def _moment_s(self, started: float) -> float:
+    def _moment_s(self, served_s: float, answered: int) -> float:
         """From now to the kill: it may meet the batch before its claim, half-way, or booked but not acknowledged."""
-        answered = self.broker.outcomes.total()
-        if not answered:
-            return _FIRST_GUESS_S
-        batch_s = (time.monotonic() - started) / answered * self.job.batch_size
+        batch_s = served_s / answered * self.job.batch_size if answered else _FIRST_GUESS_S
         return self._rng.uniform(0.0, 2.0) * batch_s
 
     @contextmanager

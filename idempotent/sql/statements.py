@@ -14,6 +14,12 @@ from idempotent.sql.dialects import Conflict, SqlDialect
 
 _IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _LIMIT_BEFORE: Final = "idempotent.lock_timeout"
+# The limit is undone by the statement itself, because the handler's statements have one of their own. The count
+# makes sure that every row has been inserted before.
+_UNLIMITED: Final = (
+    "SELECT i.key_hash, i.fence FROM i CROSS JOIN (SELECT set_config('lock_timeout',"
+    f" current_setting('{_LIMIT_BEFORE}'), true) FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r"
+)
 ROW: Final = "key_hash, status, owner, fence, lease_until, fingerprint, result"
 
 
@@ -103,21 +109,15 @@ class Statements:
         blob = self._dialect.blob
         lease = "CAST(NULL AS BIGINT)" if self._lease_us is None else f"c.n + {self._lease_us}"
         values = ", ".join(["(?, ?, ?, ?)"] * rows)
-        limit, unlimit = "", ""
-        if wait_s is not None and self._dialect.name == "postgresql":
-            # In the statement itself, because SET LOCAL costs a round trip, and undone by it, because the
-            # handler's statements have a limit of their own. CASE fixes the order.
-            limit = (
-                f" WHERE CASE WHEN set_config('{_LIMIT_BEFORE}', current_setting('lock_timeout'), true) IS NOT NULL"
-                f" THEN set_config('lock_timeout', '{max(int(wait_s * 1000), 1)}ms', true) IS NOT NULL END"
-            )
-            unlimit = f", set_config('lock_timeout', current_setting('{_LIMIT_BEFORE}'), true)"
-        return (
-            f"WITH v(h, t, o, f) AS (VALUES {values}), c(n) AS (SELECT {self._dialect.now_us}{limit}) {into}"
-            f" SELECT c.n, CAST(v.h AS {blob}), v.t, {status:d}, CAST(v.o AS {blob}), {lease},"
+        bounded = wait_s is not None and self._dialect.name == "postgresql"
+        limit = _postgresql_limit(wait_s) if bounded and wait_s is not None else ""
+        ctes = f"WITH v(h, t, o, f) AS (VALUES {values}), c(n) AS (SELECT {self._dialect.now_us}{limit})"
+        insert = (
+            f"{into} SELECT c.n, CAST(v.h AS {blob}), v.t, {status:d}, CAST(v.o AS {blob}), {lease},"
             f" CAST(v.f AS {blob}), c.n, c.n + {self._retention_us}"
-            f" FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence{unlimit}"
+            " FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
         )
+        return f"{ctes}, i AS ({insert}) {_UNLIMITED}" if bounded else f"{ctes} {insert}"
 
     def _read(self, keys: int, *, locking: bool) -> str:
         lock = self._dialect.locking_read if locking else ""
@@ -156,3 +156,11 @@ class Statements:
 
 def _list(count: int) -> str:
     return f"({', '.join('?' * count)})"
+
+
+def _postgresql_limit(wait_s: float) -> str:
+    """A condition that is always true and sets lock_timeout, without the round trip of SET LOCAL; CASE fixes the order."""
+    return (
+        f" WHERE CASE WHEN set_config('{_LIMIT_BEFORE}', current_setting('lock_timeout'), true) IS NOT NULL"
+        f" THEN set_config('lock_timeout', '{max(int(wait_s * 1000), 1)}ms', true) IS NOT NULL END"
+    )

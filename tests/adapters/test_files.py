@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 import time
@@ -125,7 +124,9 @@ def test_where_rejects_cannot_be_written_nothing_is_settled(lines: Path, tmp_pat
     adapter.close()
 
 
-def test_a_failed_message_comes_again_after_its_delay_and_the_file_is_not_finished_before(lines: Path) -> None:
+def test_a_failed_message_comes_again_after_its_delay_and_the_file_is_not_finished_before(
+    lines: Path,
+) -> None:
     now = [100.0]
     lines.write_text('{"id": 1}\n{"id": 2}\n')
     adapter = opened(lines, clock=lambda: now[0])
@@ -279,6 +280,6 @@ def test_a_file_url_has_options_and_may_be_relative(lines: Path, monkeypatch: py
     for url in (f"file://{lines}", f"file://localhost{lines}", "file://orders.jsonl"):
         adapter = adapter_from_url(f"{url}?id_field=order&max_line_bytes=10")
         assert isinstance(adapter, FileAdapter)
-        assert os.path.samefile(Path(adapter.path).parent, lines.parent)
+        assert Path(adapter.path).parent.samefile(lines.parent)
     with pytest.raises(ConfigurationError, match="unknown option 'field'"):
         adapter_from_url("file:///x?field=order")

@@ -1,0 +1,30 @@
+"""Mail is no database: a leased checker, and a person decides about the mail nobody knows the fate of."""
+
+from idempotent import Backoff, Message, Outcome, Registry, current_claim
+from idempotent.checkers import SqlChecker
+from idempotent.migrations import upgrade
+
+upgrade("sqlite:///mail.db")
+registry = Registry()
+registry.checker("keys", SqlChecker("sqlite:///mail.db", lease_s=30))
+sent = []
+
+
+@registry.consumer(
+    "mail",
+    group="smtp",
+    checker="keys",
+    on_expired_lease="park",
+    retry_for=(ConnectionError,),
+    backoff=Backoff(initial_s=5),
+)
+def send(message: Message) -> None:
+    # The receiving side can drop what it has seen: the token is the same for every delivery of this message.
+    sent.append({"Idempotency-Key": current_claim().key.token, "body": message.body})
+
+
+results = send.process_many([Message("mail", b"hello", id=mail) for mail in ("m1", "m2", "m1")])
+print([result.outcome.value for result in results])
+assert [result.outcome for result in results] == [Outcome.PROCESSED, Outcome.PROCESSED, Outcome.DUPLICATE]
+assert len(sent) == 2
+registry.close()

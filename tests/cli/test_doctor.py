@@ -1,0 +1,157 @@
+"""`idempotent doctor`: each thing that breaks a promise is found, and a healthy store is called so."""
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from tests.cli.support import BILLING, at, dead, done, fill
+from tests.stores import open_store
+
+
+def problems(answer):
+    return [line for line in answer.lines if line["level"] != "ok"]
+
+
+@pytest.fixture
+def own(sql_store):
+    """An engine on a store's database."""
+    engine = create_engine(sql_store.url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_healthy_store_is_called_so(cli, kind, request):
+    for store in open_store(kind, request):
+        if kind == "postgres" and _postgres_is_unsafe(store.url):
+            pytest.skip("this server runs without fsync")
+        done(store, BILLING.key("1"))
+        answer = cli("doctor", *at(store))
+        assert answer.code == 0, answer.out
+        assert "Healthy" in answer.out
+        assert "is as this version needs it" in answer.out
+
+
+def test_what_is_wrong_with_the_keys_is_found_on_every_store(cli, store):
+    fill(store)
+    answer = cli("doctor", *at(store), "--json")
+    assert answer.code == 1
+    said = " ".join(line["what"] for line in problems(answer))
+    assert "dead, waiting for a person: 2 keys" in said
+    assert "their lease has ended: 1 key" in said
+
+
+def test_retention_shorter_than_the_redelivery_horizon_is_an_error(cli, store):
+    done(store, BILLING.key("1"), retention_s=3600.0)
+    answer = cli("doctor", *at(store), "--redelivery-horizon", "7d", "--json")
+    assert answer.code == 1
+    (found,) = [line for line in problems(answer) if "keys are kept" in line["what"]]
+    assert found["level"] == "error"
+    assert found["what"].startswith("orders.paid:billing: keys are kept for 60 min, but")
+    assert "retention_s=604800" in found["hint"]
+    enough = cli("doctor", *at(store), "--redelivery-horizon", "1h", "--json")
+    assert not [line for line in problems(enough) if "keys are kept" in line["what"]]
+
+
+@pytest.mark.parametrize("horizon", ["soon", "7 days", "-1d", ""])
+def test_what_is_no_duration_is_a_usage_error(cli, sqlite_store, horizon):
+    answer = cli("doctor", *at(sqlite_store), "--redelivery-horizon", horizon)
+    assert answer.code == 2
+    assert "is no duration" in answer.err
+
+
+def test_missing_tables_are_found_and_nothing_else_is_looked_at(cli, sql_store):
+    answer = cli("doctor", "--url", sql_store.url, "--table", "not_there", "--json")
+    assert answer.code == 1
+    assert any("migrate upgrade --url '" in line["hint"] for line in answer.lines)
+    assert "idempotent:idempotent@" not in answer.out
+    assert not [line for line in answer.lines if "waits for a person" in line["what"]]
+
+
+def test_a_changed_table_is_found(cli, sql_store, own):
+    with own.begin() as connection:
+        connection.execute(text(f"ALTER TABLE {sql_store.table} ADD COLUMN extra INTEGER"))
+    answer = cli("doctor", *at(sql_store), "--json")
+    assert answer.code == 1
+    assert any("extra column" in line["what"] for line in problems(answer))
+
+
+def test_a_table_without_transactions_is_found(cli, request):
+    for store in open_store("mysql", request):
+        engine = create_engine(store.url)
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {store.table} ENGINE=MyISAM"))
+        engine.dispose()
+        answer = cli("doctor", *at(store), "--json")
+        assert any("storage engine" in line["what"] for line in problems(answer))
+
+
+def test_keys_that_nobody_collects_are_found(cli, sql_store, own):
+    done(sql_store, BILLING.key("1"))
+    done(sql_store, BILLING.key("2"))
+    assert not [p for p in problems(cli("doctor", *at(sql_store), "--json")) if "expiry" in p["what"]]
+    with own.begin() as connection:
+        connection.execute(text(f"UPDATE {sql_store.table} SET expires_at = fence - 90000000000"))
+    answer = cli("doctor", *at(sql_store), "--json")
+    (found,) = [line for line in problems(answer) if "expiry" in line["what"]]
+    assert found["what"].startswith("2 keys are more than a day past their expiry")
+
+
+def test_autocommit_in_the_url_is_found(cli, request):
+    for store in open_store("mysql", request):
+        words = at(store)
+        words[1] += "?autocommit=true"
+        answer = cli("doctor", *words, "--json")
+        assert answer.code == 1
+        assert any("autocommit" in line["what"] for line in problems(answer))
+
+
+def test_a_server_whose_clock_stands_still_in_a_statement_is_found(cli, private_mariadb):
+    server = private_mariadb("--sysdate-is-now", "--innodb-flush-log-at-trx-commit=1")
+    assert cli("migrate", "upgrade", "--url", server.url).code == 0
+    answer = cli("doctor", "--url", server.url, "--json")
+    assert answer.code == 1
+    assert any("sysdate-is-now" in line["what"] for line in problems(answer))
+
+
+def test_settings_under_which_a_crash_forgets_keys_are_found(cli, private_mariadb):
+    server = private_mariadb("--innodb-flush-log-at-trx-commit=2")
+    assert cli("migrate", "upgrade", "--url", server.url).code == 0
+    answer = cli("doctor", "--url", server.url, "--json")
+    assert any("innodb_flush_log_at_trx_commit is not 1" in line["what"] for line in problems(answer))
+    assert not any("sysdate-is-now" in line["what"] for line in problems(answer))
+
+
+def test_an_unreachable_store_is_a_finding_with_a_code_of_its_own(cli):
+    answer = cli("doctor", "--url", "mysql+pymysql://me:geheim@127.0.0.1:1/db", "--json")
+    assert answer.code == 4
+    assert answer.line["level"] == "error"
+    assert "127.0.0.1" in answer.line["what"]
+    assert "geheim" not in answer.out
+
+
+def test_redis_settings_are_looked_at(cli, private_redis):
+    server = private_redis("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru")
+    answer = cli("doctor", "--url", server.url, "--json")
+    assert answer.code == 1
+    assert any("allkeys-lru" in line["what"] for line in problems(answer))
+
+
+def _postgres_is_unsafe(url):
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        off = connection.scalar(
+            text(
+                "SELECT count(*) FROM pg_settings WHERE setting = 'off'"
+                " AND name IN ('fsync', 'synchronous_commit', 'full_page_writes')"
+            )
+        )
+    engine.dispose()
+    return bool(off)
+
+
+def test_dead_keys_of_a_healthy_server_come_with_what_to_type(cli, sqlite_store):
+    dead(sqlite_store, BILLING.key("1"))
+    answer = cli("doctor", *at(sqlite_store))
+    assert answer.code == 1
+    assert "idempotent keys list --status dead" in answer.out
+    assert "0 errors, 1 warning." in answer.out

@@ -1,0 +1,62 @@
+"""`idempotent run`: a worker in a process of its own."""
+
+import json
+import signal
+import subprocess
+import time
+
+from tests.cli.test_replay import URL, command, effects, shop, write
+
+__all__ = ["shop"]
+
+CHECKER = ["--checker", f"db={URL}"]
+
+
+def broker(path):
+    return ["--broker", f"file://{path}"]
+
+
+def test_a_file_is_worked_through(cli, shop):
+    file = write(shop / "orders.jsonl", ("1", {}), ("1", {}), ("2", {}))
+    answer = cli("run", "shop_consumers", *broker(file), *CHECKER, "--json")
+    assert answer.code == 0
+    assert (answer.line["processed"], answer.line["duplicate"]) == (2, 1)
+    assert effects(shop) == ["1", "2"]
+
+
+def test_a_registry_can_be_named(cli, shop):
+    file = write(shop / "mail.jsonl", ("1", {}))
+    answer = cli("run", "shop_consumers:mail", *broker(file), *CHECKER, "--concurrency", "2")
+    assert answer.code == 0
+    assert "mail:default" in answer.err
+    assert effects(shop) == ["1"]
+
+
+def test_dead_messages_of_a_file_show_in_the_code(cli, shop):
+    file = write(shop / "orders.jsonl", ("1", {"bad": True}))
+    assert cli("run", "shop_consumers", *broker(file), *CHECKER).code == 1
+
+
+def test_sigterm_finishes_what_runs(shop):
+    write(shop / "orders.jsonl", *[(str(number), {"sleep_s": 0.02}) for number in range(500)])
+    words = ("run", "shop_consumers", *broker(shop / "orders.jsonl"), *CHECKER, "--json")
+    with command(*words, stdout=subprocess.PIPE, cwd=shop) as child:
+        until = time.monotonic() + 30
+        while len(effects(shop)) < 5 and time.monotonic() < until:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+        out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    summary = json.loads(out)
+    assert summary["processed"] == len(effects(shop)) < 500
+    assert summary["abandoned"] == 0
+
+
+def test_the_password_of_a_broker_is_not_shown(cli, shop):
+    answer = cli("run", "shop_consumers", "--broker", "nope://me:geheim@host/", *CHECKER)
+    assert answer.code == 3
+    assert "geheim" not in answer.out + answer.err
+
+
+def test_a_broker_has_to_be_named(cli, shop):
+    assert cli("run", "shop_consumers", *CHECKER).code == 2
