@@ -16,6 +16,6 @@ def take(message: Message) -> None:
 broker = MemoryBroker(seed=7, duplicate_rate=0.3, reorder_window=5)
 for order in range(20):
     broker.publish(Message("orders", b'{"apples": 2}', id=f"order-{order}"))
-summary = Worker(registry, MemoryAdapter(broker), concurrency=4).run()
+summary = Worker(registry, MemoryAdapter(broker, until_empty=True), concurrency=4).run()
 print(summary)
 assert stock["apples"] == 60

@@ -103,7 +103,9 @@ def open_shop(mode: str, request: pytest.FixtureRequest) -> Iterator[Shop]:
 
 LEASED = [pytest.param(("leased", kind), id=f"leased-{kind}") for kind in ALL]
 TRANSACTIONAL = [
-    pytest.param((mode, kind), id=f"{mode}-{kind}") for mode in ("transactional", "savepoints") for kind in SQL
+    pytest.param((mode, kind), id=f"{mode}-{kind}")
+    for mode in ("transactional", "savepoints")
+    for kind in SQL
 ]
 
 
@@ -505,7 +507,7 @@ def test_a_leased_group_is_one_insert_and_one_update(sql_store, statements):
     statements.clear()
     assert set(outcomes(consumer.process_many(hundred("a")))) == {"processed"}
     fresh = ["INSERT", "UPDATE"]
-    assert [word for word in statements if word != "SELECT"] == fresh
+    assert [word for word in statements if word != "SELECT"] == fresh, statements
     assert statements.count("SELECT") <= 1, "one ownership read, where there is no RETURNING"
     statements.clear()
     assert set(outcomes(consumer.process_many(hundred("a")))) == {"duplicate"}

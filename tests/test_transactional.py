@@ -453,3 +453,11 @@ def test_an_unreachable_database_is_unavailable_and_the_error_hides_the_password
     assert result.outcome is Outcome.UNAVAILABLE
     assert isinstance(result.error, StoreUnavailableError)
     assert "hunter2" not in str(result.error)
+
+
+def test_a_connection_error_of_another_service_is_the_handlers_failure_and_counts(sql_store):
+    def call(message, session):
+        raise ConnectionError("the tax service is down")
+
+    consumer = consumer_of(sql_store, sql_store.transactional(), call, max_attempts=2)
+    assert outcomes(consumer.process(m) for m in messages("1", "1")) == ["failed", "dead"]

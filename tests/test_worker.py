@@ -47,7 +47,7 @@ class Running:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
@@ -555,34 +555,37 @@ def test_one_group_of_two_can_be_chosen(registry: Registry, broker: MemoryBroker
 
 
 PROGRAM = """
-import signal, sys, threading, time
+import os, signal, sys, time
 from idempotent import Message, Registry, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 
 registry = Registry()
 
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # whole lines, whichever thread
+
 @registry.consumer("orders", checker=MemoryChecker())
 def handle(message):
-    print("started", message.id, flush=True)
+    say("started", message.id)
     time.sleep(float(sys.argv[1]))
-    print("finished", message.id, flush=True)
+    say("finished", message.id)
 
 class Talking(MemoryAdapter):
     def settle(self, delivery, result):
         super().settle(delivery, result)
-        print(result.action.value, delivery.message.id, flush=True)
+        say(result.action.value, delivery.message.id)
 
     def requeue(self, delivery):
         super().requeue(delivery)
-        print("requeue", delivery.message.id, flush=True)
+        say("requeue", delivery.message.id)
 
-signal.signal(signal.SIGTERM, lambda *_: print("theirs", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: say("theirs"))
 broker = MemoryBroker()
 for number in range(10):
     broker.publish(Message("orders", id=str(number)))
 summary = Worker(registry, Talking(broker), concurrency=2).run()
-print("backlog", broker.backlog("orders"), "abandoned", summary.abandoned, flush=True)
+say("backlog", broker.backlog("orders"), "abandoned", summary.abandoned)
 signal.raise_signal(signal.SIGTERM)
 """
 

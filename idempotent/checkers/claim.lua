@@ -1,17 +1,15 @@
--- KEYS: names. ARGV: lease (0: none), retention, milliseconds to remember a fresh key, then a body for each key and,
--- if one of them parks, the reason.
+-- KEYS: names. ARGV: a body for each (claim_body).
 -- For each key: the fence if it was free, else {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result},
 -- {2 dead, fingerprint, reason} or {3 in progress, fingerprint, rest of the lease (-1: endless), lapsed}.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local lease, retention = tonumber(ARGV[1]), tonumber(ARGV[2])
-local lease_until = lease > 0 and now + lease or 0
-local fresh = struct.pack('>BI8I8I8I8', 1, now, lease_until, now, now + retention)
+local lease_until = LEASE > 0 and now + LEASE or 0
+local fresh = struct.pack('>BI8I8I8I8', 1, now, lease_until, now, now + RETENTION)
 local answers, taken = {}, nil
 for i = 1, #KEYS do
-  local body, acquired = ARGV[i + 3], nil
-  if lease > 0 and body:byte(1) ~= 3 then
-    acquired = redis.call('SET', KEYS[i], fresh .. body, 'NX', 'PX', ARGV[3])
+  local body, acquired = ARGV[i], nil
+  if LEASE > 0 and body:byte(1) ~= 3 then
+    acquired = redis.call('SET', KEYS[i], fresh .. body, 'NX', 'PX', REMEMBER_MS)
   else
     -- Without a lease, or of a consumer that parks: kept until it is final.
     acquired = redis.call('SET', KEYS[i], fresh .. body, 'NX')
@@ -29,8 +27,6 @@ end
 
 --#layout
 
-local reason = ARGV[#KEYS + 4]
-
 local function fingerprint_of(data, from, flags)
   if not has(flags, FINGERPRINT) then
     return false
@@ -45,18 +41,18 @@ local function take_over(key, body, fence, status)
   if status ~= IN_PROGRESS_GROUP then
     mode, alone = bit.bor(mode, ALONE), 1
   end
-  local value = head(fence + 1, lease_until, now, now + retention)
+  local value = head(fence + 1, lease_until, now, now + RETENTION)
     .. body:sub(1, 1) .. string.char(mode) .. body:sub(3)
-  put(key, value, forget_at(body:byte(1), lease_until, now + retention, retention))
+  put(key, value, forget_at(body:byte(1), lease_until, now + RETENTION))
   return {0, fence + 1, 1, alone}
 end
 
 local function park(key, value, fence, expires, flags)
   local failure = redis.call('GET', key .. ':f')
-  rewrite(key, value, fence, 0, expires, DEAD, flags, retention)
+  rewrite(key, value, fence, 0, expires, DEAD, flags)
   local attempts = failure and struct.unpack('>I4', failure) or 0
-  note(key, attempts, string.rep('\0', 8), 1, reason, expires, retention)
-  return {2, false, reason}
+  note(key, attempts, string.rep('\0', 8), 1, REASON, expires)
+  return {2, false, REASON}
 end
 
 local function judge(key, body)
@@ -92,6 +88,6 @@ local function judge(key, body)
 end
 
 for _, i in ipairs(taken) do
-  answers[i] = judge(KEYS[i], ARGV[i + 3])
+  answers[i] = judge(KEYS[i], ARGV[i])
 end
 return answers

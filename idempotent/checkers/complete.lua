@@ -1,9 +1,9 @@
--- KEYS: names. ARGV: retention, then for each key its owner, or owner, '=' and the result. For each key: 1 if owned.
+-- KEYS: names. ARGV: for each its owner, or owner, '=' and the result. For each key: 1 if owned.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local answers, rest = {}, nil
 for i = 1, #KEYS do
-  local body = ARGV[i + 1]
+  local body = ARGV[i]
   local value = redis.call('GET', KEYS[i])
   if not value or value:sub(36, 51) ~= body:sub(1, 16) then
     answers[i] = 0
@@ -26,13 +26,13 @@ end
 --#layout
 
 for i, value in pairs(rest) do
-  local body = ARGV[i + 1]
+  local body = ARGV[i]
   local fence, _, _, expires, _, flags = fields(value)
   if #body > 16 then
     local text, fingerprint = struct.unpack('>HH', value, 52)
     value = value:sub(1, 55 + text + fingerprint) .. body:sub(18)
     flags = bit.bor(flags, RESULT)
   end
-  rewrite(KEYS[i], value, fence, 0, expires, DONE, flags, tonumber(ARGV[1]))
+  rewrite(KEYS[i], value, fence, 0, expires, DONE, flags)
 end
 return answers

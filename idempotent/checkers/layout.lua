@@ -1,4 +1,5 @@
--- Stands in each script where that says `--#layout`; needs `now`. The layout is described in redis_layout.py.
+-- Stands in a script where that says `--#layout`, and needs its `now`. The layout is described in redis_layout.py;
+-- LEASE (0: none), RETENTION, REMEMBER_MS and REASON come from redis_store.py.
 -- What every message runs comes before it: a script makes its functions anew in each call, and they cost more than
 -- the commands.
 local IN_PROGRESS_GROUP, IN_PROGRESS_PARK, DONE, DEAD = 2, 3, 4, 5
@@ -22,14 +23,14 @@ end
 
 -- When Redis may forget a key, in milliseconds: at its expiry, never before its lease ends, and never (nil) while a
 -- claim that parks or does not lapse is in progress. A key that became final after its expiry is kept once more.
-local function forget_at(status, lease, expires, retention)
+local function forget_at(status, lease, expires)
   if status < DONE then
     if status == IN_PROGRESS_PARK or lease == 0 then
       return nil
     end
     expires = math.max(expires, lease)
   elseif expires <= now then
-    expires = now + retention
+    expires = now + RETENTION
   end
   return string.format('%.0f', math.ceil(expires / 1000))
 end
@@ -43,13 +44,13 @@ local function put(key, value, at)
 end
 
 -- status, flags and times anew; owner, text, fingerprint and result as they are
-local function rewrite(key, value, fence, lease, expires, status, flags, retention)
+local function rewrite(key, value, fence, lease, expires, status, flags)
   put(key, head(fence, lease, now, expires) .. string.char(status, flags) .. value:sub(36),
-    forget_at(status, lease, expires, retention))
+    forget_at(status, lease, expires))
 end
 
-local function note(key, attempts, token, dead, failure, expires, retention)
-  local at = math.max(expires, now + retention)
+local function note(key, attempts, token, dead, failure, expires)
+  local at = math.max(expires, now + RETENTION)
   redis.call('SET', key .. ':f', struct.pack('>I4', attempts) .. token .. string.char(dead) .. failure,
     'PXAT', string.format('%.0f', math.ceil(at / 1000)))
 end

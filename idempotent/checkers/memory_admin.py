@@ -125,9 +125,7 @@ def consumer_of(text: str) -> str:
 
 
 def _is_meant(record: KeyRecord, selection: KeyFilter) -> bool:
-    if selection.consumer is not None and not record.text.startswith(
-        f"{selection.consumer}:"[:_READABLE]
-    ):
+    if selection.consumer is not None and not record.text.startswith(f"{selection.consumer}:"[:_READABLE]):
         return False
     if selection.statuses and record.status not in selection.statuses:
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,24 +10,18 @@ from idempotent.admin import KeyAdmin
 from idempotent.checker import (
     DEFAULT_LEASE_S,
     DEFAULT_RETENTION_S,
-    UNKNOWN_EFFECT,
     AbstractIdempotentChecker,
 )
 from idempotent.checkers.redis_admin import RedisKeyAdmin
 from idempotent.checkers.redis_client import Client, open_client
 from idempotent.checkers.redis_layout import claim_body, release_body
 from idempotent.checkers.redis_store import RedisStore, Script
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Lapsed, Released, Verdict
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import ConfigurationError
 
 DEFAULT_PREFIX: Final = "idempotent:"
 _MICROSECONDS: Final = 1_000_000
 _TOKEN_BYTES: Final = 8
-_CLAIM: Final = Script("claim")
-_COMPLETE: Final = Script("complete")
-_RELEASE: Final = Script("release")
-_RENEW: Final = Script("renew")
-_REASON: Final = UNKNOWN_EFFECT.encode()
 _ACQUIRED, _DONE, _DEAD = range(3)
 
 
@@ -71,37 +64,37 @@ class RedisChecker(AbstractIdempotentChecker):
         self._owns_client = isinstance(client_or_url, str)
         self.store: Final = RedisStore(open_client(client_or_url), prefix)
         self._name = self.store.names.name
-        self._lease = b"0" if lease_s is None else b"%d" % max(int(lease_s * _MICROSECONDS), 1)
-        self._retention = b"%d" % max(int(retention_s * _MICROSECONDS), 1)
-        # Counted from the claim, in whole milliseconds and never less than lease or retention.
-        remember_ms = math.ceil(max(lease_s or 0.0, retention_s) * 1000) + 1
-        self._claiming = (self._lease, self._retention, b"%d" % remember_ms)
+        lease_us = 0 if lease_s is None else max(int(lease_s * _MICROSECONDS), 1)
+        self._retention_us = max(int(retention_s * _MICROSECONDS), 1)
+        self._claims = Script("claim", lease_us=lease_us, retention_us=self._retention_us)
+        self._completes = Script("complete", retention_us=self._retention_us)
+        self._releases = Script("release", retention_us=self._retention_us)
+        self._renews = Script("renew", lease_us=lease_us)
 
     def admin(self) -> KeyAdmin:
         """Look at the stored keys, and decide about those that wait for a person."""
-        return RedisKeyAdmin(self.store, self._retention)
+        return RedisKeyAdmin(self.store, self._retention_us)
 
     def _claim(self, request: ClaimRequest) -> Decision:
-        names, body = (self._name(request.key.hash),), claim_body(request)
-        arguments = (*self._claiming, body, *_reason([request]))
-        return _decision(request, self.store.run(_CLAIM, names, arguments)[0])
+        answers = self.store.run(self._claims, (self._name(request.key.hash),), (claim_body(request),))
+        return _decision(request, answers[0])
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         name = self._name
         names = [name(request.key.hash) for request in requests]
         bodies = [claim_body(request) for request in requests]
-        answers = self.store.run_many(_CLAIM, names, self._claiming, bodies, _reason(requests))
+        answers = self.store.run_many(self._claims, names, bodies)
         return [_decision(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def _complete(self, completion: Completion) -> bool:
         names = (self._name_of(completion.claim),)
-        answers = self.store.run(_COMPLETE, names, (self._retention, _completion_body(completion)))
+        answers = self.store.run(self._completes, names, (_completion_body(completion),))
         return bool(answers[0])
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
         names = [self._name_of(completion.claim) for completion in completions]
         bodies = [_completion_body(completion) for completion in completions]
-        return [answer == 1 for answer in self.store.run_many(_COMPLETE, names, (self._retention,), bodies)]
+        return [answer == 1 for answer in self.store.run_many(self._completes, names, bodies)]
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         return self._release_many([(claim, failure)])[0]
@@ -111,13 +104,13 @@ class RedisChecker(AbstractIdempotentChecker):
         token = os.urandom(_TOKEN_BYTES)
         names = [self._name_of(claim) for claim, _ in releases]
         bodies = [release_body(claim, failure, token) for claim, failure in releases]
-        answers = self.store.run_many(_RELEASE, names, (self._retention,), bodies)
+        answers = self.store.run_many(self._releases, names, bodies)
         return [Released(owned == 1, attempts, dead == 1) for owned, attempts, dead in answers]
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         names = [self._name_of(claim) for claim in claims]
         owners = [claim.owner for claim in claims]
-        return [answer == 1 for answer in self.store.run_many(_RENEW, names, (self._lease,), owners)]
+        return [answer == 1 for answer in self.store.run_many(self._renews, names, owners)]
 
     def _garbage_collect(self, limit: int) -> int:
         """Nothing to do: Redis forgets expired keys by itself."""
@@ -133,11 +126,6 @@ class RedisChecker(AbstractIdempotentChecker):
     def _name_of(self, claim: Claim) -> bytes:
         assert claim.key is not None, "a claim of no key never reaches the store"
         return self._name(claim.key.hash)
-
-
-def _reason(requests: Sequence[ClaimRequest]) -> tuple[bytes, ...]:
-    """What to note at keys that get parked, if some may be."""
-    return (_REASON,) if any(request.on_lapsed is Lapsed.PARK for request in requests) else ()
 
 
 def _completion_body(completion: Completion) -> bytes:

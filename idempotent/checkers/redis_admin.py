@@ -19,7 +19,6 @@ from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key
 _PAGE: Final = 200
 _SCAN_COUNT: Final = 1000
 _READ: Final = Script("read")
-_RESOLVE: Final = Script("resolve")
 _WHOLE: Final = -1
 # What a long key's text is cut to, before its hash.
 _READABLE: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
@@ -33,13 +32,13 @@ class RedisKeyAdmin(KeyAdmin):
 
     Args:
         store: where they are.
-        retention: microseconds that a key resolved after its expiry is still kept, in digits.
+        retention_us: how long a key resolved after its expiry is still kept, in microseconds.
     """
 
-    def __init__(self, store: RedisStore, retention: bytes) -> None:
+    def __init__(self, store: RedisStore, retention_us: int) -> None:
         """Connect to nothing yet."""
         self._store = store
-        self._retention = retention
+        self._resolves = Script("resolve", retention_us=retention_us)
 
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
         return islice((record for record in self._records(_WHOLE) if _is_meant(record, selection)), limit)
@@ -70,7 +69,7 @@ class RedisKeyAdmin(KeyAdmin):
     def _resolve(self, record: KeyRecord, decision: bytes) -> bool:
         name = self._store.names.name(record.hash)
         seen = (record.fence, int(record.status), record.update_at_us)
-        return bool(self._store.run(_RESOLVE, [name], (self._retention, *seen, decision)))
+        return bool(self._store.run(self._resolves, [name], (*seen, decision)))
 
     def _records(self, last_byte: int) -> Iterator[KeyRecord]:
         names = self._names()

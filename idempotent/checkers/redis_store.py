@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, Final
 
+from idempotent.checker import UNKNOWN_EFFECT
 from idempotent.checkers.redis_client import Client, decodes, is_cluster, location, redis, retries_itself
 from idempotent.checkers.redis_faults import LOST, REDIS_ERRORS, as_store_error
 from idempotent.checkers.redis_layout import KeyNames, bucket_of
@@ -22,11 +23,25 @@ class Script:
 
     __slots__ = ("sha", "source")
 
-    def __init__(self, name: str) -> None:
-        """Read it from the package."""
+    def __init__(self, name: str, *, lease_us: int = 0, retention_us: int = 0) -> None:
+        """Read it from the package.
+
+        Args:
+            name: of the file.
+            lease_us: lease of a claim in microseconds; 0: none.
+            retention_us: how long a key is remembered, in microseconds.
+        """
         folder = files("idempotent.checkers")
-        layout = (folder / "layout.lua").read_bytes()
-        self.source: Final = (folder / f"{name}.lua").read_bytes().replace(b"--#layout\n", layout)
+        layout = (folder / "layout.lua").read_text()
+        text = (folder / f"{name}.lua").read_text().replace("--#layout\n", layout)
+        # From the claim, in whole milliseconds, and never less than either.
+        remember_ms = -(-max(lease_us, retention_us) // 1000) + 1
+        # Numbers that never change are part of the text: as arguments they cost as much as a command.
+        constants = (
+            f"local LEASE, RETENTION, REMEMBER_MS = {lease_us}, {retention_us}, '{remember_ms}'\n"
+            f"local REASON = [[{UNKNOWN_EFFECT}]]\n"
+        )
+        self.source: Final = (constants + text).encode()
         self.sha: Final = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 
@@ -68,33 +83,17 @@ class RedisStore:
         except REDIS_ERRORS as error:
             raise as_store_error(error, self.where) from error
 
-    def run_many(
-        self,
-        script: Script,
-        names: Sequence[bytes],
-        common: Sequence[bytes],
-        bodies: Sequence[bytes],
-        last: Sequence[bytes] = (),
-    ) -> list[Any]:
-        """Run a script over any keys, and put its answers, one a key, in their order.
-
-        Args:
-            script: which one.
-            names: of the keys.
-            common: arguments that stand before the keys' own.
-            bodies: one argument for each key.
-            last: arguments that stand after them.
+    def run_many(self, script: Script, names: Sequence[bytes], bodies: Sequence[bytes]) -> list[Any]:
+        """Run a script over any keys, with one argument each, and put its answers in their order.
 
         Raises:
             StoreError: the server did not do it, or did not answer, for some of them at least.
         """
         if not self._cluster and len(names) <= MAX_KEYS:
-            return list(self.run(script, names, (*common, *bodies, *last)))
+            return list(self.run(script, names, bodies))
         answers: list[Any] = [None] * len(names)
         for positions in self.together(names):
-            part = self.run(
-                script, [names[at] for at in positions], (*common, *(bodies[at] for at in positions), *last)
-            )
+            part = self.run(script, [names[at] for at in positions], [bodies[at] for at in positions])
             for at, answer in zip(positions, part, strict=True):
                 answers[at] = answer
         return answers

@@ -1,11 +1,9 @@
--- KEYS: names. ARGV: retention, then for each key its owner, or a failure (release_body).
+-- KEYS: names. ARGV: for each its owner, or a failure (release_body).
 -- For each key: {owned, attempts, dead}.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 --#layout
-
-local retention = tonumber(ARGV[1])
 
 local function release(key, body)
   local value = redis.call('GET', key)
@@ -30,12 +28,12 @@ local function release(key, body)
   local mode, limit = struct.unpack('>BI4', body, 17)
   local attempts = (failure and struct.unpack('>I4', failure) or 0) + 1
   local dead = has(mode, 1) or attempts >= limit
-  note(key, attempts, token, dead and 1 or 0, body:sub(30), expires, retention)
+  note(key, attempts, token, dead and 1 or 0, body:sub(30), expires)
   if dead then
-    rewrite(key, value, fence, 0, expires, DEAD, flags, retention)
+    rewrite(key, value, fence, 0, expires, DEAD, flags)
   elseif has(mode, 2) then
     -- The lapse is counted now: asked again, this claim is not to count it twice.
-    rewrite(key, value, fence, lease, expires, status, bit.band(flags, bit.bnot(ALONE)), retention)
+    rewrite(key, value, fence, lease, expires, status, bit.band(flags, bit.bnot(ALONE)))
   else
     redis.call('DEL', key)
   end
@@ -44,6 +42,6 @@ end
 
 local answers = {}
 for i, key in ipairs(KEYS) do
-  answers[i] = release(key, ARGV[i + 1])
+  answers[i] = release(key, ARGV[i])
 end
 return answers

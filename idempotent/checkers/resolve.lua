@@ -1,5 +1,5 @@
 -- A person's decision about one key, if it still is as that person saw it and nobody's lease is live.
--- KEYS: its name. ARGV: retention, fence, status, update_at as seen, 'done' or 'reopen'. 1 if it was changed.
+-- KEYS: its name. ARGV: fence, status, update_at as seen, 'done' or 'reopen'. 1 if it was changed.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -11,19 +11,19 @@ if not value then
   return 0
 end
 local fence, lease, update, expires, status, flags = fields(value)
-if fence ~= tonumber(ARGV[2]) or status ~= tonumber(ARGV[3]) or update ~= tonumber(ARGV[4]) then
+if fence ~= tonumber(ARGV[1]) or status ~= tonumber(ARGV[2]) or update ~= tonumber(ARGV[3]) then
   return 0
 end
 -- A claim without a lease never lapses: only a person can free it, so none may be in the way.
 if status < DONE and lease >= now then
   return 0
 end
-if ARGV[5] == 'reopen' then
+if ARGV[4] == 'reopen' then
   redis.call('DEL', key, key .. ':f')
   return 1
 end
 if status == DONE then
   return 0
 end
-rewrite(key, value, fence, 0, expires, DONE, flags, tonumber(ARGV[1]))
+rewrite(key, value, fence, 0, expires, DONE, flags)
 return 1

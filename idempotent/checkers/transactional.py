@@ -271,9 +271,11 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
         """Whether the database undid the transaction, or was lost, under the handler."""
-        if isinstance(error, DoomedTransactionError) or claim.unit.doomed:
+        if isinstance(error, DoomedTransactionError) or claim.unit.undone:
             return True
-        return self._fault(error) in _UNDONE
+        # A raw cursor's error is not seen by the unit; a ConnectionError of somebody else's is not the database's.
+        driver_error = self.store.engine.dialect.loaded_dbapi.Error
+        return isinstance(error, driver_error) and self._fault(error) in _UNDONE
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         """The unit's Session or Connection.

@@ -9,7 +9,7 @@ import typer
 from idempotent.cli.exits import epilog
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.output import Unit, count, emit, progress, say
-from idempotent.cli.stores import checker_at
+from idempotent.cli.stores import checker_at, is_redis
 
 EPILOG = epilog(
     "idempotent gc --url sqlite:///app.db",
@@ -26,7 +26,7 @@ def gc(
 ) -> None:
     """Delete the keys past their expiry, in small batches. Workers do it by themselves; cron may, too.
 
-    Never a key with a live lease, and never one in progress of a consumer that parks.
+    Redis forgets them by itself. Never a key with a live lease, and never one in progress of a consumer that parks.
     """
     with (
         checker_at(url, table=table, prefix=prefix) as checker,
@@ -39,5 +39,7 @@ def gc(
         )
     if as_json:
         emit(deleted=deleted)
+    elif is_redis(url):
+        say("[green]Nothing to do:[/green] Redis forgets expired keys by itself.")
     else:
         say(f"[green]Done:[/green] {count(deleted, 'expired key')} deleted.")

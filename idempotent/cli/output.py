@@ -115,6 +115,8 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
     body = Text(what.replace(". Check ", ".\nCheck "))
     panel = Panel(body, title=f"[bold]{title}", title_align="left", border_style="red", expand=False)
     err.print(panel)
+    if isinstance(error, UnknownCheckerError):
+        err.print(Text("  Or give it one here: --checker NAME=URL", "dim"))
     if todo:
         command, _, more = todo.partition(" (")
         err.print(Text.assemble("  Type: ", (command, "bold cyan")), soft_wrap=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, select, text
+from sqlalchemy import Column, Integer, MetaData, String, Table, select, text
 
-from idempotent.demo.databases import demo_engine
+from idempotent.demo.databases import engine_at
 from idempotent.demo.flights import Flight
 
 WITH_CHECKER: Final = "demo_flights_with_checker"
@@ -34,32 +34,25 @@ def make_table(url: str, name: str, *, own_file: bool) -> None:
         name: the table.
         own_file: an SQLite file of the demo's own, whose journal it may choose.
     """
-    engine = demo_engine(url)
     table = bookings_table(name)
-    if own_file:
-        with engine.connect() as connection:
-            connection.execute(text("PRAGMA journal_mode=WAL"))
-    table.drop(engine, checkfirst=True)
-    table.create(engine)
-    engine.dispose()
+    with engine_at(url, name) as engine:
+        if own_file:
+            with engine.connect() as connection:
+                connection.execute(text("PRAGMA journal_mode=WAL"))
+        table.drop(engine, checkfirst=True)
+        table.create(engine)
 
 
 def drop_table(url: str, name: str) -> None:
     """Remove the table."""
-    engine = demo_engine(url)
-    bookings_table(name).drop(engine, checkfirst=True)
-    engine.dispose()
+    with engine_at(url, name) as engine:
+        bookings_table(name).drop(engine, checkfirst=True)
 
 
 def read_bookings(url: str, name: str) -> Iterator[Flight]:
     """Every row."""
-    engine = demo_engine(url)
-    yield from _rows(engine, bookings_table(name))
-    engine.dispose()
-
-
-def _rows(engine: Engine, table: Table) -> Iterator[Flight]:
+    table = bookings_table(name)
     columns = table.c.flight, table.c.distance, table.c.arr_delay
-    with engine.connect().execution_options(yield_per=10_000) as connection:
-        for row in connection.execute(select(*columns)):
+    with engine_at(url, name) as engine, engine.connect() as connection:
+        for row in connection.execution_options(yield_per=10_000).execute(select(*columns)):
             yield Flight(*row)

@@ -61,7 +61,17 @@ class FlightBroker:
     @property
     def finished(self) -> bool:
         """Everything is delivered and acknowledged."""
-        return not self._unsettled and not self._again and self._next == len(self._order)
+        return self.nothing_new and not self._unsettled and not self._again
+
+    @property
+    def sent(self) -> int:
+        """Deliveries so far, redeliveries not counted."""
+        return self._next
+
+    @property
+    def nothing_new(self) -> bool:
+        """Only redeliveries are left."""
+        return self._next == len(self._order)
 
     @property
     def answered(self) -> int:
@@ -72,10 +82,10 @@ class FlightBroker:
         """The next deliveries, at most `limit`."""
         parcels: list[Parcel] = []
         while len(parcels) < limit:
-            again = self._again and (self._again[0][0] <= self.delivered or self._next == len(self._order))
+            again = self._again and (self._again[0][0] <= self.delivered or self.nothing_new)
             if again:
                 number = heapq.heappop(self._again)[1]
-            elif self._next < len(self._order):
+            elif not self.nothing_new:
                 number = self._order[self._next]
                 self._next += 1
             else:

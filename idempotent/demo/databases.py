@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from sqlalchemy import Engine, event
+from sqlalchemy.exc import DBAPIError
 
 from idempotent.sql.connections import engine_from
+from idempotent.sql.faults import as_store_error
 
-_CACHE_KB = 64 * 1024
+_CACHE_KB: Final = 64 * 1024
 
 
 def demo_engine(url: str) -> Engine:
@@ -29,3 +33,19 @@ def demo_engine(url: str) -> Engine:
             connection.execute("PRAGMA synchronous=NORMAL")
 
     return engine
+
+
+@contextmanager
+def engine_at(url: str, table: str) -> Iterator[Engine]:
+    """An engine for what has to be done to `table`.
+
+    Raises:
+        StoreError: the database did not do its part; says which and what to do.
+    """
+    engine = demo_engine(url)
+    try:
+        yield engine
+    except DBAPIError as error:
+        raise as_store_error(error, engine, table) from error
+    finally:
+        engine.dispose()

@@ -29,7 +29,7 @@ def delivery_order(count: int, *, duplicates: float, seed: int) -> list[int]:
 
 
 def kill_points(deliveries: int, *, kills: int, seed: int) -> list[int]:
-    """After how many deliveries the consumer is killed: at random, one in each of `kills` equal stretches."""
+    """After how many of the deliveries the consumer is killed: at random, once in each of `kills` stretches."""
     rng = random.Random(f"kills {seed}")
     stretch = deliveries / max(kills, 1)
     return [int(stretch * (number + rng.uniform(0.1, 0.9))) for number in range(kills)]

@@ -27,7 +27,8 @@ def introduce(console: Console, settings: Settings, stores: Stores) -> None:
     share = "" if settings.flights == FLIGHTS else f" of {FLIGHTS:,}"
     console.print(
         f"[bold]{settings.flights:,}{share} real flights[/bold] (New York City, 2013), delivered at least once: "
-        f"reordered, {settings.duplicates:.0%} sent twice,\nacknowledgements lost, and the consumer killed "
+        f"reordered, {settings.duplicates:.0%} sent twice, "
+        f"acknowledgements lost, and the consumer killed "
         f"{settings.kills} times with SIGKILL. Seed {settings.seed}."
     )
     console.print(f"Checker: [bold]{stores.checker}[/bold], {_PROMISES[stores.guarantee]}.", soft_wrap=True)

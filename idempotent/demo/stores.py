@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError
 
 from idempotent.claims import Guarantee
 from idempotent.demo import redis_keys
 from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, drop_table, make_table
 from idempotent.demo.checkers import KEYS_TABLE, TRANSACTIONAL, demo_checker
-from idempotent.demo.databases import demo_engine
+from idempotent.demo.databases import engine_at
 from idempotent.errors import ConfigurationError
 from idempotent.migrations import downgrade, upgrade
-from idempotent.sql.faults import as_store_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +70,10 @@ class Stores:
         if redis_keys.is_redis(self.checker_url):
             redis_keys.delete_all(self.checker_url)
             return
-        engine = demo_engine(self.checker_url.removeprefix(TRANSACTIONAL))
-        try:
+        with engine_at(self.checker_url.removeprefix(TRANSACTIONAL), KEYS_TABLE) as engine:
             downgrade(engine, table=KEYS_TABLE)
             if make:
                 upgrade(engine, table=KEYS_TABLE)
-        except DBAPIError as error:
-            raise as_store_error(error, engine, KEYS_TABLE) from error
-        finally:
-            engine.dispose()
 
 
 def stores_for(checker_url: str | None, folder: Path) -> Stores:

@@ -35,7 +35,7 @@ class Supervisor:
         name: for people.
         job: what the consumer is told.
         broker: what it is served from.
-        kills: after how many deliveries it is killed, ascending.
+        kills: after how many deliveries, redeliveries not counted, it is killed; ascending.
         seed: decides how long after its last delivery each kill comes.
         log: file for what the consuming processes print.
     """
@@ -106,16 +106,20 @@ class Supervisor:
                 self.broker.take(request.answers)
                 parcels = self.broker.deliver(request.limit)
                 send(child.stdin, Reply(parcels, self.broker.finished))
-                if parcels and self._kills and self.broker.delivered >= self._kills[0]:
+                answered = self.broker.answered - answered_before
+                if parcels and self._kill_is_due(answered):
                     # Nothing that it says from now on is heard: a dead consumer's acknowledgements are lost.
                     del self._kills[0]
-                    time.sleep(
-                        self._moment_s(time.monotonic() - began, self.broker.answered - answered_before)
-                    )
+                    time.sleep(self._moment_s(time.monotonic() - began, answered))
                     return True
                 request = receive(child.stdout)
         except (EOFError, BrokenPipeError):
             return False
+
+    def _kill_is_due(self, answered: int) -> bool:
+        """Once its point is passed, and this process got to work: one that dies at birth shows nothing."""
+        broker = self.broker
+        return bool(self._kills) and broker.sent >= self._kills[0] and (answered > 0 or broker.nothing_new)
 
     def _moment_s(self, served_s: float, answered: int) -> float:
         """From now to the kill: it may meet the batch before its claim, half-way, or booked but not acknowledged."""

@@ -156,7 +156,7 @@ class KeyTable:
         freed: set[tuple[bytes, bytes]] = set()
         for owner, group in _by_owner([Completion(claim) for claim in claims]):
             hashes = [key_hash(completion.claim) for completion in group]
-            before = {(h, o) for h, o, _ in self.owners(connection, hashes)} if len(hashes) > 1 else None
+            before = self._in_progress(connection, hashes) if len(hashes) > 1 else None
             deleted = execute(connection, self._sql.delete_group(len(hashes)), (*hashes, owner))
             pairs = {(hashed, owner) for hashed in hashes}
             if deleted == len(hashes):
@@ -164,6 +164,11 @@ class KeyTable:
             elif before is not None and deleted:
                 freed |= pairs & before
         return [(key_hash(claim), claim.owner) in freed for claim in claims]
+
+    def _in_progress(self, connection: DriverConnection, hashes: Sequence[bytes]) -> set[tuple[bytes, bytes]]:
+        """(hash, owner) of the keys that a claim holds."""
+        rows = self.owners(connection, hashes)
+        return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
 
     def fail(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
         """Count an attempt, and free, kill or keep the key, iff the claim owns it. Needs a transaction."""

@@ -131,6 +131,14 @@ class Unit:
         if self._session is not None:
             self._session.flush()
 
+    @property
+    def undone(self) -> bool:
+        """Whether the server has undone the transaction."""
+        if not self.doomed:
+            return False
+        # PostgreSQL refuses everything until a rollback, so an open transaction has recovered by a savepoint.
+        return self._dialect.name != "postgresql" or not self._dialect.in_transaction(self.driver)
+
     def demand_alive(self) -> None:
         """Make sure that the transaction the keys were claimed in is the one that is open.
 
@@ -138,9 +146,7 @@ class Unit:
             DoomedTransactionError: the server has undone it; nothing is lost, run it again.
             TransactionEscapedError: a handler ended it.
         """
-        alive = not self._keyed or self._dialect.in_transaction(self.driver)
-        # PostgreSQL refuses everything until a rollback, so an open transaction has recovered by a savepoint.
-        if self.doomed and not (alive and self._dialect.name == "postgresql"):
+        if self.undone:
             raise DoomedTransactionError(f"the server has undone the transaction: {self.doomed}")
         if self.escaped:
             raise TransactionEscapedError(self.escaped)
@@ -149,7 +155,7 @@ class Unit:
                 "the handler rolled its transaction back and returned; raise an exception instead, "
                 "or use session.begin_nested() for work that may fail"
             )
-        if not alive:
+        if self._keyed and not self._dialect.in_transaction(self.driver):
             raise TransactionEscapedError(
                 "the handler's transaction is over before its time: it ended it with a raw cursor, or swallowed an "
                 "error after which the server accepts nothing more; use session.begin_nested() for work that may fail"

@@ -57,7 +57,9 @@ def texts(records):
 def test_it_lists_keys_by_consumer_state_and_lapse(store, admin):
     fill(store)
     everything = ["dead", "done", "lapsed", "live"]
-    assert texts(admin.list(KeyFilter("orders.paid:billing"))) == [f"orders.paid:billing:{x}" for x in everything]
+    assert texts(admin.list(KeyFilter("orders.paid:billing"))) == [
+        f"orders.paid:billing:{x}" for x in everything
+    ]
     found = admin.list(KeyFilter(statuses=frozenset({KeyStatus.DEAD})))
     assert texts(found) == ["orders.paid:billing:dead", "orders.paid:mail:dead"]
     assert texts(admin.list(KeyFilter(statuses=IN_PROGRESS, lapsed=True))) == ["orders.paid:billing:lapsed"]
@@ -76,7 +78,9 @@ def test_a_consumer_is_a_whole_name_and_no_pattern(store, admin):
 
 
 def test_stats_tell_consumers_apart_exactly(store, admin):
-    names = [KeySpace(subject, group) for subject, group in [("s", "b"), ("s", "b "), ("s", "B"), ("s:b", "c")]]
+    names = [
+        KeySpace(subject, group) for subject, group in [("s", "b"), ("s", "b "), ("s", "B"), ("s:b", "c")]
+    ]
     for space in names:
         done(store, space.key("1"))
         done(store, space.key("2"))

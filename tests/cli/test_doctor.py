@@ -19,16 +19,29 @@ def own(sql_store):
     engine.dispose()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_a_healthy_store_is_called_so(cli, kind, request):
-    for store in open_store(kind, request):
-        if kind == "postgres" and _postgres_is_unsafe(store.url):
-            pytest.skip("this server runs without fsync")
-        done(store, BILLING.key("1"))
-        answer = cli("doctor", *at(store))
-        assert answer.code == 0, answer.out
-        assert "Healthy" in answer.out
-        assert "is as this version needs it" in answer.out
+def test_a_healthy_store_is_called_so(cli, sqlite_store):
+    done(sqlite_store, BILLING.key("1"))
+    answer = cli("doctor", *at(sqlite_store))
+    assert answer.code == 0, answer.out
+    assert "Healthy" in answer.out
+    assert "is as this version needs it" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("fsync", "fsync off"), ("synchronous_commit", "synchronous_commit is off"), (None, "")],
+)
+def test_postgresql_settings_are_looked_at(cli, private_postgres, setting, said):
+    settings = dict.fromkeys(("fsync", "full_page_writes", "synchronous_commit"), "on")
+    if setting:
+        settings[setting] = "off"
+    server = private_postgres(
+        *[word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    )
+    assert cli("migrate", "upgrade", "--url", server.url).code == 0
+    answer = cli("doctor", "--url", server.url, "--json")
+    assert answer.code == (1 if setting else 0)
+    assert [said in line["what"] for line in problems(answer)] == ([True] if setting else [])
 
 
 def test_what_is_wrong_with_the_keys_is_found_on_every_store(cli, store):
@@ -134,19 +147,6 @@ def test_redis_settings_are_looked_at(cli, private_redis):
     answer = cli("doctor", "--url", server.url, "--json")
     assert answer.code == 1
     assert any("allkeys-lru" in line["what"] for line in problems(answer))
-
-
-def _postgres_is_unsafe(url):
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        off = connection.scalar(
-            text(
-                "SELECT count(*) FROM pg_settings WHERE setting = 'off'"
-                " AND name IN ('fsync', 'synchronous_commit', 'full_page_writes')"
-            )
-        )
-    engine.dispose()
-    return bool(off)
 
 
 def test_dead_keys_of_a_healthy_server_come_with_what_to_type(cli, sqlite_store):

@@ -14,8 +14,11 @@ def test_gc_deletes_what_is_past_its_expiry_and_nothing_else(cli, store):
     assert answer.code == 0
     # Redis forgets by itself.
     assert answer.line == {"deleted": 0 if store.kind == "redis" else 7}
-    assert [line["key"] for line in cli("keys", "list", *at(store), "--json").lines] == ["orders.paid:billing:new"]
-    assert "0 expired keys deleted" in cli("gc", *at(store)).out
+    assert [line["key"] for line in cli("keys", "list", *at(store), "--json").lines] == [
+        "orders.paid:billing:new"
+    ]
+    said = "by itself" if store.kind == "redis" else "0 expired keys deleted"
+    assert said in cli("gc", *at(store)).out
 
 
 def test_a_batch_has_at_least_one_key(cli, sqlite_store):

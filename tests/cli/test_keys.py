@@ -24,7 +24,9 @@ def test_list_shows_keys_with_state_and_reason(cli, store):
 
 def test_list_takes_filters_and_a_limit_and_speaks_json(cli, store):
     fill(store)
-    answer = cli("keys", "list", *at(store), "--consumer", "orders.paid:billing", "--status", "dead", "--json")
+    answer = cli(
+        "keys", "list", *at(store), "--consumer", "orders.paid:billing", "--status", "dead", "--json"
+    )
     assert keys_of(answer) == ["orders.paid:billing:dead"]
     assert answer.line["status"] == "dead"
     assert answer.line["attempts"] == 1

@@ -77,7 +77,11 @@ class Job:
             write(f"{self.ledger}.asked", key.text)
             return effects(self.ledger)[key.text.rpartition(":")[2]] > 0
 
-        options = {} if self.transactional else {"on_expired_lease": happened if self.policy == "ask" else self.policy}
+        options = (
+            {}
+            if self.transactional
+            else {"on_expired_lease": happened if self.policy == "ask" else self.policy}
+        )
         register = Registry().consumer(
             SUBJECT,
             checker=checker or self.checker(store),

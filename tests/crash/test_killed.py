@@ -8,7 +8,7 @@ from idempotent import Outcome
 from idempotent.checker import LAPSED_ERROR, UNKNOWN_EFFECT
 from idempotent.claims import KeyStatus
 from idempotent.outcomes import Action
-from tests.crash.scene import deliver, deliver_until_settled
+from tests.crash.scene import deliver, deliver_until_settled, until
 
 # A process that died had this long a lease where a test looks at the lease while it lasts.
 LONG_S = 4.0
@@ -84,10 +84,8 @@ def test_after_completion_a_redelivery_is_a_duplicate(leased, point):
 
 def test_a_message_that_kills_its_process_burns_an_attempt_each_time_and_dies(leased):
     leased.die("before_effect", max_attempts=2)
-    # The second one waits for the first one's lease, as a broker's redelivery would.
     first = leased.key()
-    while leased.keys()["1"].lapsed is False:
-        pass
+    until(lambda: leased.keys()["1"].lapsed, "the lease ends")
     leased.die("before_effect", max_attempts=2)
     second = leased.key()
     assert (first.attempts, second.attempts) == (0, 1)
