@@ -247,9 +247,9 @@ def test_the_kill_switch_runs_duplicates_and_says_so(monkeypatch, caplog):
     assert counters.snapshot()[consumer.name, Event.RAN_DISABLED] == 1
     assert "consumer_disabled" in caplog.text
     monkeypatch.setenv("IDEMPOTENT_DISABLED", "")
-    assert consumer_of(ran, checker=consumer.checker, group="switched")(message()).outcome is Outcome.DUPLICATE, (
-        "keys were recorded meanwhile"
-    )
+    assert (
+        consumer_of(ran, checker=consumer.checker, group="switched")(message()).outcome is Outcome.DUPLICATE
+    ), "keys were recorded meanwhile"
 
 
 def test_the_wrapped_handler_stays_within_reach():
@@ -332,7 +332,7 @@ def test_what_cannot_work_is_refused_when_it_is_declared(declaration, said):
 
 
 def print_message(message):
-    print(message)
+    message.json()
 
 
 def takes_a_session(message, session: Session):

@@ -23,11 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 def checkers(kinds: tuple[str, ...], *modes: str) -> list[object]:
     leased = [pytest.param((kind, "leased"), id=f"{kind}-leased") for kind in kinds]
-    return leased + [
-        pytest.param((kind, mode), id=f"{kind}-{mode}")
-        for kind in SQL
-        for mode in modes
-    ]
+    return leased + [pytest.param((kind, mode), id=f"{kind}-{mode}") for kind in SQL for mode in modes]
 
 
 class Track:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
@@ -139,10 +140,8 @@ ESCAPES = {
 
 
 def swallow(function):
-    try:
+    with suppress(TransactionEscapedError):
         function()
-    except TransactionEscapedError:
-        pass
 
 
 def raw(session, statement):
@@ -206,10 +205,8 @@ def test_a_swallowed_error_that_aborts_postgresqls_transaction_is_a_failure_not_
     checker = sql_store.transactional()
 
     def stumble(message, session):
-        try:
+        with suppress(sa.exc.DBAPIError):
             session.execute(sa.text("SELECT * FROM no_such_table"))
-        except sa.exc.DBAPIError:
-            pass
 
     result = consumer_of(sql_store, checker, stumble, max_attempts=2).process(messages("1")[0])
     if sql_store.kind == "postgres":
@@ -269,7 +266,9 @@ def test_waiting_for_a_key_does_not_shorten_the_handlers_own_lock_waits(sql_stor
         before = connection.scalar(sa.text(setting))
     seen = []
     checker = sql_store.transactional(lock_timeout_s=1)
-    consumer = consumer_of(sql_store, checker, lambda _, session: seen.append(session.scalar(sa.text(setting))))
+    consumer = consumer_of(
+        sql_store, checker, lambda _, session: seen.append(session.scalar(sa.text(setting)))
+    )
     consumer.process(messages("1")[0])
     consumer.process_many(messages("2", "3"))
     assert seen == [before] * 3
@@ -296,7 +295,9 @@ def test_a_busy_sqlite_file_is_unavailable(sql_store):
 def deadlock(session):
     """What MySQL does to the victim: everything is undone, and an error says so."""
     raw(session, "ROLLBACK")
-    session.execute(sa.text("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'"))
+    session.execute(
+        sa.text("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
+    )
 
 
 @pytest.mark.parametrize("swallowed", [False, True])
@@ -337,10 +338,8 @@ def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(sql_s
     def cross(message, session):
         first, second = ("a", "b") if message.id == "1" else ("b", "a")
         session.execute(rows.update().where(rows.c.id == first).values(id=first))
-        try:
+        with suppress(threading.BrokenBarrierError):
             both.wait()
-        except threading.BrokenBarrierError:
-            pass
         session.execute(rows.update().where(rows.c.id == second).values(id=second))
 
     checker = sql_store.transactional()
@@ -372,7 +371,9 @@ def test_a_deferred_constraint_that_fails_at_commit_fails_its_own_message_only(s
     with engine.begin() as connection:
         connection.execute(sa.text(f"CREATE TABLE {parent} (id VARCHAR(10) PRIMARY KEY)"))
         connection.execute(
-            sa.text(f"CREATE TABLE {child} (id VARCHAR(10) REFERENCES {parent} (id) DEFERRABLE INITIALLY DEFERRED)")
+            sa.text(
+                f"CREATE TABLE {child} (id VARCHAR(10) REFERENCES {parent} (id) DEFERRABLE INITIALLY DEFERRED)"
+            )
         )
     checker = sql_store.transactional(engine, savepoints=savepoints)
 
@@ -395,7 +396,9 @@ def test_a_deferred_constraint_that_fails_at_commit_fails_its_own_message_only(s
 def test_an_orm_flush_that_violates_a_constraint_is_the_handlers_failure(sql_store):
     engine = sql_store.engine()
     with engine.begin() as connection:
-        connection.execute(sa.text(f"CREATE UNIQUE INDEX {sql_store.table}_u ON {sql_store.effects.name} (id)"))
+        connection.execute(
+            sa.text(f"CREATE UNIQUE INDEX {sql_store.table}_u ON {sql_store.effects.name} (id)")
+        )
         connection.execute(sql_store.effects.insert().values(id="2"))
     base = sa.orm.registry()
     effects = sql_store.effects

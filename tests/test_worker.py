@@ -398,8 +398,10 @@ def test_an_exit_inside_a_handler_stops_the_worker_and_its_message_comes_again(
             raise error
 
     publish(broker, *range(100))
+    adapter = Recording(broker)
     with pytest.raises(error):
-        emptying(registry, broker, batch_size=batch_size).run()
+        Worker(registry, adapter, batch_size=batch_size).run()
+    assert "requeue 3" in adapter.events
     with broker._changed:
         assert broker._queues[SUBJECT].unsettled == 0
     assert broker.backlog(SUBJECT) >= 80

@@ -47,7 +47,7 @@ def as_store_error(error: BaseException, where: str) -> StoreError:
         return StoreUnavailableError(
             f"Redis {where} refused the login: {said}. Check the user and the password."
         )
-    if isinstance(error, (_errors.MovedError, _errors.AskError)):
+    if isinstance(error, (_errors.MovedError, _errors.AskError, _errors.ClusterCrossSlotError)):
         return StoreError(
             f"Redis {where} is a node of a cluster: {said}. Pass redis.RedisCluster to the checker."
         )

@@ -225,7 +225,9 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
 
     def _unknown(self, error: Exception, fault: Fault) -> StoreError:
         if fault is Fault.DISCONNECTED:
-            return CommitUnknownError(f"the connection was lost during COMMIT: {' '.join(str(error).split())}")
+            return CommitUnknownError(
+                f"the connection was lost during COMMIT: {' '.join(str(error).split())}"
+            )
         return as_store_error(error, self.store.engine, self.store.table)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:

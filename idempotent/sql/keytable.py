@@ -143,12 +143,8 @@ class KeyTable:
             owners = sorted({claim.owner for claim in part})
             statement = self._sql.renew(len(hashes), len(owners))
             if execute(connection, statement, (*hashes, *owners)) < len(part):
-                held = {
-                    (h, o)
-                    for h, o, status in self.owners(connection, hashes)
-                    if KeyStatus(status).in_progress
-                }
-                lost |= {(key_hash(claim), claim.owner) for claim in part} - held
+                pairs = {(key_hash(claim), claim.owner) for claim in part}
+                lost |= pairs - self._in_progress(connection, hashes)
         return [(key_hash(claim), claim.owner) not in lost for claim in claims]
 
     def delete(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
@@ -164,11 +160,6 @@ class KeyTable:
             elif before is not None and deleted:
                 freed |= pairs & before
         return [(key_hash(claim), claim.owner) in freed for claim in claims]
-
-    def _in_progress(self, connection: DriverConnection, hashes: Sequence[bytes]) -> set[tuple[bytes, bytes]]:
-        """(hash, owner) of the keys that a claim holds."""
-        rows = self.owners(connection, hashes)
-        return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
 
     def fail(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
         """Count an attempt, and free, kill or keep the key, iff the claim owns it. Needs a transaction."""
@@ -222,6 +213,11 @@ class KeyTable:
             deleted += execute(connection, self._sql.delete_expired(len(hashes)), hashes)
         self.failures.delete_expired(connection, limit)
         return deleted
+
+    def _in_progress(self, connection: DriverConnection, hashes: Sequence[bytes]) -> set[tuple[bytes, bytes]]:
+        """(hash, owner) of the keys that a claim holds."""
+        rows = self.owners(connection, hashes)
+        return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
 
     def _insert(
         self,

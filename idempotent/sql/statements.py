@@ -159,7 +159,7 @@ def _list(count: int) -> str:
 
 
 def _postgresql_limit(wait_s: float) -> str:
-    """A condition that is always true and sets lock_timeout, without the round trip of SET LOCAL; CASE fixes the order."""
+    """A condition that is always true and sets lock_timeout, without a round trip of its own. CASE fixes the order."""
     return (
         f" WHERE CASE WHEN set_config('{_LIMIT_BEFORE}', current_setting('lock_timeout'), true) IS NOT NULL"
         f" THEN set_config('lock_timeout', '{max(int(wait_s * 1000), 1)}ms', true) IS NOT NULL END"

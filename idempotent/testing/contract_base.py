@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Set
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -50,7 +51,7 @@ def without(*capabilities: Capability) -> Callable[[Test], Test]:
 class ContractBase(ABC):
     """One checker per test, closed after it."""
 
-    lacks: ClassVar[Set[Capability]] = frozenset()
+    lacks: ClassVar[AbstractSet[Capability]] = frozenset()
     """What the checker cannot do."""
     lease_s: ClassVar[float] = 0.2
     """The lease of tests that wait for it to end, in seconds. Longer for a store with a coarse clock."""
@@ -62,7 +63,8 @@ class ContractBase(ABC):
             return
         for base in reversed(cls.__mro__):
             for name, test in list(vars(base).items()):
-                needed, unwanted = getattr(test, _NEEDS, frozenset()), getattr(test, _WITHOUT, frozenset())
+                needed: frozenset[Capability] = getattr(test, _NEEDS, frozenset())
+                unwanted: frozenset[Capability] = getattr(test, _WITHOUT, frozenset())
                 if needed or unwanted:
                     applies = not needed & cls.lacks and unwanted <= cls.lacks
                     # pytest does not collect None.
@@ -88,7 +90,9 @@ class ContractBase(ABC):
         made: list[AbstractIdempotentChecker] = self.__dict__.setdefault("_checkers_made", [])
         return made
 
-    def checker(self, *, lease_s: float | None = LONG_S, retention_s: float = LONG_S) -> AbstractIdempotentChecker:
+    def checker(
+        self, *, lease_s: float | None = LONG_S, retention_s: float = LONG_S
+    ) -> AbstractIdempotentChecker:
         """The checker under test."""
         checker = self.make_checker(lease_s=lease_s, retention_s=retention_s)
         self._made.append(checker)

@@ -28,7 +28,7 @@ class RacesContract(ContractBase):
 
         def work(number: int) -> None:
             for name in _shuffled(number):
-                self._until_settled(checker, name, lambda _claim, name=name: processed.update([name]) is None)
+                self._until_settled(checker, name, _noting(processed, name))
 
         _run([work] * _THREADS)
         assert processed == Counter(_names())
@@ -102,9 +102,7 @@ class RacesContract(ContractBase):
 
         def work(_number: int) -> None:
             for _ in range(10):
-                self._until_settled(
-                    checker, "m-1", lambda _claim: False, on_failure=lambda attempts: counted.append(attempts)
-                )
+                self._until_settled(checker, "m-1", lambda _claim: False, on_failure=counted.append)
 
         _run([work] * 4)
         assert sorted(counted) == list(range(1, 41))
@@ -149,7 +147,7 @@ class RacesContract(ContractBase):
             if self.has(Capability.RECORDED_CLAIMS):
                 raise
         for name in left:
-            self._until_settled(checker, name, lambda _claim, name=name: processed.update([name]) is None)
+            self._until_settled(checker, name, _noting(processed, name))
 
     def _fail(self, checker: AbstractIdempotentChecker, claim: Claim) -> int:
         try:
@@ -206,7 +204,7 @@ def _run(work: Sequence[Callable[[int], None]]) -> None:
     def guarded(function: Callable[[int], None], number: int) -> None:
         try:
             function(number)
-        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+        except BaseException as error:
             errors.append(error)
 
     threads = [
@@ -218,3 +216,13 @@ def _run(work: Sequence[Callable[[int], None]]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def _noting(processed: Counter[str], name: str) -> Callable[[Claim], bool]:
+    """A handler that notes its name and succeeds."""
+
+    def handle(_claim: Claim) -> bool:
+        processed.update([name])
+        return True
+
+    return handle
