@@ -119,7 +119,7 @@ def test_a_node_of_a_cluster_wants_another_client(private_redis):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     checker = RedisChecker(server.url)
-    with pytest.raises(StoreError, match="Pass redis.RedisCluster"):
+    with pytest.raises(StoreError, match=r"Pass redis\.RedisCluster"):
         checker.claim_many([ClaimRequest(KeySpace("a", "b").key(str(n))) for n in range(50)])
     checker.close()
 
