@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,9 @@ from idempotent.migrations import upgrade
 from idempotent.testing import CrashPlan, reach
 from idempotent.testing.crashpoints import CRASH_VARIABLE, POINTS, CrashKind
 
+ROOT = Path(__file__).parents[1]
 CHILD = """
     import sys
-    import threading
 
     from sqlalchemy import create_engine
     from sqlalchemy.orm import Session
@@ -31,7 +32,7 @@ CHILD = """
 
     if kind == "leased":
         def handle(message):
-            print("effect", message.id.decode() if isinstance(message.id, bytes) else message.id, flush=True)
+            print("effect", message.id, flush=True)
             if message.id == "bad":
                 raise ValueError(message.id)
     else:
@@ -64,17 +65,18 @@ def database(tmp_path):
 
 
 @pytest.fixture
-def start(database, tmp_path):
+def start(database):
     """Run a consumer of the messages 1, 2, 3 in a process of its own."""
     started = []
 
     def start(point, kind="leased", way="single"):
-        script = tmp_path / "child.py"
-        script.write_text(textwrap.dedent(CHILD))
-        command = [sys.executable, str(script), kind, f"sqlite:///{database}", way]
-        environment = {**os.environ, CRASH_VARIABLE: point}
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", textwrap.dedent(CHILD), kind, f"sqlite:///{database}", way],
+            cwd=ROOT,
+            env={**os.environ, CRASH_VARIABLE: point},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         return process
