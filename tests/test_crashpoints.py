@@ -209,7 +209,7 @@ def test_a_plan_that_makes_no_sense_is_refused(text):
 
 def test_an_unknown_point_lists_the_known_ones(monkeypatch):
     monkeypatch.delenv(CRASH_VARIABLE, raising=False)
-    with pytest.raises(ConfigurationError, match="after_lunch.*before_commit"):
+    with pytest.raises(ConfigurationError, match=r"after_lunch.*before_commit"):
         reach("after_lunch")
 
 

@@ -24,6 +24,8 @@ _BUSY: Final = {
     "MASTERDOWN": "the replica has lost its primary",
     "NOREPLICAS": "too few replicas are connected for its min-replicas-to-write",
 }
+# redis-py 5 has no class of its own for CROSSSLOT outside a cluster client.
+_OTHER_NODE: Final = (_errors.MovedError, _errors.AskError, _errors.ClusterCrossSlotError)
 _BUSY_CLASSES: Final = {
     _errors.BusyLoadingError: "LOADING",
     _errors.ClusterDownError: "CLUSTERDOWN",
@@ -47,7 +49,7 @@ def as_store_error(error: BaseException, where: str) -> StoreError:
         return StoreUnavailableError(
             f"Redis {where} refused the login: {said}. Check the user and the password."
         )
-    if isinstance(error, (_errors.MovedError, _errors.AskError, _errors.ClusterCrossSlotError)):
+    if isinstance(error, _OTHER_NODE) or said.startswith("CROSSSLOT"):
         return StoreError(
             f"Redis {where} is a node of a cluster: {said}. Pass redis.RedisCluster to the checker."
         )

@@ -289,8 +289,18 @@ def test_a_take_over_whose_answer_was_lost_is_still_known_as_one(make, loses_ans
     loses_answers.lose = 1
     decision = checker.claim(ClaimRequest(KEYS.key("7"), max_attempts=5))
     assert (decision.verdict, decision.lapsed, decision.alone) == (Verdict.ACQUIRED, True, True)
-    record = checker.admin().get(KEYS.key("7"))
-    assert record.attempts == 1
+    assert checker.admin().get(KEYS.key("7")).attempts == 1
+
+
+def test_a_lapse_is_counted_once_however_often_its_new_owner_asks(make):
+    checker = make(lease_s=0.05)
+    checker._claim(ClaimRequest(KEYS.key("7")))
+    time.sleep(0.1)
+    request = ClaimRequest(KEYS.key("7"), max_attempts=5)
+    assert checker.claim(request).alone
+    again = checker.claim(request)
+    assert (again.verdict, again.alone) == (Verdict.ACQUIRED, False)
+    assert checker.admin().get(KEYS.key("7")).attempts == 1
 
 
 def test_a_completion_whose_answer_was_lost_counts(make, loses_answers):

@@ -66,6 +66,18 @@ def test_a_decision_comes_too_late_for_a_key_that_changed(make):
     assert checker.complete(taken.claim)
 
 
+def test_a_decision_comes_too_late_for_a_key_with_a_failure_more(make):
+    checker = make(lease_s=0.05)
+    key = KEYS.key("7")
+    claim = checker._claim(ClaimRequest(key)).claim
+    time.sleep(0.1)
+    admin = checker.admin()
+    seen = admin.get(key)
+    checker.release(claim, Failure("boom", max_attempts=5, keep_claim=True))
+    assert not admin.reopen(seen)
+    assert admin.reopen(admin.get(key))
+
+
 def test_a_key_marked_done_is_remembered_as_long_as_any(make, client):
     checker = make(retention_s=3600)
     key = KEYS.key("7")

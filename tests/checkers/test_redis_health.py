@@ -1,6 +1,7 @@
 """What `doctor` finds in a Redis server's settings."""
 
 import socket
+import time
 
 import pytest
 import redis
@@ -9,6 +10,7 @@ from idempotent.checkers import MemoryChecker, RedisChecker
 from idempotent.checkers.redis_health import _version, redis_findings
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.health import Level
+from tests.services.redis import PASSWORD
 
 SAFE = (
     *("--appendonly", "yes", "--appendfsync", "always"),
@@ -53,16 +55,16 @@ def test_a_server_that_hides_its_settings_is_judged_by_what_it_tells(private_red
 
 
 def test_replicas_are_told_after_the_client(private_redis):
-    primary = private_redis(*SAFE, "--requirepass", "")
-    private_redis("--replicaof", "127.0.0.1", str(primary.port))
-    with redis.Redis.from_url(primary.url.replace(":idempotent@", "")) as client:
-        import time
-
+    primary = private_redis(*SAFE)
+    private_redis("--replicaof", "127.0.0.1", str(primary.port), "--masterauth", PASSWORD)
+    with redis.Redis.from_url(primary.url) as client:
         deadline = time.monotonic() + 20
         while not client.info("replication")["connected_slaves"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert any("replicas" in one.what for one in problems(redis_findings(client)))
+        client.config_set("min-replicas-to-write", 1)
+        assert not problems(redis_findings(client))
 
 
 @pytest.mark.parametrize(
