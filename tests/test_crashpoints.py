@@ -128,9 +128,7 @@ def test_a_leased_consumer_dies_where_it_is_told(start, database, point, printed
     assert statuses(database) == left
 
 
-@pytest.mark.parametrize(
-    ("point", "left"), [("before_release", {"bad": "claimed"}), ("after_release", {})]
-)
+@pytest.mark.parametrize(("point", "left"), [("before_release", {"bad": "claimed"}), ("after_release", {})])
 def test_a_failing_consumer_dies_where_it_is_told(start, database, point, left):
     crash(start(point, way="bad"), point)
     assert statuses(database) == {"1": "done", "2": "done", "3": "done"} | left
@@ -200,7 +198,16 @@ def test_a_plan_is_read_from_text(text, plan):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "pause", "claim", "after_lunch", "after_claim:0", "after_claim:x", "after_claim:-1", "after_claim:1:2"],
+    [
+        "",
+        "pause",
+        "claim",
+        "after_lunch",
+        "after_claim:0",
+        "after_claim:x",
+        "after_claim:-1",
+        "after_claim:1:2",
+    ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(text):
     with pytest.raises(ConfigurationError):
