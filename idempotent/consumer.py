@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Final, TypeAlias
 
 from idempotent.checker import AbstractIdempotentChecker
@@ -205,8 +206,8 @@ class Consumer:
         try:
             first: Any = [message] if handler.batch else message
             if handler.takes is None:
-                return handler.function(first)
-            return handler.function(first, checker.handler_argument(claim, handler.takes))
+                return _finished(handler.function(first))
+            return _finished(handler.function(first, checker.handler_argument(claim, handler.takes)))
         finally:
             _current_claim.reset(token)
 
@@ -216,9 +217,9 @@ class Consumer:
         """Run a batch handler on all messages at once. What it raises is its own."""
         handler = self.handler
         if handler.takes is None:
-            handler.function(list(messages))
+            _finished(handler.function(list(messages)))
         else:
-            handler.function(list(messages), checker.handler_argument(claim, handler.takes))
+            _finished(handler.function(list(messages), checker.handler_argument(claim, handler.takes)))
 
     def encode(self, value: Any) -> bytes | None:
         """The handler's result as stored; None where results are not stored or this one cannot be."""
@@ -246,6 +247,16 @@ class Consumer:
 
     def _count(self, result: Result) -> None:
         counters.add(self.name, result.outcome)
+
+
+def _finished(value: Any) -> Any:
+    """The handler's value. A wrapped `async def` looks like any function and has done nothing yet."""
+    if isinstance(value, CoroutineType):
+        value.close()
+        raise ConfigurationError(
+            "the handler returned a coroutine that nobody awaits; run it with asyncio.run()"
+        )
+    return value
 
 
 def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes | None:

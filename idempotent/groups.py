@@ -99,8 +99,12 @@ class _Group:
 
     def run(self) -> None:
         firsts, copies = self._collapse()
-        parks = self._consumer.options.on_expired_lease is not OnExpiredLease.RETRY
-        if len(firsts) == 1 or parks:  # a claim that parks or asks is always made alone
+        # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because what runs
+        # against its verdict has a transaction of its own.
+        by_itself = (
+            self._consumer.options.on_expired_lease is not OnExpiredLease.RETRY or self._consumer.disabled
+        )
+        if len(firsts) == 1 or by_itself:
             self._alone = firsts
         elif firsts:
             claimed = self._claim(firsts)
@@ -200,8 +204,7 @@ class _Group:
                 ran.append(_Ran(one, value))
         if not ran:
             self._release(claimed)
-        self._record(ran, claimed)
-        if not self._alone:
+        if self._record(ran, claimed):
             self._free(raised)
 
     def _survives(self, one: _Claimed, error: Exception, ran: list[_Ran], raised: list[_Raised]) -> bool:
@@ -244,10 +247,10 @@ class _Group:
         self._record(ran, claimed)
         self._free(raised)
 
-    def _record(self, ran: Sequence[_Ran], claimed: Sequence[_Claimed]) -> None:
-        """Make effects final; an atomic group that cannot commit as a whole runs one by one."""
+    def _record(self, ran: Sequence[_Ran], claimed: Sequence[_Claimed]) -> bool:
+        """Make effects final; False: an atomic group could not commit as a whole, and all of it runs one by one."""
         if not ran:
-            return
+            return True
         try:
             kept = self._checker.complete_many([self._completion(one) for one in ran])
         except StoreError as error:
@@ -259,14 +262,15 @@ class _Group:
         except Exception:
             if not self._checker.group_is_atomic:
                 raise
-            self._give_up(
-                claimed
-            )  # doomed, or refused at COMMIT: whose fault it is shows when each runs alone
+            # Doomed, or refused at COMMIT: whose fault it is shows when each runs alone.
+            self._give_up(claimed)
+            return False
         else:
             for one, owned in zip(ran, kept, strict=True):
                 if not owned:
                     count_lost(self._consumer, one.claimed.claim)
                 self.results[one.claimed.item.index] = one.result
+        return True
 
     def _free(self, raised: list[_Raised]) -> None:
         """Release the keys of handlers that raised, and count their attempts."""
@@ -321,7 +325,7 @@ class _Group:
 
     def _result_of_copy(self, item: _Item, first: Result) -> Result:
         """A later copy takes the first one's final outcome, or runs if that failed."""
-        if first.outcome is Outcome.FAILED:
+        if first.outcome is Outcome.FAILED or self._consumer.disabled:
             return self._process_alone(item)
         if first.action is Action.ACK:
             return Result(Outcome.DUPLICATE, value=first.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable
@@ -31,7 +32,8 @@ class Handler:
     @property
     def name(self) -> str:
         """Module and qualified name, for errors and logs."""
-        return f"{self.function.__module__}.{self.function.__qualname__}"
+        code = _code(self.function)
+        return f"{code.__module__}.{code.__qualname__}"
 
 
 def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
@@ -40,13 +42,14 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
     Raises:
         ConfigurationError: it is async, or its parameters are not (message) or (message, session).
     """
-    name = getattr(function, "__qualname__", repr(function))
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    code = _code(function)
+    name = code.__qualname__
+    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
         raise ConfigurationError(
             f"{name} is an `async def` handler, which is not supported yet; use `def` and run what needs an event "
             "loop with asyncio.run()"
         )
-    if inspect.isgeneratorfunction(function):
+    if inspect.isgeneratorfunction(code):
         raise ConfigurationError(
             f"{name} is a generator: calling it would do nothing; use `return`, not `yield`"
         )
@@ -60,7 +63,14 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
         raise ConfigurationError(
             f"{name} must take (message) or (message, session), but takes {len(positional)} parameters"
         )
-    return Handler(function, _second(function, positional[1].name, name) if positional[1:] else None, batch)
+    return Handler(function, _second(code, positional[1].name, name) if positional[1:] else None, batch)
+
+
+def _code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The `def` behind a partial or an object that can be called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function).__call__
 
 
 def _second(function: Callable[..., Any], parameter: str, name: str) -> type:

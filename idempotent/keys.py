@@ -10,8 +10,11 @@ from urllib.parse import unquote_to_bytes
 HASH_BYTES: Final = 20
 TEXT_LIMIT: Final = 255
 _SEPARATOR: Final = ":"
-# Text longer than the column ends in the hash, so that two long keys never read the same.
-_HEAD: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
+# Text longer than the column ends in a mark and the hash, so that two long keys never read the same.
+_MARK: Final = "~"
+_HEAD: Final = TEXT_LIMIT - 2 * HASH_BYTES - len(_MARK)
+# A character has at most four bytes, and a readable form needs no more of a 1 MB id than fills the column.
+_READ_BYTES: Final = 4 * (TEXT_LIMIT + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class KeySpace:
     def __init__(self, subject: str, group: str) -> None:
         """Hash the part that all keys share, once."""
         self._prefix = hashlib.blake2b(_framed(subject) + _framed(group), digest_size=HASH_BYTES)
-        self.name: Final = f"{_readable(subject, _SEPARATOR)}{_SEPARATOR}{_readable(group, _SEPARATOR)}"
+        self.name: Final = _SEPARATOR.join(_readable(_encoded(part), _SEPARATOR) for part in (subject, group))
 
     def key(self, message_id: str | bytes) -> Key:
         """The key of one message id. Text and its UTF-8 bytes are the same id; nothing else is folded."""
@@ -57,10 +60,9 @@ class KeySpace:
         digest.update(len(data).to_bytes(8))
         digest.update(data)
         hashed = digest.digest()
-        # A readable form needs no more than the first TEXT_LIMIT characters of a 1 MB id.
-        text = f"{self.name}{_SEPARATOR}{_readable(message_id[: TEXT_LIMIT + 1], '')}"
-        if len(text) > TEXT_LIMIT:
-            text = f"{text[:_HEAD]}~{hashed.hex()}"
+        text = f"{self.name}{_SEPARATOR}{_readable(data[:_READ_BYTES], '')}"
+        if len(text) > TEXT_LIMIT or _looks_cut(text):
+            text = f"{text[:_HEAD]}{_MARK}{hashed.hex()}"
         return Key(hashed, text)
 
 
@@ -74,20 +76,22 @@ def _framed(part: str) -> bytes:
     return len(data).to_bytes(8) + data
 
 
-def _readable(part: str | bytes, separator: str) -> str:
+def _looks_cut(text: str) -> bool:
+    return len(text) == TEXT_LIMIT and text[_HEAD] == _MARK
+
+
+def _readable(part: bytes, separator: str) -> str:
     """Printable text from which the part can be told: control characters, '%' and the separator escaped."""
-    if isinstance(part, bytes):
-        part = part.decode("utf-8", "surrogateescape")
-    if part.isprintable() and "%" not in part and not (separator and separator in part):
-        return part
+    text = part.decode("utf-8", "surrogateescape")
+    if text.isprintable() and "%" not in text and not (separator and separator in text):
+        return text
     return "".join(
-        char if char.isprintable() and char not in ("%", separator) else _escaped(char) for char in part
+        char if char.isprintable() and char not in ("%", separator) else _escaped(char) for char in text
     )
 
 
 def _escaped(char: str) -> str:
-    errors = "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
-    return "".join(f"%{byte:02X}" for byte in char.encode("utf-8", errors))
+    return "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def key_from_text(text: str) -> Key | None:
@@ -103,11 +107,11 @@ def key_from_text(text: str) -> Key | None:
     parts = text.split(_SEPARATOR, 2)
     if len(parts) != 3:  # noqa: PLR2004 - subject, group, id
         return None
-    if len(text) == TEXT_LIMIT and text[_HEAD] == "~":
+    if _looks_cut(text):
         try:
-            return Key(bytes.fromhex(text[_HEAD + 1 :]), text)
+            return Key(bytes.fromhex(text[_HEAD + len(_MARK) :]), text)
         except ValueError:
-            pass
+            return None
     subject, group, message_id = (unquote_to_bytes(part) for part in parts)
     return KeySpace(subject.decode("utf-8", "surrogatepass"), group.decode("utf-8", "surrogatepass")).key(
         message_id

@@ -513,6 +513,13 @@ def test_powertools_an_async_handler_is_refused_and_not_completed_unawaited():
     with pytest.raises(ConfigurationError, match="async def"):
         consumer_of(MemoryChecker(), Callable())
 
+    async def nothing():
+        raise AssertionError
+
+    result = consumer_of(MemoryChecker(), lambda _message: nothing()).process(Message("orders", id="1"))
+    assert result.outcome is Outcome.FAILED
+    assert "coroutine" in str(result.error)
+
 
 # idemkit
 

@@ -163,11 +163,6 @@ def test_the_postgres_database_takes_many_connections(postgres_url: str) -> None
     assert int(str(query(postgres_url, "SHOW max_connections"))) >= 300
 
 
-def test_the_redis_database_is_empty(redis_url: str) -> None:
-    with Redis.from_url(redis_url) as client:
-        assert client.dbsize() == 0
-
-
 def test_mariadb_keeps_port_and_acknowledged_writes_over_a_kill(
     private_mariadb: Callable[..., PrivateMariaDb],
 ) -> None:

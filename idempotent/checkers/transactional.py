@@ -150,8 +150,12 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
                 if unit is not None:
                     unit.close()
                 raise
+            # A lapsed lease is that of a leased checker on the same table. Its attempt is not counted here: that
+            # would need another transaction, and this one holds the key.
             return [
-                replace(decision, claim=replace(decision.claim, unit=unit)) if decision.claim else decision
+                replace(decision, claim=replace(decision.claim, unit=unit), alone=False)
+                if decision.claim
+                else decision
                 for decision in decisions
             ]
         raise AssertionError("unreachable")
