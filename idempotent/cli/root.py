@@ -65,7 +65,7 @@ app = typer.Typer(
     epilog=epilog(
         "idempotent demo",
         "idempotent migrate upgrade --url sqlite:///app.db",
-        "idempotent run shop.consumers --broker amqp://localhost --checker db=sqlite:///app.db",
+        "idempotent run shop.consumers --broker file:///data/orders.jsonl --checker db=sqlite:///app.db",
         "idempotent keys list --status dead",
     ),
 )
