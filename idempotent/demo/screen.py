@@ -29,9 +29,13 @@ def introduce(console: Console, settings: Settings, stores: Stores) -> None:
         f"[bold]{settings.flights:,}{share} real flights[/bold] (New York City, 2013), delivered at least once: "
         f"reordered, {settings.duplicates:.0%} sent twice, "
         f"acknowledgements lost, and the consumer killed "
-        f"{settings.kills} times with SIGKILL. Seed {settings.seed}."
+        f"{settings.kills} times with SIGKILL. Seed {settings.seed}.",
+        soft_wrap=not console.is_terminal,  # whole words on a screen, whole lines in a file
     )
-    console.print(f"Checker: [bold]{stores.checker}[/bold], {_PROMISES[stores.guarantee]}.", soft_wrap=True)
+    console.print(
+        f"Checker: [bold]{stores.checker}[/bold], {_PROMISES[stores.guarantee]}.",
+        soft_wrap=not console.is_terminal,
+    )
     console.print(Text(f"         {stores.shown_url}\n", "dim"), soft_wrap=True)
 
 
@@ -39,7 +43,7 @@ def show(console: Console, report: Report) -> None:
     """Show the table and the verdict."""
     console.print(_table(report))
     for line in _verdict(report):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 def _table(report: Report) -> Table:
