@@ -10,6 +10,7 @@ from typing import Any, Final
 from idempotent.keys import Key
 
 OWNER_BYTES: Final = 16
+ERROR_LIMIT: Final = 1000
 
 
 class Guarantee(Enum):
@@ -139,7 +140,7 @@ class Failure:
     """Why a claim is given back, where that counts as an attempt.
 
     Attributes:
-        error: one line for people; stored, at most 1000 characters.
+        error: for people; made one printable line of at most 1000 characters.
         max_attempts: the key is DEAD once it has this many attempts.
         fatal: the key is DEAD at once.
         keep_claim: count the attempt but stay the owner (unless the key is DEAD now).
@@ -149,6 +150,11 @@ class Failure:
     max_attempts: int
     fatal: bool = False
     keep_claim: bool = False
+
+    def __post_init__(self) -> None:
+        """Make the error storable: PostgreSQL refuses NUL, every column its excess."""
+        line = "".join(char if char.isprintable() else " " for char in self.error[:ERROR_LIMIT])
+        object.__setattr__(self, "error", line)
 
     def kills(self, attempts: int) -> bool:
         """Whether the key is DEAD after this many attempts."""

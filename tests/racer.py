@@ -1,18 +1,14 @@
-"""One of several workers that race on the same keys: a thread, or a process of its own.
-
-`python -m tests.racer JSON` waits for a line on stdin, so that all start together, and prints how often each
-outcome was met.
-"""
+"""One of several workers that race on the same keys: a thread, or a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -118,27 +114,13 @@ def run(race: Race, consumer: Consumer) -> Counter[str]:
     return met
 
 
-def command(race: Race) -> list[str]:
-    return [sys.executable, "-m", "tests.racer", json.dumps(asdict(race))]
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    race = Race(**json.loads(sys.argv[1]))
+def race_in_process(race: Race, together: Barrier) -> None:
+    """Start when all are ready; print how often each outcome was met."""
     store = Store(race.kind, race.url, race.table)
     with store.opened:
         consumer = consumer_of(race, store, race.checker(store))
         if race.kind not in ("memory", "redis"):
             with store.engine().connect() as connection:
                 connection.execute(sa.select(1))
-        say("ready")
-        sys.stdin.readline()
-        say(json.dumps(run(race, consumer)))
-
-
-if __name__ == "__main__":
-    main()
+        together.wait(DEADLINE_S)
+        os.write(1, json.dumps(run(race, consumer)).encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -13,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.racer import Race, command, consumer_of, run
+from tests.forked import Forked, context
+from tests.racer import DEADLINE_S, Race, consumer_of, race_in_process, run
 from tests.stores import ALL, SHARED, SQL, Store, open_store
 
 KEYS = 1000
 WORKERS = 8
-ROOT = Path(__file__).parents[1]
 
 
 def checkers(kinds: tuple[str, ...], *modes: str) -> list[object]:
@@ -45,23 +44,16 @@ class Track:
 
     def processes(self, races: list[Race]) -> list[Counter[str]]:
         """Run each race in a process of its own, started together."""
+        together = context.Barrier(len(races))
         with ExitStack() as started:
-            children = [
-                started.enter_context(
-                    subprocess.Popen(
-                        command(race), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                    )
-                )
-                for race in races
-            ]
-            started.callback(lambda: [child.kill() for child in children])
+            children = []
+            for race in races:
+                child = Forked(race_in_process, race, together, folder=self.ledger.parent)
+                started.callback(child.close)
+                children.append(child)
             for child in children:
-                assert child.stdout.readline() == "ready\n"
-            for child in children:
-                child.stdin.write("go\n")
-                child.stdin.flush()
-            answers = [child.stdout.readline() for child in children]
-        return [Counter(json.loads(answer)) for answer in answers]
+                assert child.wait(2 * DEADLINE_S) == 0, child.err
+        return [Counter(json.loads(child.out)) for child in children]
 
     def threads(self, races: list[Race]) -> list[Counter[str]]:
         """Run each race in a thread; all share one checker, as the threads of a worker do."""

@@ -54,6 +54,7 @@ class Attempts:
 
     count: int
     error: str
+    expires_at: float = 0.0
 
 
 class MemoryChecker(AbstractIdempotentChecker):
@@ -86,6 +87,7 @@ class MemoryChecker(AbstractIdempotentChecker):
         self._lock = threading.Lock()
         self.entries: Final[dict[bytes, Entry]] = {}
         self.attempts: Final[dict[bytes, Attempts]] = {}
+        self._last_fence = 0
 
     def admin(self) -> KeyAdmin:
         """Look at the keys, and decide about those that wait for a person."""
@@ -117,9 +119,8 @@ class MemoryChecker(AbstractIdempotentChecker):
             if failure is None:
                 del self.entries[entry.key.hash]
                 return Released(owned=True)
-            noted = self.attempts.setdefault(entry.key.hash, Attempts(0, ""))
+            noted = self._note(entry.key, failure.error)
             noted.count += 1
-            noted.error = failure.error
             dead = failure.kills(noted.count)
             if dead:
                 entry.status = KeyStatus.DEAD
@@ -137,13 +138,17 @@ class MemoryChecker(AbstractIdempotentChecker):
             expired = [hashed for hashed, entry in self.entries.items() if self._is_garbage(entry, now)]
             for hashed in expired[:limit]:
                 self._forget(hashed)
+            for hashed in [h for h, noted in self.attempts.items() if noted.expires_at < now]:
+                if hashed not in self.entries:
+                    del self.attempts[hashed]
             return len(expired[:limit])
 
     def _insert(self, request: ClaimRequest) -> Decision:
         if len(self.entries) >= self.max_keys:
             self._make_room()
         now = self._clock()
-        fence = int(now * 1_000_000)
+        # A clock that stands still or goes back must not repeat a fence.
+        self._last_fence = fence = max(int(now * 1_000_000), self._last_fence + 1)
         self.entries[request.key.hash] = Entry(
             key=request.key,
             status=request.status,
@@ -177,11 +182,11 @@ class MemoryChecker(AbstractIdempotentChecker):
         entry.update_at = now
         if request.on_lapsed is Lapsed.PARK:
             entry.status = KeyStatus.DEAD
-            self.attempts.setdefault(request.key.hash, Attempts(0, "")).error = UNKNOWN_EFFECT
+            self._note(request.key, UNKNOWN_EFFECT)
             return Decision(Verdict.DEAD, reason=UNKNOWN_EFFECT)
         was_alone = entry.status is not KeyStatus.IN_PROGRESS_GROUP
         entry.owner, entry.status, entry.fingerprint = request.owner, request.status, request.fingerprint
-        entry.fence += 1
+        self._last_fence = entry.fence = max(entry.fence, self._last_fence) + 1
         entry.lease_until, entry.expires_at = self._lease_end(now), now + self.retention_s
         claim = Claim(request.key, entry.fence, request.owner)
         return Decision(Verdict.ACQUIRED, claim, lapsed=True, alone=was_alone)
@@ -199,6 +204,12 @@ class MemoryChecker(AbstractIdempotentChecker):
 
     def _lease_end(self, now: float) -> float:
         return float("inf") if self.lease_s is None else now + self.lease_s
+
+    def _note(self, key: Key, error: str) -> Attempts:
+        noted = self.attempts.setdefault(key.hash, Attempts(0, ""))
+        noted.error = error
+        noted.expires_at = self._clock() + self.retention_s
+        return noted
 
     def _reason(self, key: Key) -> str | None:
         noted = self.attempts.get(key.hash)

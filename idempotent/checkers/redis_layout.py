@@ -41,7 +41,6 @@ from typing import Final
 from idempotent.claims import Claim, ClaimRequest, Failure, KeyStatus, Lapsed
 from idempotent.errors import StoreError
 from idempotent.keys import HASH_BYTES
-from idempotent.sql.failures import printable
 
 VERSION: Final = 1
 BUCKETS: Final = 64
@@ -129,7 +128,7 @@ def release_body(claim: Claim, failure: Failure | None, token: bytes) -> bytes:
         return claim.owner
     flags = _FATAL * failure.fatal | _KEEP_CLAIM * failure.keep_claim
     limit = max(0, min(failure.max_attempts, _MAX_ATTEMPTS))
-    return _RELEASE.pack(claim.owner, flags, limit, token) + printable(failure.error).encode()
+    return _RELEASE.pack(claim.owner, flags, limit, token) + failure.error.encode()
 
 
 @dataclass(frozen=True, slots=True)

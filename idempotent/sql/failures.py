@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from idempotent.claims import Claim
 from idempotent.keys import Key
 from idempotent.sql.cursor import DriverConnection, execute, query
 from idempotent.sql.dialects import SqlDialect
-
-ERROR_LIMIT: Final = 1000
 
 
 class FailureTable:
@@ -46,8 +42,7 @@ class FailureTable:
     def note(self, connection: DriverConnection, claim: Claim, error: str, *, attempts: int = 1) -> int:
         """Add to a key's attempts and keep the error. Returns the attempts so far."""
         assert claim.key is not None
-        said = printable(error)
-        params = (claim.key.hash, claim.key.text, attempts, said, attempts, said)
+        params = (claim.key.hash, claim.key.text, attempts, error, attempts, error)
         execute(connection, self._upsert, params)
         return int(query(connection, self._attempts, (claim.key.hash,))[0][0])
 
@@ -60,9 +55,3 @@ class FailureTable:
         """Delete at most `limit` failures past their expiry."""
         for (hashed,) in query(connection, self._expired, (limit,)):
             execute(connection, self._delete, (bytes(hashed),))
-
-
-def printable(error: str) -> str:
-    """An error as one storable line: PostgreSQL refuses NUL, every column its excess."""
-    line = "".join(char if char.isprintable() else " " for char in error)
-    return line[:ERROR_LIMIT]

@@ -85,6 +85,13 @@ class GcContract(ContractBase):
         assert checker.garbage_collect() == 1
         checker.release(self.acquire(checker))
 
+    def test_attempts_of_a_key_that_is_gone_are_forgotten(self) -> None:
+        checker = self.checker(retention_s=_SHORT_S)
+        assert checker.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+        time.sleep(_SHORT_S * 2)
+        assert checker.garbage_collect() == 0
+        assert checker.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+
     @needs(Capability.GARBAGE_COLLECTION)
     def test_a_duplicate_does_not_make_the_key_live_longer(self) -> None:
         checker = self.checker(retention_s=_SHORT_S * 5)

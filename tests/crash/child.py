@@ -1,4 +1,4 @@
-"""A consumer process to be killed: `python -m tests.crash.child JSON` handles the messages of a Job once.
+"""A consumer process to be killed: it handles the messages of a Job once.
 
 Where it dies is said by IDEMPOTENT_CRASH_AT. What it settles comes out as JSON lines; whatever it had not settled
 is to be delivered again by the test.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +46,6 @@ class Job:
 
     def with_(self, **changes: Any) -> Job:
         return replace(self, **changes)
-
-    @property
-    def json(self) -> str:
-        return json.dumps(asdict(self))
 
     def checker(self, store: Store, engine: Any = None) -> AbstractIdempotentChecker:
         if self.transactional:
@@ -116,8 +111,7 @@ def settle(message: Message, result: Result) -> None:
     os.write(1, f"{json.dumps(line)}\n".encode())
 
 
-def main() -> None:
-    job = Job(**json.loads(sys.argv[1]))
+def work(job: Job) -> None:
     store = Store(job.kind, job.url, job.table)
     with store.opened:
         consumer = job.consumer(store, crash_points(job.checker(store)))
@@ -131,7 +125,3 @@ def main() -> None:
                 ack(message, consumer.process(message))
         counts = {what.value: n for (_, what), n in counters.snapshot().items() if isinstance(what, Event)}
         os.write(1, f"{json.dumps({'counters': counts})}\n".encode())
-
-
-if __name__ == "__main__":
-    main()

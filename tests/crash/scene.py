@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,12 +16,12 @@ from idempotent import Message, Outcome, Result
 from idempotent.admin import KeyFilter, KeyRecord
 from idempotent.consumer import Consumer
 from idempotent.testing.crashpoints import CRASH_VARIABLE
-from tests.crash.child import SUBJECT, Job, effects
+from tests.crash.child import SUBJECT, Job, effects, work
+from tests.forked import Forked
 from tests.stores import Store
 
 T = TypeVar("T")
 DEADLINE_S = 40.0
-_ROOT = Path(__file__).parents[2]
 
 
 def until(look: Callable[[], T | None], what: str) -> T:
@@ -42,33 +39,29 @@ def until(look: Callable[[], T | None], what: str) -> T:
 class Child:
     """A running child."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
 
     def wait(self) -> list[dict[str, Any]]:
         """What it settled until it ended by itself."""
-        out, err = self.process.communicate(timeout=DEADLINE_S)
-        assert self.process.returncode == 0, err.decode()
-        return _lines(out)
+        assert self.process.wait(DEADLINE_S) == 0, self.process.err
+        return _lines(self.process.out)
 
     def wait_until_killed(self, point: str) -> list[dict[str, Any]]:
         """What it settled until it was killed where it should be."""
-        out, err = self.process.communicate(timeout=DEADLINE_S)
-        assert self.process.returncode == -signal.SIGKILL, err.decode()
-        assert f"kill at {point}" in err.decode()
-        return _lines(out)
+        assert self.process.wait(DEADLINE_S) == -signal.SIGKILL, self.process.err
+        assert f"kill at {point}" in self.process.err
+        return _lines(self.process.out)
 
     def wait_until_paused(self) -> None:
         process = psutil.Process(self.process.pid)
         until(lambda: process.status() == psutil.STATUS_STOPPED or self.process.poll() is not None, "paused")
-        assert self.process.poll() is None, self.process.communicate()
+        assert self.process.poll() is None, self.process.err
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+        self.process.close()
 
 
 def _lines(out: bytes) -> list[dict[str, Any]]:
@@ -84,10 +77,8 @@ class Scene:
     children: list[Child] = field(default_factory=list)
 
     def start(self, at: str = "", **changes: Any) -> Child:
-        environment = {**os.environ, CRASH_VARIABLE: at}
-        command = [sys.executable, "-m", "tests.crash.child", self.job.with_(**changes).json]
-        pipe = subprocess.PIPE
-        child = Child(subprocess.Popen(command, env=environment, cwd=_ROOT, stdout=pipe, stderr=pipe))
+        folder = Path(self.job.ledger).parent
+        child = Child(Forked(work, self.job.with_(**changes), folder=folder, environ={CRASH_VARIABLE: at}))
         self.children.append(child)
         return child
 
