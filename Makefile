@@ -33,6 +33,7 @@ lint: $(STAMP) ## Check style
 
 types: $(STAMP) ## Check types
 	@$(BIN)/mypy -p idempotent
+	@$(BIN)/mypy examples
 
 pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

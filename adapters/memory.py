@@ -11,7 +11,9 @@ from idempotent.message import Message
 from idempotent.outcomes import Action, Result
 
 from .base import Adapter, Delivery, reason_of
-from .memory_broker import Copy, MemoryBroker
+from .memory_broker import Copy, DeadLetter, MemoryBroker
+
+__all__ = ["DeadLetter", "MemoryAdapter", "MemoryBroker"]
 
 
 @dataclass(frozen=True, slots=True)

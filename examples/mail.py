@@ -7,7 +7,7 @@ from idempotent.migrations import upgrade
 upgrade("sqlite:///mail.db")
 registry = Registry()
 registry.checker("keys", SqlChecker("sqlite:///mail.db", lease_s=30))
-sent = []
+sent: list[dict[str, object]] = []
 
 
 @registry.consumer(
@@ -20,7 +20,9 @@ sent = []
 )
 def send(message: Message) -> None:
     # The receiving side can drop what it has seen: the token is the same for every delivery of this message.
-    sent.append({"Idempotency-Key": current_claim().key.token, "body": message.body})
+    key = current_claim().key
+    assert key is not None, "a message without an id never gets here"
+    sent.append({"Idempotency-Key": key.token, "body": message.body})
 
 
 results = send.process_many([Message("mail", b"hello", id=mail) for mail in ("m1", "m2", "m1")])

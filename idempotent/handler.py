@@ -9,9 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session
-
 from idempotent.errors import ConfigurationError
 
 
@@ -74,6 +71,10 @@ def _code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _second(function: Callable[..., Any], parameter: str, name: str) -> type:
+    # Here, because a consumer without a session needs none of SQLAlchemy.
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
     try:
         annotation = typing.get_type_hints(function).get(parameter, Session)
     except NameError:  # a name that only type checkers import

@@ -146,6 +146,20 @@ def test_importing_the_package_imports_no_optional_library(tmp_path: Path) -> No
     assert not set(OPTIONAL) & set(modules)
 
 
+def test_a_consumer_in_memory_needs_no_sqlalchemy(tmp_path: Path) -> None:
+    program = """
+import sys
+from idempotent import Message, Registry
+from idempotent.checkers import MemoryChecker
+
+consumer = Registry().consumer("orders", checker=MemoryChecker())(lambda message: None)
+assert consumer(Message("orders", id="1")).outcome.value == "processed"
+print(*sys.modules)
+"""
+    modules = run(sys.executable, "-c", program, cwd=tmp_path).split()
+    assert not {"sqlalchemy", "alembic"} & set(modules)
+
+
 @pytest.mark.parametrize("name", ["adapters", "migrations"])
 def test_here_and_installed_there_is_one_module_of_each_folder(name: str, tmp_path: Path) -> None:
     program = f"import sys, idempotent.{name}; print(*sys.modules)"

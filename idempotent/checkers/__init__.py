@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers.memory import MemoryChecker
-from idempotent.checkers.sql import SqlChecker
-from idempotent.checkers.transactional import TransactionalSqlChecker
 from idempotent.checkers.urls import checker_from_url
 
 if TYPE_CHECKING:
     from idempotent.checkers.redis import RedisChecker
+    from idempotent.checkers.sql import SqlChecker
+    from idempotent.checkers.transactional import TransactionalSqlChecker
 
 __all__ = [
     "AbstractIdempotentChecker",
@@ -22,11 +23,11 @@ __all__ = [
     "checker_from_url",
 ]
 
+# What they bring is imported when one is asked for: redis may be missing, SQLAlchemy is large.
+_MODULES: Final = {"RedisChecker": "redis", "SqlChecker": "sql", "TransactionalSqlChecker": "transactional"}
+
 
 def __getattr__(name: str) -> Any:
-    # redis is an optional dependency: import it when it is asked for.
-    if name == "RedisChecker":
-        from idempotent.checkers.redis import RedisChecker
-
-        return RedisChecker
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers.memory import MemoryChecker
-from idempotent.checkers.sql import SqlChecker
-from idempotent.checkers.transactional import TransactionalSqlChecker
 from idempotent.errors import ConfigurationError
 
 _TRANSACTIONAL: Final = "transactional+"
@@ -41,7 +39,11 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
             redis_checker: AbstractIdempotentChecker = RedisChecker(url, **options)
             return redis_checker
         if url.startswith(_TRANSACTIONAL):
+            from idempotent.checkers.transactional import TransactionalSqlChecker
+
             return TransactionalSqlChecker(url.removeprefix(_TRANSACTIONAL), **options)
+        from idempotent.checkers.sql import SqlChecker
+
         return SqlChecker(url, **options)
     except TypeError as error:
         raise ConfigurationError(str(error)) from error
