@@ -1,7 +1,7 @@
 # `make` alone prints what there is.
 PYTHON ?= python3
-# Two suit the slowest machine we test on; the servers are shared by all.
-WORKERS ?= 2
+# Most tests wait for something most of the time; the servers are shared by all.
+WORKERS ?= 3
 ARGS ?=
 CHECKER ?=
 

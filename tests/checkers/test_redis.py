@@ -164,7 +164,7 @@ def test_what_must_not_be_forgotten_has_no_time_to_live_until_it_is_final(make, 
     assert checker._renew_many([claim]) == [True]
     assert client.pttl(name) == -1
     checker.complete(claim)
-    assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S
+    assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S + 0.01  # Redis rounds up
 
 
 def test_a_parked_key_and_its_reason_stay_for_a_person(make, client):
@@ -175,7 +175,7 @@ def test_a_parked_key_and_its_reason_stay_for_a_person(make, client):
     other = make(lease_s=0.05, retention_s=HOUR_S)
     assert other.claim(ClaimRequest(KEYS.key("7"), on_lapsed=Lapsed.PARK)).verdict is Verdict.DEAD
     name = name_of(checker, claim.key)
-    assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S
+    assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S + 0.01  # Redis rounds up
     assert ttl_s(client, name) <= ttl_s(client, name + b":f") + 0.01
     assert "effect unknown" in other.claim(ClaimRequest(KEYS.key("7"))).reason
 
