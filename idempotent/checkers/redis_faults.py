@@ -41,7 +41,7 @@ def as_store_error(error: BaseException, where: str) -> StoreError:
         error: what redis-py raised.
         where: the server, as `location` says it.
     """
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     busy = _busy(error, said)
     if busy:
         return StoreBusyError(f"Redis {where} is busy, {_BUSY[busy]}: {said}. Try again.")
