@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from idempotent.adapters import adapter_from_url
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.logs import log_to
+from idempotent.cli.masking import mask
 from idempotent.cli.modules import register_checkers, registry_at
 from idempotent.cli.options import (
     BatchSizeOption,
@@ -54,6 +56,14 @@ def run(
     drain_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers may finish at the end.")
     ] = 30.0,
+    health_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Written every second while the worker lives: ready, or connecting.",
+        ),
+    ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,11 +79,19 @@ def run(
         with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
             log_to(bar.console, log_level.value)
             tally = Tally(bar, bar.add_task("waiting for messages", total=None))
-            worker = Worker(registry, adapter, concurrency, batch_size, drain_timeout, on_result=tally)
+            worker = Worker(
+                registry,
+                adapter,
+                concurrency,
+                batch_size,
+                drain_timeout,
+                health_file=health_file,
+                on_result=tally,
+            )
             if not as_json:
                 names = ", ".join(map(plain, sorted(registry.consumers)))
                 bar.console.print(
-                    f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
+                    f"Serving [bold]{names}[/bold] from {plain(mask(broker))}. Ctrl-C stops.", soft_wrap=True
                 )
             summary = worker.run()
     finally:
@@ -87,7 +105,7 @@ def run(
             "abandoned": (summary.abandoned, "handlers still ran; their messages come again"),
             "stale": (summary.stale, "settled too late, after the connection was lost; they come again"),
         }
-        show_outcomes(tally, title=f"{target} on {broker}", more=more)
+        show_outcomes(tally, title=f"{target} on {mask(broker)}", more=more)
     if summary.abandoned:
         note("[yellow]Some handlers did not finish in time.[/yellow] See --drain-timeout.")
         raise typer.Exit(ExitCode.ATTENTION)
