@@ -30,6 +30,7 @@ BILLING = KeySpace("orders.paid", "billing")
 STAND_INS = {
     "transactional+postgresql+psycopg://user@host/shop": "transactional+sqlite:///app.db",
     "redis://localhost": "{redis}",
+    "amqp://localhost": "memory://docs?until_empty=true",
     "/data/orders.jsonl": "orders.jsonl",
 }
 

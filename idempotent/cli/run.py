@@ -10,10 +10,10 @@ import typer
 from idempotent.adapters import adapter_from_url
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.logs import log_to
-from idempotent.cli.masking import mask
 from idempotent.cli.modules import register_checkers, registry_at
 from idempotent.cli.options import (
     BatchSizeOption,
+    BrokerOption,
     CheckersOption,
     ConcurrencyOption,
     JsonOption,
@@ -41,15 +41,7 @@ def run(
             help="Where the consumers are; without a registry, those of the default one.",
         ),
     ],
-    broker: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            envvar="IDEMPOTENT_BROKER",
-            show_default=False,
-            help="Where the messages are; an adapter's options come after the ?.",
-        ),
-    ],
+    broker: BrokerOption,
     checker: CheckersOption = None,
     concurrency: ConcurrencyOption = 1,
     batch_size: BatchSizeOption = 1,
@@ -91,7 +83,7 @@ def run(
             if not as_json:
                 names = ", ".join(map(plain, sorted(registry.consumers)))
                 bar.console.print(
-                    f"Serving [bold]{names}[/bold] from {plain(mask(broker))}. Ctrl-C stops.", soft_wrap=True
+                    f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
                 )
             summary = worker.run()
     finally:
@@ -105,7 +97,7 @@ def run(
             "abandoned": (summary.abandoned, "handlers still ran; their messages come again"),
             "stale": (summary.stale, "settled too late, after the connection was lost; they come again"),
         }
-        show_outcomes(tally, title=f"{target} on {mask(broker)}", more=more)
+        show_outcomes(tally, title=f"{target} on {broker}", more=more)
     if summary.abandoned:
         note("[yellow]Some handlers did not finish in time.[/yellow] See --drain-timeout.")
         raise typer.Exit(ExitCode.ATTENTION)
