@@ -12,12 +12,14 @@ from tests.services import (
     KAFKA,
     MYSQL,
     POSTGRES,
+    RABBITMQ,
     REDIS,
     SERVICES,
     PrivateActiveMq,
     PrivateKafka,
     PrivateMariaDb,
     PrivatePostgres,
+    PrivateRabbitMq,
     PrivateRedis,
     PrivateServer,
     Service,
@@ -84,6 +86,12 @@ def stomp_url(pytestconfig: pytest.Config) -> str:
     return _server(pytestconfig, ACTIVEMQ)
 
 
+@pytest.fixture(scope="session")
+def rabbitmq_url(pytestconfig: pytest.Config) -> str:
+    """`amqp://` of a broker. Tests share it, so each makes queues of its own."""
+    return _server(pytestconfig, RABBITMQ)
+
+
 @pytest.fixture(params=ALL)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Every store in turn, memory included."""
@@ -130,6 +138,12 @@ def private_kafka(pytestconfig: pytest.Config) -> Iterator[Callable[..., Private
 def private_activemq(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateActiveMq]]:
     """`private_activemq(*options)`, as `private_mariadb`; the options are PrivateActiveMq's words."""
     yield from _private(pytestconfig, PrivateActiveMq)
+
+
+@pytest.fixture
+def private_rabbitmq(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateRabbitMq]]:
+    """`private_rabbitmq(*options)`, as `private_mariadb`; an option is a line of rabbitmq.conf."""
+    yield from _private(pytestconfig, PrivateRabbitMq)
 
 
 def _server(config: pytest.Config, service: Service) -> str:
