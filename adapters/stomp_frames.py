@@ -1,0 +1,112 @@
+"""What a STOMP frame means as a message, and what a message looks like as a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from idempotent.errors import AdapterError
+from idempotent.message import Message
+
+from .copies import KEY_HEADER
+
+DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
+"""Milliseconds that the broker's scheduler keeps a message. It takes the header off; a broker without one does not."""
+_TEXT: Final = "amq-msg-type"
+# Of the frame, not of the message; the handler has no use for them.
+_OF_THE_FRAME: Final = frozenset({"ack", "subscription", "content-length", "redelivered"})
+# What the broker, or this adapter, writes by itself on every message that is sent.
+_NOT_SENT: Final = _OF_THE_FRAME | {
+    "destination",
+    "message-id",
+    "persistent",
+    "receipt",
+    "scheduledJobId",
+    "timestamp",
+    "transaction",
+    DELAY_HEADER,
+}
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\\c"})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame, or its beginning: the connection adds transaction and receipt.
+
+    Attributes:
+        command: SEND, ACK, MESSAGE, ...
+        headers: by name, unescaped.
+        body: the payload.
+    """
+
+    command: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+def destination_of(subject: str) -> str:
+    """`/queue/NAME`, unless the subject says itself what it is."""
+    return subject if is_topic(subject) or subject.startswith("/queue/") else f"/queue/{subject}"
+
+
+def is_topic(destination: str) -> bool:
+    """Whether it is a topic, where a message without a subscriber is lost."""
+    return destination.startswith("/topic/")
+
+
+def dead_letters_of(destination: str) -> str:
+    """Where its dead letters go by default: always a queue, for a topic keeps nothing."""
+    return f"/queue/{destination.removeprefix('/queue/').removeprefix('/topic/')}.dead"
+
+
+def message_of(frame: Frame, subject: str, *, again: bool) -> Message:
+    """The message of a MESSAGE frame; `again`: it was delivered before, whatever the frame says."""
+    headers = {name: value for name, value in frame.headers.items() if name not in _OF_THE_FRAME}
+    if "content-length" not in frame.headers:
+        headers[_TEXT] = "text"  # so that copies are for others what the original was: a JMS TextMessage
+    message_id = frame.headers.get("message-id")
+    return Message(
+        subject,
+        frame.body,
+        id=frame.headers.get(KEY_HEADER) or message_id,
+        headers=headers,
+        redelivered=again or frame.headers.get("redelivered") == "true",
+        position=message_id,
+        raw=frame,
+    )
+
+
+def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_s: float = 0.0) -> Frame:
+    """A persistent message, kept back by the broker for `delay_s` seconds.
+
+    Raises:
+        AdapterError: its id is nothing that STOMP could carry unchanged.
+    """
+    sent = {name: _text(value) for name, value in headers.items() if name not in _NOT_SENT}
+    _check_identity(headers.get(KEY_HEADER))
+    sent |= {"destination": destination, "persistent": "true", "content-length": str(len(body))}
+    if delay_s > 0:
+        sent[DELAY_HEADER] = str(max(round(delay_s * 1000), 1))
+    return Frame("SEND", sent, body)
+
+
+def escaped_names(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers for stomp.py, which escapes values and forgets the names."""
+    return {name.translate(_ESCAPES): value for name, value in headers.items()}
+
+
+def _text(value: Any) -> str:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    # NUL ends a frame, wherever it stands.
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _check_identity(identity: Any) -> None:
+    try:
+        text = identity.decode() if isinstance(identity, bytes) else str(identity or "")
+        text.encode()
+    except UnicodeError as error:
+        raise AdapterError("STOMP cannot carry this id, which is no UTF-8") from error
+    if "\0" in text:
+        raise AdapterError("STOMP cannot carry an id with a NUL in it")
