@@ -1,0 +1,128 @@
+"""Partition: one assignment of one partition to this process, from assign to revoke. Its object is the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from .base import Delivery
+from .kafka_client import Raw
+from .kafka_config import Ordering
+from .kafka_lanes import Lanes, Record
+from .kafka_records import message_of, origin_of
+from .kafka_topics import TopicId
+from .watermark import Watermark
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Token:
+    """One handing out of one record."""
+
+    partition: Partition
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of one partition is on its way.
+
+    Attributes:
+        ordering: which messages wait for each other.
+        in_flight: messages handed out at once.
+        pending: unfinished messages, or finished ones behind an unfinished one, at which fetching pauses.
+    """
+
+    ordering: Ordering
+    in_flight: int
+    pending: int
+
+
+class Partition:
+    """What was received of a partition, and how far it is finished."""
+
+    def __init__(self, topic_id: TopicId, number: int, limits: Limits) -> None:
+        """Nothing received yet."""
+        self.topic: Final = topic_id.topic
+        self.number: Final = number
+        self.is_open = True
+        self.is_paused = False
+        self.committed = -1
+        """The greatest offset that a commit was sent for."""
+        self._topic_id = topic_id
+        self._limits = limits
+        self._lanes = Lanes(limits.in_flight if limits.ordering is Ordering.PARTITION else 1)
+        self._mark: Watermark[int] = Watermark()
+        self._out: dict[int, Token] = {}
+        self._busy = 0
+        self._received = -1
+
+    def follows(self, raw: Raw) -> bool:
+        """Whether this one comes after all before. If not, the offsets began anew: another topic of that name."""
+        return origin_of(raw)[2] > self._received
+
+    def add(self, raw: Raw) -> None:
+        """A message, in the order of offsets."""
+        offset = origin_of(raw)[2]
+        self._received = offset
+        self._mark.add(offset)
+        self._lanes.add(Record(raw, offset, self._lane(raw, offset)))
+
+    def take(self, now: float) -> Delivery | None:
+        """The next delivery; None: not now."""
+        if self._topic_id.value is None or self._busy >= self._limits.in_flight:
+            return None
+        record = self._lanes.take(now)
+        if record is None:
+            return None
+        self._busy += 1
+        token = self._out[record.offset] = Token(self, record)
+        return Delivery(message_of(record.raw, self._topic_id.value, redelivered=record.turns > 1), token)
+
+    def settled(self, token: Token) -> bool:
+        """Take a delivery back; `finish` or `again` comes next. False: it is stale."""
+        if not self.is_open or self._out.get(token.record.offset) is not token:
+            return False
+        del self._out[token.record.offset]
+        return True
+
+    def finish(self, record: Record) -> None:
+        """It needs nothing any more, and its offset may be committed when those before it are finished."""
+        self._busy -= 1
+        self._lanes.finish(record)
+        self._mark.finish(record.offset)
+
+    def again(self, record: Record, due: float) -> None:
+        """Hand it out again, when it is `due`."""
+        self._busy -= 1
+        self._lanes.again(record, due)
+
+    @property
+    def next_offset(self) -> int | None:
+        """What a commit may say: everything before is finished. None: nothing new since the last one."""
+        last = self._mark.last
+        return last + 1 if last is not None and last >= self.committed else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has messages that were received and are not finished."""
+        return len(self._mark) > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether fetching should pause."""
+        return len(self._mark) >= self._limits.pending
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether fetching should go on. A pause throws away what was fetched ahead, so not at once."""
+        return len(self._mark) <= self._limits.pending // 2
+
+    def _lane(self, raw: Raw, offset: int) -> Hashable:
+        match self._limits.ordering:
+            case Ordering.PARTITION:
+                return None
+            case Ordering.KEY if (key := raw.key()) is not None:
+                return key
+            case _:
+                return offset
