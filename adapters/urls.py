@@ -24,8 +24,8 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
 
     Args:
         url: `memory://NAME` (a broker shared by that name within this process), `file:///path/to/lines.jsonl`,
-            or `file://-` (or just `-`) for standard input; `amqp://` or `amqps://` for RabbitMQ. The words after
-            `?` are the constructor's keywords: `file:///data/orders.jsonl?id_field=order_id`.
+            or `file://-` (or just `-`) for standard input; `amqp://` or `amqps://` for RabbitMQ;
+            `kafka://host:9092,host:9092` for Kafka. The words after `?` are the constructor's keywords: `file:///data/orders.jsonl?id_field=order_id`.
         options: more of those keywords; they win over the URL's.
 
     Raises:
@@ -96,10 +96,21 @@ def _stomp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
         raise ConfigurationError(str(error)) from error
 
 
+def _kafka(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
+    from .kafka import KafkaAdapter
+
+    options = {**options_from_query(url.query, KafkaAdapter), **more}
+    try:
+        return KafkaAdapter(url._replace(query="").geturl(), **options)
+    except TypeError as error:
+        raise ConfigurationError(str(error)) from error
+
+
 _SCHEMES: Final[Mapping[str, Callable[[SplitResult, Mapping[str, Any]], Adapter]]] = {
     "amqp": _amqp,
     "amqps": _amqp,
     "file": _file,
+    "kafka": _kafka,
     "memory": _memory,
     "stomp": _stomp,
     "stomp+ssl": _stomp,
