@@ -115,10 +115,12 @@ class Batched(Acks):
 
     @property
     def due_in_s(self) -> float | None:
-        return max(self._next_try - self._clock(), 0.0) if self._done else None
+        if not self._done:
+            return None
+        return 0.0 if self._is_full else max(self._next_try - self._clock(), 0.0)
 
     def flush_due(self) -> None:
-        if self._done and self._clock() >= self._next_try:
+        if self.due_in_s == 0:
             self._send(one_by_one=self._is_full)
 
     def flush(self) -> None:
