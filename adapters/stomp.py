@@ -36,7 +36,8 @@ class StompAdapter(Adapter):
     `x-idempotent-key`, or the one that the broker gave.
 
     A failed message is sent again as a copy that the broker's scheduler keeps back, a dead one as a copy to the
-    dead-letter queue; the copy and the acknowledgement of the original are one transaction. NACK is never sent.
+    dead-letter queue. The original is acknowledged when the broker has confirmed the copy; with `ack="transacted"`
+    both are one transaction. NACK is never sent: it would make a dead letter of the message, without a reason.
 
     Args:
         url: `stomp://user:password@host:61613`, or `stomp+ssl://`.

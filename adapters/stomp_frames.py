@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from idempotent.errors import AdapterError
 from idempotent.message import Message
 
 from .copies import KEY_HEADER
 
+log = logging.getLogger(__name__)
+
 DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
 """Milliseconds that the broker's scheduler keeps a message. It takes the header off; a broker without one does not."""
+QUOTED_KEY_HEADER: Final = "x-idempotent-key-quoted"
+"""The id in ASCII, where ActiveMQ would change it: it stores characters beyond U+FFFF as two U+FFFD each."""
+_GROUP: Final = "JMSXGroupID"
+_GROUP_FOR_COPIES: Final = "x-idempotent-group"  # the broker does not tell a STOMP consumer the group
 _TEXT: Final = "amq-msg-type"
 # Of the frame, not of the message; the handler has no use for them.
 _OF_THE_FRAME: Final = frozenset({"ack", "subscription", "content-length", "redelivered"})
@@ -26,6 +34,8 @@ _NOT_SENT: Final = _OF_THE_FRAME | {
     "timestamp",
     "transaction",
     DELAY_HEADER,
+    QUOTED_KEY_HEADER,
+    _GROUP_FOR_COPIES,
 }
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\\c"})
 
@@ -65,11 +75,13 @@ def message_of(frame: Frame, subject: str, *, again: bool) -> Message:
     headers = {name: value for name, value in frame.headers.items() if name not in _OF_THE_FRAME}
     if "content-length" not in frame.headers:
         headers[_TEXT] = "text"  # so that copies are for others what the original was: a JMS TextMessage
+    if _GROUP_FOR_COPIES in headers:
+        headers[_GROUP] = headers[_GROUP_FOR_COPIES]
     message_id = frame.headers.get("message-id")
     return Message(
         subject,
         frame.body,
-        id=frame.headers.get(KEY_HEADER) or message_id,
+        id=_id_of(frame) or message_id,
         headers=headers,
         redelivered=again or frame.headers.get("redelivered") == "true",
         position=message_id,
@@ -84,8 +96,10 @@ def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_
         AdapterError: its id is nothing that STOMP could carry unchanged.
     """
     sent = {name: _text(value) for name, value in headers.items() if name not in _NOT_SENT}
-    _check_identity(headers.get(KEY_HEADER))
+    sent |= _identity(headers.get(KEY_HEADER))
     sent |= {"destination": destination, "persistent": "true", "content-length": str(len(body))}
+    if _GROUP in sent:
+        sent[_GROUP_FOR_COPIES] = sent[_GROUP]
     if delay_s > 0:
         sent[DELAY_HEADER] = str(max(round(delay_s * 1000), 1))
     return Frame("SEND", sent, body)
@@ -102,11 +116,33 @@ def _text(value: Any) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _check_identity(identity: Any) -> None:
+def _identity(identity: Any) -> dict[str, str]:
+    """The headers that say which message this is."""
+    if identity is None:
+        return {}
     try:
-        text = identity.decode() if isinstance(identity, bytes) else str(identity or "")
+        text = identity.decode() if isinstance(identity, bytes) else str(identity)
         text.encode()
     except UnicodeError as error:
         raise AdapterError("STOMP cannot carry this id, which is no UTF-8") from error
     if "\0" in text:
         raise AdapterError("STOMP cannot carry an id with a NUL in it")
+    return (
+        {KEY_HEADER: text} if _survives(text) else {KEY_HEADER: text, QUOTED_KEY_HEADER: quote(text, safe="")}
+    )
+
+
+def _id_of(frame: Frame) -> str | None:
+    quoted = frame.headers.get(QUOTED_KEY_HEADER)
+    if quoted is not None:
+        return unquote(quoted)
+    key = frame.headers.get(KEY_HEADER)
+    if key is None or _survives(key):
+        return key
+    # Before and after the broker has stored it this is not the same text, and others may become the same.
+    log.warning("id_does_not_survive_activemq", extra={"position": frame.headers.get("message-id")})
+    return None
+
+
+def _survives(text: str) -> bool:
+    return all(character <= "\uffff" and character != "\ufffd" for character in text)

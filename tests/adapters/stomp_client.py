@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from idempotent import Message
@@ -46,14 +47,9 @@ class StompClient:
                 raise ConnectionError("closed")
             self._received += found
 
-    def publish(self, destination: str, body: bytes = b"", **headers: str) -> None:
-        sent = {
-            name.replace("_", "-") if name == "content_type" else name: value
-            for name, value in headers.items()
-        }
-        self.publish_with(destination, body, sent)
-
-    def publish_with(self, destination: str, body: bytes, headers: Mapping[str, str]) -> None:
+    def publish(
+        self, destination: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         length = str(len(body))
         sent = {"destination": destination, "persistent": "true", "content-length": length, "receipt": "p"}
         self.send("SEND", {**sent, **headers}, body)

@@ -1,5 +1,7 @@
 """The contract on a real ActiveMQ, once for each way of acknowledging."""
 
+from typing import ClassVar
+
 import pytest
 
 from idempotent.adapters.copies import REASON_HEADER
@@ -13,7 +15,7 @@ QUICK = Backoff(initial_s=0.05, maximum_s=0.5)
 
 class TestStompAdapter(AdapterContract):
     ack = AckMode.INDIVIDUAL
-    options = {}
+    options: ClassVar = {}
 
     @pytest.fixture(autouse=True)
     def _broker(self, stomp_url):
@@ -25,7 +27,7 @@ class TestStompAdapter(AdapterContract):
     def send(self, message):
         with client(self.url) as sender:
             headers = {"x-idempotent-key": message.id, **message.headers}
-            sender.publish_with(f"/queue/{message.subject}", message.body, headers)
+            sender.publish(f"/queue/{message.subject}", message.body, headers)
 
     def dead_letters(self, subject):
         return in_queue(self.url, f"/queue/{subject}.dead")
@@ -41,12 +43,12 @@ class TestStompAdapter(AdapterContract):
 
 class TestStompAdapterAuto(TestStompAdapter):
     ack = AckMode.AUTO
-    options = {"receipts": True}
+    options: ClassVar = {"receipts": True}
 
 
 class TestStompAdapterOptimizeAcknowledge(TestStompAdapter):
     ack = AckMode.AUTO
-    options = {"optimize_acknowledge": True}
+    options: ClassVar = {"optimize_acknowledge": True}
 
 
 class TestStompAdapterClient(TestStompAdapter):
