@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,11 @@ except ImportError as error:
 import pika.exceptions as pika_errors
 
 __all__ = ["LOST", "Server", "explained", "pika", "pika_errors", "server_at", "what_to_check"]
+
+# One failed attempt is eight lines of errors and a traceback there, and one warning here. Whoever wants them sets a
+# level on this logger.
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 LOST: Final = (pika_errors.AMQPError, pika_errors.ChannelError, OSError)
 """Whatever pika raises when a connection, or a channel of it, is of no more use."""
