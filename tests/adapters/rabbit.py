@@ -73,7 +73,9 @@ class Rabbit:
         with self.channel() as channel:
             channel.confirm_delivery()
             for message in messages:
-                properties = pika.BasicProperties(message_id=message.id, headers=dict(message.headers))
+                properties = pika.BasicProperties(
+                    message_id=message.id, headers=dict(message.headers), delivery_mode=2
+                )
                 self.publish(channel, message.subject, message.body, properties)
 
     @staticmethod
