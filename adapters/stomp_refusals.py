@@ -8,9 +8,9 @@ from idempotent.errors import AdapterError
 
 from .stomp_frames import Frame
 
-# ActiveMQ tells the kind of an error only by the Java exception in the frame's body.
-_SECURITY: Final = "SecurityException"
-_PASSWORD: Final = ("password is invalid", "No user name", "authenticat")
+# ActiveMQ tells the kind of an error only by its words, or by the Java exception in the frame's body.
+_SECURITY: Final = ("SecurityException", "not authorized")
+_PASSWORD: Final = ("password is invalid", "authentication failed", "unable to authenticate")
 
 
 class LostError(Exception):
@@ -28,8 +28,8 @@ class ForbiddenError(RefusedError):
 def refusal(frame: Frame, what: str) -> RefusedError:
     """The error of an ERROR frame, without the name of who asked."""
     said = " ".join(frame.headers.get("message", "no reason given").split())
-    if _SECURITY in frame.body.decode("utf-8", "replace"):
-        if any(word.lower() in said.lower() for word in _PASSWORD):
-            return ForbiddenError(f"ActiveMQ refused {what}: wrong user name or password")
-        return ForbiddenError(f"ActiveMQ refused {what}: {said}")
-    return RefusedError(f"ActiveMQ refused {what}: {said}")
+    if any(word in said.lower() for word in _PASSWORD):
+        return ForbiddenError(f"ActiveMQ refused {what}: wrong user name or password")
+    text = said + frame.body.decode("utf-8", "replace")
+    kind = ForbiddenError if any(word in text for word in _SECURITY) else RefusedError
+    return kind(f"ActiveMQ refused {what}: {said}")

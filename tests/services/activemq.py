@@ -117,7 +117,8 @@ _ACCOUNTS = f"""<plugins>
     <authenticationUser username="root" password="{PASSWORD}" groups="users,operators"/>
   </users></simpleAuthenticationPlugin>
   <authorizationPlugin><map><authorizationMap><authorizationEntries>
-    <authorizationEntry queue=">" read="users" write="users" admin="users"/>
+    <authorizationEntry queue="*" read="users" write="users" admin="users"/>
+    <authorizationEntry queue="*.dead" read="users" write="users" admin="users"/>
     <authorizationEntry queue="locked.>" read="users" write="operators" admin="users"/>
     <authorizationEntry topic=">" read="users" write="users" admin="users"/>
   </authorizationEntries></authorizationMap></map></authorizationPlugin>
