@@ -15,12 +15,13 @@ from idempotent.sql.dialects import Conflict, SqlDialect
 _IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _LIMIT_BEFORE: Final = "idempotent.lock_timeout"
 # The limit is undone by the statement itself, because the handler's statements have one of their own. The count
-# makes sure that every row has been inserted before.
+# makes sure that every row has been inserted before. Without a new row it answers one of NULLs.
 _UNLIMITED: Final = (
-    "SELECT i.key_hash, i.fence FROM i CROSS JOIN (SELECT set_config('lock_timeout',"
+    "SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout',"
     f" current_setting('{_LIMIT_BEFORE}'), true) FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r"
+    " LEFT JOIN i ON true"
 )
-ROW: Final = "key_hash, status, owner, fence, lease_until, fingerprint, result"
+ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
 
 
 class Statements:
