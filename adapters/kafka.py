@@ -225,6 +225,14 @@ class KafkaAdapter(Adapter):
                 f"Kafka at {self._where} did not take a message for {message.subject}: {reason}"
             )
 
+    def dead_letter_subject(self, subject: str) -> str:
+        return self._dead_letter_topic or f"{subject}.dlq"
+
+    @property
+    def connected(self) -> bool:
+        """Whether a broker answers, and the group has let this process in."""
+        return self._group is not None and self._group.connected
+
     def wake(self) -> None:
         self._woken.set()
 
@@ -237,7 +245,7 @@ class KafkaAdapter(Adapter):
 
     def _bury(self, partition: Partition, record: Record, message: Message, result: Result) -> None:
         """Send a dead letter; the offset is finished when the broker has it, in a later `receive`."""
-        topic = self._dead_letter_topic or f"{partition.topic}.dlq"
+        topic = self.dead_letter_subject(partition.topic)
         headers = dead_letter_headers(message, origin_text(record.raw), result)
 
         def report(error: str | None) -> None:

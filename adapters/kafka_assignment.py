@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from .base import Delivery
 from .kafka_client import KafkaConsumer, KafkaError, KafkaException, Raw, TopicPartition, error_of
@@ -15,6 +16,7 @@ from .kafka_topics import TopicIds
 
 log = logging.getLogger(__name__)
 Name = tuple[str, int]
+_ANSWER_S: Final = 30.0
 
 
 class Assignment:
@@ -42,6 +44,7 @@ class Assignment:
         self._turns: deque[Partition] = deque()
         self._finished = 0
         self._committed_at = time.monotonic()
+        self._asked_at: float | None = None
         self.was_assigned = False
 
     # Callbacks
@@ -54,7 +57,7 @@ class Assignment:
     def on_revoke(self, consumer: KafkaConsumer, revoked: Sequence[TopicPartition]) -> None:
         self._log("partitions_revoked", revoked)
         partitions = self._of(revoked)
-        self._send(consumer, partitions, asynchronous=False)
+        self._send(consumer, partitions, asynchronous=False, again=True)
         self._end(partitions)
 
     def on_lost(self, _: KafkaConsumer, lost: Sequence[TopicPartition]) -> None:
@@ -64,6 +67,7 @@ class Assignment:
 
     def on_commit(self, error: KafkaError | None, committed: Sequence[TopicPartition]) -> None:
         """The answer to a commit that nobody waited for."""
+        self._asked_at = None
         for tp in committed:
             problem = error or tp.error
             if problem is None or problem.code() == KafkaError._NO_OFFSET:  # noqa: SLF001 - public, despite its name
@@ -130,14 +134,19 @@ class Assignment:
         self._finished += 1
 
     def commit_if_due(self, consumer: KafkaConsumer) -> None:
-        if not self._finished:
+        if not self._finished or self._is_asking:
             return
         if self._finished >= self._every or time.monotonic() - self._committed_at >= self._interval_s:
             self._send(consumer, self._turns, asynchronous=True)
 
-    def commit_now(self, consumer: KafkaConsumer) -> None:
-        """Commit, and wait for the answer."""
-        self._send(consumer, self._turns, asynchronous=False)
+    def commit_last(self, consumer: KafkaConsumer, timeout_s: float) -> None:
+        """Commit, and wait for the answer, but not as long as a synchronous commit does without a broker."""
+        until = time.monotonic() + timeout_s
+        for final in (False, True):
+            while self._is_asking and time.monotonic() < until:
+                consumer.poll(0.02)
+            if not final:
+                self._send(consumer, self._turns, asynchronous=True, again=True)
 
     def give_up(self, consumer: KafkaConsumer, deliveries: list[Delivery]) -> list[Delivery]:
         """Commit these before they are handed out, so that they never come again; none, when that fails."""
@@ -158,19 +167,31 @@ class Assignment:
         """Nothing is this process's any more."""
         self._end(list(self._turns))
 
-    def _send(self, consumer: KafkaConsumer, partitions: Iterable[Partition], *, asynchronous: bool) -> None:
+    @property
+    def _is_asking(self) -> bool:
+        # One commit at a time: after a lost connection an older one may be sent again, behind a newer one.
+        return self._asked_at is not None and time.monotonic() - self._asked_at < _ANSWER_S
+
+    def _send(
+        self,
+        consumer: KafkaConsumer,
+        partitions: Iterable[Partition],
+        *,
+        asynchronous: bool,
+        again: bool = False,
+    ) -> None:
         self._finished = 0
         self._committed_at = time.monotonic()
-        marks = {p: mark for p in partitions if (mark := p.next_offset) is not None}
+        marks = {p: p.mark for p in partitions if p.mark is not None and (again or p.mark > p.committed)}
         if marks and not self._commit(consumer, marks, asynchronous=asynchronous):
             self._finished += 1
 
-    @staticmethod
-    def _commit(consumer: KafkaConsumer, marks: dict[Partition, int], *, asynchronous: bool) -> bool:
+    def _commit(self, consumer: KafkaConsumer, marks: dict[Partition, int], *, asynchronous: bool) -> bool:
         offsets = [TopicPartition(p.topic, p.number, mark) for p, mark in marks.items()]
         try:
             if asynchronous:
                 consumer.commit(offsets=offsets, asynchronous=True)
+                self._asked_at = time.monotonic()
             else:
                 _raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:

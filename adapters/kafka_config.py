@@ -111,8 +111,10 @@ def security_config(
     if user is not None:
         # Nobody's password goes over the network in the clear unasked.
         protocol, mechanism = protocol or "SASL_SSL", mechanism or "PLAIN"
-    config = {
+    config: dict[str, Any] = {
         "bootstrap.servers": place.bootstrap,
+        # Each failed attempt to connect is an error to librdkafka; the adapter says so more rarely.
+        "log_level": 2,
         "security.protocol": protocol,
         "sasl.mechanisms": mechanism,
         "sasl.username": user,

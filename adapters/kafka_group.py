@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -29,6 +30,9 @@ _MOST_FETCHED: Final = 500
 _BLOCKED_WAIT_S: Final = 0.02
 _UPKEEP_S: Final = 0.1
 _ANSWER_S: Final = 10.0
+_STATISTICS_MS: Final = 2_000
+_CLOSE_S: Final = 10.0
+_SILENCE_S: Final = 10.0
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -77,8 +81,15 @@ class KafkaGroup:
         self._fail_fast = fail_fast
         self._fault: KafkaError | None = None
         self._fetched_at = 0.0
-        callbacks = {"on_commit": self.assignment.on_commit, "error_cb": self._on_error}
-        self.consumer: Final = make_client(KafkaConsumer, {**config, **callbacks})
+        self._is_up = True
+        self._complained_at = -_SILENCE_S
+        callbacks = {
+            "on_commit": self.assignment.on_commit,
+            "error_cb": self._on_error,
+            "stats_cb": self._on_statistics,
+            "statistics.interval.ms": _STATISTICS_MS,
+        }
+        self.consumer: Final = make_client(KafkaConsumer, {**callbacks, **config})
         if fail_fast:
             self._meet()
         self._topics = list(topics)
@@ -115,11 +126,19 @@ class KafkaGroup:
         """Whether it was not polled for a while: a rebalance may be waiting."""
         return time.monotonic() - self._fetched_at > _UPKEEP_S
 
+    @property
+    def connected(self) -> bool:
+        """Whether a broker answers, and the group has let this process in."""
+        return self._is_up and self.assignment.was_assigned
+
     def close(self) -> None:
         """Commit what is finished, and leave."""
-        self.assignment.commit_now(self.consumer)
+        self.assignment.commit_last(self.consumer, _CLOSE_S if self._is_up else 0.0)
         self.assignment.end()
-        self.consumer.close()
+        # Without a broker the client library insists for a session's length.
+        leaving = threading.Thread(target=self.consumer.close, name="idempotent-kafka-close", daemon=True)
+        leaving.start()
+        leaving.join(_CLOSE_S if self._is_up else 1.0)
 
     def _subscribe(self) -> None:
         self.consumer.subscribe(
@@ -145,8 +164,15 @@ class KafkaGroup:
         if error.fatal():
             self._fault = error
         else:
-            # The library connects again by itself.
-            log.warning("broker_unreachable", extra={"broker": self._where, "error": error_of(error)})
+            # The library connects again by itself, and says so in its statistics alone.
+            self._is_up = self._is_up and error.code() != KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - public
+            if time.monotonic() - self._complained_at > _SILENCE_S:
+                self._complained_at = time.monotonic()
+                log.warning("broker_unreachable", extra={"broker": self._where, "error": error_of(error)})
+
+    def _on_statistics(self, text: str) -> None:
+        brokers = json.loads(text).get("brokers", {}).values()
+        self._is_up = any(broker.get("state") == "UP" for broker in brokers)
 
     def _meet(self) -> None:
         try:

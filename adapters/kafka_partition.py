@@ -52,7 +52,7 @@ class Partition:
         self._topic_id = topic_id
         self._limits = limits
         self._lanes = Lanes(limits.in_flight if limits.ordering is Ordering.PARTITION else 1)
-        self._mark: Watermark[int] = Watermark()
+        self._watermark: Watermark[int] = Watermark()
         self._out: dict[int, Token] = {}
         self._busy = 0
         self._received = -1
@@ -65,7 +65,7 @@ class Partition:
         """A message, in the order of offsets."""
         offset = origin_of(raw)[2]
         self._received = offset
-        self._mark.add(offset)
+        self._watermark.add(offset)
         self._lanes.add(Record(raw, offset, self._lane(raw, offset)))
 
     def take(self, now: float) -> Delivery | None:
@@ -90,7 +90,7 @@ class Partition:
         """It needs nothing any more, and its offset may be committed when those before it are finished."""
         self._busy -= 1
         self._lanes.finish(record)
-        self._mark.finish(record.offset)
+        self._watermark.finish(record.offset)
 
     def again(self, record: Record, due: float) -> None:
         """Hand it out again, when it is `due`."""
@@ -98,25 +98,25 @@ class Partition:
         self._lanes.again(record, due)
 
     @property
-    def next_offset(self) -> int | None:
-        """What a commit may say: everything before is finished. None: nothing new since the last one."""
-        last = self._mark.last
-        return last + 1 if last is not None and last >= self.committed else None
+    def mark(self) -> int | None:
+        """The offset that a commit may name: everything before is finished. None: not even the first one is."""
+        last = self._watermark.last
+        return None if last is None else last + 1
 
     @property
     def waits(self) -> bool:
         """Whether it has messages that were received and are not finished."""
-        return len(self._mark) > 0
+        return len(self._watermark) > 0
 
     @property
     def is_full(self) -> bool:
         """Whether fetching should pause."""
-        return len(self._mark) >= self._limits.pending
+        return len(self._watermark) >= self._limits.pending
 
     @property
     def is_half_empty(self) -> bool:
         """Whether fetching should go on. A pause throws away what was fetched ahead, so not at once."""
-        return len(self._mark) <= self._limits.pending // 2
+        return len(self._watermark) <= self._limits.pending // 2
 
     def _lane(self, raw: Raw, offset: int) -> Hashable:
         match self._limits.ordering:

@@ -66,4 +66,9 @@ class TopicIds:
             self._again.append((time.monotonic() + _RETRY_S, topic_id))
             return
         # Brokers before 2.8 have no ids.
-        topic_id.value = topic_id.topic if str(uuid) == _NO_ID else str(uuid)
+        topic_id.value = topic_id.topic if str(uuid) == _NO_ID else _text(uuid)
+
+
+def _text(uuid: Uuid) -> str:
+    """As Kafka's own tools show it; librdkafka's spelling has slashes."""
+    return str(uuid).replace("+", "-").replace("/", "_")

@@ -16,7 +16,6 @@ from idempotent.claims import (
     Decision,
     Failure,
     Guarantee,
-    KeyStatus,
     Released,
     Verdict,
     new_owner,
@@ -24,6 +23,7 @@ from idempotent.claims import (
 from idempotent.errors import ConfigurationError, IdempotentError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.leases import LeaseKeeper
+from idempotent.observe import Event, counters
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ DEFAULT_LEASE_S: Final = 30.0
 DEFAULT_RETENTION_S: Final = 14 * 86400
 LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
 UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
+_UNRECORDED_RETRY_S: Final = 1.0
 _GC_LEASE_KEY: Final = KeySpace("idempotent", "gc").key("leader")
 
 
@@ -127,6 +128,7 @@ class AbstractIdempotentChecker(ABC):
 
     def close(self) -> None:
         """Give up connections and stop the background thread. Idempotent."""
+        self._record_all()
         if self._keeper:
             self._keeper.close()
 
@@ -139,12 +141,12 @@ class AbstractIdempotentChecker(ABC):
         Raises:
             StoreError: the store did not answer; nothing is known.
         """
+        if self._unrecorded and not self._record_again(request):
+            return _effect_not_recorded()
         with self._only_store_errors():
-            if self._unrecorded and (recorded := self._record_again(request)):
-                return recorded
             decision = self._claim(request)
             if decision.alone and request.max_attempts is not None:
-                decision = self._count_lapse(request.max_attempts, decision)
+                decision = self.count_lapse(decision, request.max_attempts)
         self._hold(decision.claim)
         return decision
 
@@ -155,16 +157,35 @@ class AbstractIdempotentChecker(ABC):
         Raises:
             StoreError: the store did not answer; nothing is known of any.
         """
+        free = requests
+        if self._unrecorded:
+            free = [request for request in requests if self._record_again(request)]
         with self._only_store_errors():
-            if self._unrecorded:
-                done = {r.key.hash: again for r in requests if (again := self._record_again(r))}
-                if done:
-                    rest = [r for r in requests if r.key.hash not in done]
-                    fresh = iter(self.claim_many(rest) if rest else [])
-                    return [done.get(r.key.hash) or next(fresh) for r in requests]
-            decisions = self._claim_many(requests)
+            decisions = self._claim_many(free) if free else []
         self._hold(*(decision.claim for decision in decisions))
-        return decisions
+        if len(free) == len(requests):
+            return decisions
+        by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}
+        return [by_hash.get(request.key.hash) or _effect_not_recorded() for request in requests]
+
+    @final
+    def count_lapse(self, decision: Decision, max_attempts: int) -> Decision:
+        """Count the lapse of a claim that was made alone as an attempt: its process died or stalled.
+
+        Returns the decision as it is, or DEAD when attempts are used up now.
+
+        Raises:
+            StoreError: not counted.
+        """
+        assert decision.claim is not None
+        with self._only_store_errors():
+            released = self._release(decision.claim, Failure(LAPSED_ERROR, max_attempts, keep_claim=True))
+        if released.owned and not released.dead:
+            return decision
+        self._drop([decision.claim])
+        if released.dead:
+            return Decision(Verdict.DEAD, reason=LAPSED_ERROR)
+        return Decision(Verdict.IN_PROGRESS)
 
     @final
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
@@ -221,8 +242,10 @@ class AbstractIdempotentChecker(ABC):
 
     @final
     def abandon(self, claim: Claim) -> None:
-        """Neither complete nor release the key: let its lease end."""
+        """Neither complete nor release the key: let its lease end, or its transaction roll back."""
         self._drop([claim])
+        if claim.unit is not None:
+            claim.unit.close()
 
     @final
     def garbage_collect(
@@ -323,16 +346,6 @@ class AbstractIdempotentChecker(ABC):
         if self._keeper:
             self._keeper.drop(claims)
 
-    def _count_lapse(self, max_attempts: int, decision: Decision) -> Decision:
-        """The process that held this key alone died or stalled: that was an attempt."""
-        assert decision.claim is not None
-        released = self._release(decision.claim, Failure(LAPSED_ERROR, max_attempts, keep_claim=True))
-        if released.dead:
-            return Decision(Verdict.DEAD, reason=LAPSED_ERROR)
-        if not released.owned:
-            return Decision(Verdict.IN_PROGRESS)
-        return decision
-
     def _remember_unrecorded(self, completions: Sequence[Completion]) -> None:
         if self.group_is_atomic:
             return
@@ -343,30 +356,48 @@ class AbstractIdempotentChecker(ABC):
         self._hold(*(completion.claim for completion in completions))
         log.warning("completion_not_recorded", extra={"keys": len(completions)})
 
-    def _record_again(self, request: ClaimRequest) -> Decision | None:
-        """Offer the store a completion it did not take; DUPLICATE when it takes it now."""
+    def _record_again(self, request: ClaimRequest) -> bool:
+        """Offer the store a completion of this key that it did not take. False: it still does not."""
         completion = self._unrecorded.get(request.key.hash)
-        if completion is None or not self._record(completion):
-            return None
-        return Decision(Verdict.DUPLICATE, result=completion.result, fingerprint=request.fingerprint)
+        return completion is None or self._record(completion)
 
     def _record(self, completion: Completion) -> bool:
-        owned = self._complete(completion)
-        if completion.claim.key:
-            self._unrecorded.pop(completion.claim.key.hash, None)
-        self._drop([completion.claim])
-        return owned
+        """Offer the store a completion that it did not take; whether it answered."""
+        claim = completion.claim
+        assert claim.key is not None
+        try:
+            with self._only_store_errors():
+                owned = self._complete(completion)
+        except StoreError as error:
+            log.warning("completion_not_recorded", extra={"key": str(claim.key), "error": str(error)})
+            return False
+        if self._unrecorded.get(claim.key.hash) is completion:
+            del self._unrecorded[claim.key.hash]
+        self._drop([claim])
+        if not owned:
+            counters.add(claim.key.consumer, Event.COMPLETION_LOST)
+            log.error("completion_lost", extra={"key": str(claim.key), "fence": claim.fence})
+        return True
 
-    def _renew_and_record(self, claims: Sequence[Claim]) -> list[bool]:
-        """The lease keeper's round: record what the store did not take before, renew the rest."""
+    def _record_all(self) -> None:
         for completion in list(self._unrecorded.values()):
             self._record(completion)
-        return self._renew_many(claims)
+
+    def _renew_and_record(self, claims: Sequence[Claim]) -> list[bool]:
+        """The lease keeper's round: renew all, and then offer what the store did not take before."""
+        kept = self._renew_many(claims)
+        self._record_all()
+        return kept
 
 
-def alone(request: ClaimRequest) -> ClaimRequest:
-    """The same request with a new owner token, claiming alone."""
-    return replace(request, owner=new_owner(), status=KeyStatus.IN_PROGRESS)
+def anew(request: ClaimRequest) -> ClaimRequest:
+    """The same request with a new owner token."""
+    return replace(request, owner=new_owner())
+
+
+def _effect_not_recorded() -> Decision:
+    """The effect happened in this process and the store has not heard of it: nobody may run it again."""
+    return Decision(Verdict.IN_PROGRESS, retry_after_s=_UNRECORDED_RETRY_S)
 
 
 class _StoreErrors(AbstractContextManager[None]):

@@ -24,7 +24,7 @@ from idempotent.observe import Event, counters
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
 from idempotent.positions import Position
-from idempotent.processing import process_one
+from idempotent.processing import process_one, raised_by_handler
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,11 @@ class Consumer:
             UnknownCheckerError: no checker of that name is registered.
             ConfigurationError: checker and consumer do not go together.
         """
-        result = process_one(self, self.checker, message, propagate=True)
+        result = process_one(self, self.checker, message)
         self._count(result)
+        error = raised_by_handler(result)
+        if error is not None:
+            raise error
         return result
 
     def process(self, message: Message) -> Result:
@@ -203,7 +206,8 @@ class Consumer:
             fingerprint=fingerprint,
             status=KeyStatus.IN_PROGRESS_PARK if parks or asks else KeyStatus.IN_PROGRESS,
             on_lapsed=Lapsed.PARK if parks else Lapsed.TAKE_OVER,
-            max_attempts=options.max_attempts,
+            # Whether a lapse was an attempt is known only after the question.
+            max_attempts=None if asks else options.max_attempts,
         )
 
     def _request_by_position(self, message: Message) -> ClaimRequest:
@@ -255,7 +259,7 @@ class Consumer:
             return None
         try:
             encoded = json.dumps(value, separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # a RecursionError too: the effect has happened, whatever its result is
             self._result_not_stored(f"not JSON: {error}")
             return None
         if len(encoded) > RESULT_LIMIT:

@@ -109,7 +109,12 @@ class _Group:
         elif firsts:
             claimed = self._claim(firsts)
             if claimed:
-                self._run_claimed(claimed)
+                try:
+                    self._run_claimed(claimed)
+                except BaseException:
+                    for one in claimed:
+                        self._checker.abandon(one.claim)  # whatever it is, the claims must not outlive it
+                    raise
         for item in self._alone:
             self.results[item.index] = self._process_alone(item)
         for item, first in copies:
@@ -129,7 +134,7 @@ class _Group:
             first = firsts.setdefault(request.key.hash, item)
             if first is item:
                 continue
-            if request.fingerprint != first.request.fingerprint:
+            if request.fingerprint != first.request.fingerprint and not self._consumer.disabled:
                 self.results[index] = Result(
                     Outcome.REJECTED, error=mismatch(request, first.request.fingerprint)
                 )

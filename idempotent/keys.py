@@ -34,6 +34,11 @@ class Key:
         """The hash in hex: short, ASCII, safe for an HTTP `Idempotency-Key` header."""
         return self.hash.hex()
 
+    @property
+    def consumer(self) -> str:
+        """The name of the consumer, `subject:group`, as far as the text shows it."""
+        return _SEPARATOR.join(self.text.split(_SEPARATOR, 2)[:2])
+
     def __str__(self) -> str:
         return self.text
 

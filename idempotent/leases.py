@@ -53,20 +53,22 @@ class LeaseKeeper:
     def close(self) -> None:
         """Stop renewing everything."""
         self._held.clear()
-        self._wake.set()
+        with self._start_lock:
+            self._wake.set()
+            self._thread = None  # whoever holds a claim after this gets a new one
 
     def _forget_parent(self) -> None:
         # After fork() the thread is gone and the claims are the parent's.
-        self._pid = os.getpid()
         self._held = {}
         self._thread = None
         self._start_lock = threading.Lock()
         self._wake = threading.Event()
+        self._pid = os.getpid()  # last: until then every thread comes here
 
     def _start(self) -> None:
         with self._start_lock:
             if self._thread is None:
-                self._wake.clear()
+                self._wake = threading.Event()
                 self._thread = threading.Thread(
                     target=_run, args=(weakref.ref(self), self._wake, self._interval_s), daemon=True
                 )
@@ -82,11 +84,13 @@ class LeaseKeeper:
         if not claims:
             return True
         try:
-            kept = renew(claims)
-        except StoreError as error:
-            log.warning("lease_renewal_failed", extra={"claims": len(claims), "error": str(error)})
+            kept = list(zip(claims, renew(claims), strict=True))
+        except Exception as error:
+            # Whatever it is, even a bug in a checker: this thread has the leases of everybody else, too.
+            level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
+            log.log(level, "lease_renewal_failed", extra={"claims": len(claims), "error": repr(error)})
             return True
-        for claim, still_owned in zip(claims, kept, strict=True):
+        for claim, still_owned in kept:
             if not still_owned and self._held.pop(_identity(claim), None) is not None:
                 log.warning("lease_lost", extra={"key": str(claim.key)})
         return True

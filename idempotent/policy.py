@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -74,7 +74,8 @@ class ExceptionPolicy:
     """Which exceptions are harmless, which are tried again, and (all others) which kill the message.
 
     Both tuples are matched against the exception and everything it was raised `from`, so a wrapper hides
-    nothing. `idempotent_for` wins.
+    nothing. `idempotent_for` wins. Of an exception group every member must be harmless for it to be, and one that
+    is worth another try is enough.
     """
 
     retry_for: tuple[type[BaseException], ...] = (Exception,)
@@ -82,24 +83,32 @@ class ExceptionPolicy:
 
     def classify(self, error: BaseException) -> Handling:
         """What the exception means to this consumer."""
-        chain = tuple(_causes(error))
-        if any(isinstance(link, self.idempotent_for) for link in chain):
+        if _matches(error, self.idempotent_for, all):
             return Handling.IGNORE
-        if any(isinstance(link, self.retry_for) for link in chain):
+        if _matches(error, self.retry_for, any):
             return Handling.RETRY
         return Handling.DEAD
 
 
+def _matches(
+    error: BaseException, kinds: tuple[type[BaseException], ...], members: Callable[[Iterable[bool]], bool]
+) -> bool:
+    """Whether the exception, something it was raised from, or `members` (any, all) of a group is of these kinds."""
+    return any(
+        isinstance(link, kinds)
+        or (
+            isinstance(link, BaseExceptionGroup)
+            and members(_matches(member, kinds, members) for member in link.exceptions)
+        )
+        for link in _causes(error)
+    )
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception, its `__cause__` chain, and the members of exception groups."""
+    """The exception and its `__cause__` chain, which may be a circle."""
     seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        link = pending.pop()
-        if link is None or id(link) in seen:
-            continue
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        pending.append(link.__cause__)
-        if isinstance(link, BaseExceptionGroup):
-            pending.extend(link.exceptions)
+        link = link.__cause__

@@ -7,7 +7,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.checker import AbstractIdempotentChecker, alone
+from idempotent.checker import AbstractIdempotentChecker, anew
 from idempotent.claims import Claim, ClaimRequest, Decision, Failure, Verdict
 from idempotent.errors import (
     DeadKeyError,
@@ -33,26 +33,20 @@ _SHORTEST_WAIT_S: Final = 0.05
 _TRANSACTION_TRIES: Final = 4
 
 
-def process_one(
-    consumer: Consumer, checker: AbstractIdempotentChecker, message: Message, *, propagate: bool = False
-) -> Result:
-    """Process one message by itself.
-
-    Args:
-        consumer: whose message.
-        checker: the consumer's checker.
-        message: the delivery.
-        propagate: raise the handler's own exception, after its key was released, unless it is IGNORED.
-    """
+def process_one(consumer: Consumer, checker: AbstractIdempotentChecker, message: Message) -> Result:
+    """Process one message by itself."""
     try:
         request = consumer.request(message)
     except MessageError as error:
         return without_key(consumer, checker, message, error)
-    result = process_keyed(consumer, checker, message, request)
-    raised = result.outcome in (Outcome.FAILED, Outcome.DEAD) and not isinstance(result.error, DeadKeyError)
-    if propagate and raised and result.error is not None:
-        raise result.error
-    return result
+    return process_keyed(consumer, checker, message, request)
+
+
+def raised_by_handler(result: Result) -> BaseException | None:
+    """The handler's own exception, if it was one and its consumer does not ignore it."""
+    if result.outcome in (Outcome.FAILED, Outcome.DEAD) and not isinstance(result.error, DeadKeyError):
+        return result.error
+    return None
 
 
 def without_key(
@@ -73,7 +67,7 @@ def process_keyed(
         if attempt:
             counters.add(consumer.name, Event.TRANSACTION_REPEATED)
             time.sleep(random.uniform(0.0, 0.02) * attempt)
-            request = alone(request)
+            request = anew(request)
         try:
             decision = checker.claim(request)
         except StoreError as error:
@@ -84,6 +78,9 @@ def process_keyed(
             return _run_claimed(consumer, checker, message, request, decision)
         except DoomedTransactionError as error:
             doomed = error
+        except BaseException:
+            checker.abandon(decision.claim)  # whatever it is, the claim must not outlive it
+            raise
     return Result(Outcome.UNAVAILABLE, error=doomed, retry_after_s=STORE_RETRY_S)
 
 
@@ -145,22 +142,32 @@ def run_unprotected(
         return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
     try:
         value = consumer.invoke(checker, claim, message)
-        checker.complete(claim)
-    except StoreError as error:
-        return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
     except Exception as error:
+        transient = checker.is_transient(claim, error)
         release_quietly(checker, claim)
-        match consumer.options.exceptions.classify(error):
-            case Handling.IGNORE:
-                return Result(Outcome.IGNORED, error=error)
-            case Handling.RETRY:
-                return Result(Outcome.FAILED, error=error, retry_after_s=consumer.options.backoff.delay_s(1))
-            case Handling.DEAD:
-                return Result(Outcome.DEAD, error=error)
+        if transient:
+            return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
+        return _failed_without_key(consumer, error)
     except BaseException:
         release_quietly(checker, claim)
         raise
+    try:
+        checker.complete(claim)
+    except (StoreError, DoomedTransactionError) as error:
+        return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
+    except Exception as error:
+        return _failed_without_key(consumer, error)
     return Result(Outcome.PROCESSED, value=value)
+
+
+def _failed_without_key(consumer: Consumer, error: Exception) -> Result:
+    match consumer.options.exceptions.classify(error):
+        case Handling.IGNORE:
+            return Result(Outcome.IGNORED, error=error)
+        case Handling.RETRY:
+            return Result(Outcome.FAILED, error=error, retry_after_s=consumer.options.backoff.delay_s(1))
+        case Handling.DEAD:
+            return Result(Outcome.DEAD, error=error)
 
 
 def _run_claimed(
@@ -177,6 +184,8 @@ def _run_claimed(
         log.warning("lease_taken_over", extra={"consumer": consumer.name, "key": str(request.key)})
         if callable(consumer.options.on_expired_lease):
             known = _ask(consumer, checker, claim)
+            if known is None and decision.alone:
+                known = _count_lapse(consumer, checker, message, request, decision)
             if known is not None:
                 return known
     try:
@@ -209,6 +218,23 @@ def _ask(consumer: Consumer, checker: AbstractIdempotentChecker, claim: Claim) -
     return Result(Outcome.DUPLICATE)
 
 
+def _count_lapse(
+    consumer: Consumer,
+    checker: AbstractIdempotentChecker,
+    message: Message,
+    request: ClaimRequest,
+    decision: Decision,
+) -> Result | None:
+    """The effect did not happen, and its process died or stalled: an attempt, counted after the question."""
+    assert decision.claim is not None
+    try:
+        counted = checker.count_lapse(decision, consumer.options.max_attempts)
+    except StoreError as error:
+        checker.abandon(decision.claim)
+        return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
+    return None if counted is decision else refused(consumer, checker, message, request, counted)
+
+
 def _record(
     consumer: Consumer, checker: AbstractIdempotentChecker, request: ClaimRequest, claim: Claim, value: Any
 ) -> Result:
@@ -237,8 +263,12 @@ def count_lost(consumer: Consumer, claim: Claim) -> None:
 
 def failure_of(consumer: Consumer, error: BaseException, handling: Handling) -> Failure:
     """An exception as the store keeps it."""
+    try:
+        said = str(error)
+    except Exception:  # an exception of the application that cannot even be shown
+        said = "(its message cannot be shown)"
     return Failure(
-        f"{type(error).__name__}: {error}",
+        f"{type(error).__name__}: {said}",
         consumer.options.max_attempts,
         fatal=handling is Handling.DEAD,
     )

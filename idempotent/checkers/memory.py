@@ -207,6 +207,10 @@ class MemoryChecker(AbstractIdempotentChecker):
 
     def _note(self, key: Key, error: str) -> Attempts:
         noted = self.attempts.setdefault(key.hash, Attempts(0, ""))
+        if len(self.attempts) > self.max_keys:
+            # The oldest of a key that is gone; that of a key which is here says why it is dead.
+            gone = (hashed for hashed in self.attempts if hashed not in self.entries and hashed != key.hash)
+            self.attempts.pop(next(gone, b""), None)
         noted.error = error
         noted.expires_at = self._clock() + self.retention_s
         return noted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -16,6 +17,8 @@ from idempotent.sql.cursor import DriverConnection
 from idempotent.sql.failures import FailureTable
 from idempotent.sql.offsettable import OffsetTable
 from idempotent.sql.transaction import Unit
+
+log = logging.getLogger(__name__)
 
 _NOT_YET_S: Final = 0.1
 
@@ -118,6 +121,17 @@ class OffsetChecker(TransactionalSqlChecker):
         moved = {(claim.partition, claim.owner) for claim in claims if claim.partition}
         rows = [(self._offsets.read(driver, partition), owner) for partition, owner in moved]
         return bool(rows) and all(row and row[1] and bytes(row[1]) == owner for row, owner in rows)
+
+    def _escaped(self, claims: Sequence[Claim]) -> set[Claim]:
+        if not claims:
+            return set()
+        committed = self.store.connections.run(lambda driver: self._are_committed(driver, claims))
+        return set(claims) if committed else set()
+
+    def _condemn(self, claim: Claim) -> Released:
+        # The offset has moved on with whatever was committed; there is no key to wait for a person.
+        log.error("transaction_escaped", extra={"position": str(claim.key)})
+        return Released(owned=True, dead=True)
 
     def _note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
         attempts = self._failures.note(driver, claim, failure.error)

@@ -12,6 +12,7 @@ from idempotent.checker import UNKNOWN_EFFECT
 from idempotent.checkers.redis_client import Client, decodes, is_cluster, location, redis, retries_itself
 from idempotent.checkers.redis_faults import LOST, REDIS_ERRORS, as_store_error
 from idempotent.checkers.redis_layout import KeyNames, bucket_of
+from idempotent.errors import StoreError
 
 # A script stops everybody else; this many keys take a few milliseconds.
 MAX_KEYS: Final = 1000
@@ -92,10 +93,17 @@ class RedisStore:
         if not self._cluster and len(names) <= MAX_KEYS:
             return list(self.run(script, names, bodies))
         answers: list[Any] = [None] * len(names)
+        failed: StoreError | None = None
         for positions in self.together(names):
-            part = self.run(script, [names[at] for at in positions], [bodies[at] for at in positions])
+            try:
+                part = self.run(script, [names[at] for at in positions], [bodies[at] for at in positions])
+            except StoreError as error:
+                failed = error  # go on: the leases on the other nodes need their renewal all the same
+                continue
             for at, answer in zip(positions, part, strict=True):
                 answers[at] = answer
+        if failed is not None:
+            raise failed
         return answers
 
     def together(self, names: Sequence[bytes]) -> list[list[int]]:

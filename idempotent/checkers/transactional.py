@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
 from idempotent.admin import KeyAdmin
@@ -46,6 +47,7 @@ from idempotent.sql.transaction import SessionFactory, Unit
 log = logging.getLogger(__name__)
 
 _CLAIM_TRIES: Final = 3
+_ESCAPED: Final = "effect unknown: the handler ended its transaction by itself; look, then resolve the key"
 _GC_LEASE_S: Final = 60.0
 _UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
 
@@ -116,7 +118,8 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         try:
             return self._open([request], self.lock_timeout_s)[0]
         except StoreBusyError:
-            # Somebody's transaction has held the key for as long as we wait; it decides.
+            # Somebody's transaction has held the key for as long as we wait; it decides. (Or the file, on SQLite,
+            # which cannot tell the two apart, or deadlocks, several times in a row.)
             return Decision(Verdict.IN_PROGRESS, retry_after_s=min(self.lock_timeout_s, 1.0))
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
@@ -167,10 +170,13 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         Raises:
             StoreError: the database did not answer.
         """
+        unit: Unit | None = None
         try:
             unit = self._begin()
             unit.guard(keyed=False)
-        except Exception as error:
+        except BaseException as error:
+            if unit is not None:
+                unit.close()
             if self._fault(error) is None:
                 raise
             raise as_store_error(error, self.store.engine, self.store.table) from error
@@ -248,10 +254,31 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         """Roll back; then note the failures in transactions of their own."""
         for claim, _ in releases:
             claim.unit.close()
+        escaped = self._escaped([claim for claim, _ in releases if claim.key and not claim.unit.committed])
         return [
-            self._note(claim, failure) if failure and claim.key else Released(owned=True)
+            self._condemn(claim)
+            if claim in escaped
+            else self._note(claim, failure)
+            if failure and claim.key
+            else Released(owned=True)
             for claim, failure in releases
         ]
+
+    def _escaped(self, claims: Sequence[Claim]) -> set[Claim]:
+        """Claims that were committed although their unit was not: a handler ended the transaction by a raw cursor."""
+        if not claims:
+            return set()
+        hashes = [key_hash(claim) for claim in claims]
+        found = self.store.connections.run(lambda driver: self._keys.owners(driver, hashes))
+        committed = {(hashed, owner) for hashed, owner, _ in found}
+        return {claim for claim in claims if (key_hash(claim), claim.owner) in committed}
+
+    def _condemn(self, claim: Claim) -> Released:
+        """Nobody knows which effects were committed with the key: a person has to look."""
+        log.error("transaction_escaped", extra={"key": str(claim.key)})
+        return self.store.connections.run_atomically(
+            lambda driver: self._keys.condemn(driver, claim, _ESCAPED)
+        )
 
     def _note(self, claim: Claim, failure: Failure) -> Released:
         return self.store.connections.run_atomically(
@@ -272,6 +299,8 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         decision = self.claim(replace(request, owner=claim.owner))
         if decision.claim:
             self.complete(decision.claim)
+        elif decision.verdict is not Verdict.DUPLICATE:
+            raise StoreBusyError(f"{claim.key} could not be recorded: somebody holds it. Try again.")
 
     def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
@@ -319,7 +348,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
     def _fault(self, error: BaseException) -> Fault | None:
         """What kind of database error this is; None when it is none."""
         engine = self.store.engine
-        if isinstance(error, (DBAPIError, engine.dialect.loaded_dbapi.Error, OSError)):
+        if isinstance(error, (DBAPIError, PoolTimeoutError, engine.dialect.loaded_dbapi.Error, OSError)):
             return fault_of(error, engine)
         return None
 

@@ -151,9 +151,9 @@ class Connections:
     def _take(self) -> Connection:
         if self._pid != os.getpid():
             # After fork() the sockets are the parent's: forget them, close nothing.
-            self._pid = os.getpid()
             _inherited.append(self._ready)
             self._ready = deque()
+            self._pid = os.getpid()  # last: until then every thread comes here
         with contextlib.suppress(IndexError):
             return self._ready.pop()
         connection = self.engine.connect()

@@ -37,7 +37,8 @@ class FailureTable:
         self._attempts = text(f"SELECT attempts FROM {name} WHERE key_hash = ?")
         self._reason = text(f"SELECT last_error FROM {name} WHERE key_hash = ?")
         self._expired = text(f"SELECT key_hash FROM {name} WHERE expires_at < {now} LIMIT ?")
-        self._delete = text(f"DELETE FROM {name} WHERE key_hash = ? AND expires_at < {now}")
+        self._delete = f"DELETE FROM {name} WHERE expires_at < {now} AND key_hash IN "
+        self._dialect = dialect
 
     def note(self, connection: DriverConnection, claim: Claim, error: str, *, attempts: int = 1) -> int:
         """Add to a key's attempts and keep the error. Returns the attempts so far."""
@@ -51,7 +52,10 @@ class FailureTable:
         rows = query(connection, self._reason, (key.hash,))
         return str(rows[0][0]) if rows else None
 
-    def delete_expired(self, connection: DriverConnection, limit: int) -> None:
-        """Delete at most `limit` failures past their expiry."""
-        for (hashed,) in query(connection, self._expired, (limit,)):
-            execute(connection, self._delete, (bytes(hashed),))
+    def delete_expired(self, connection: DriverConnection, batch_size: int) -> None:
+        """Delete all failures past their expiry: found without locks, deleted by primary key, batch by batch."""
+        while found := sorted(bytes(row[0]) for row in query(connection, self._expired, (batch_size,))):
+            markers = ", ".join("?" * len(found))
+            execute(connection, self._dialect.markers(f"{self._delete}({markers})"), found)
+            if len(found) < batch_size:
+                return

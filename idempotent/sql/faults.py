@@ -42,6 +42,9 @@ _MYSQL: Final = {
     1045: Fault.DISCONNECTED,
     1049: Fault.DISCONNECTED,
     1053: Fault.DISCONNECTED,
+    # A primary that has become a replica: another connection finds the new one.
+    1290: Fault.DISCONNECTED,
+    1836: Fault.DISCONNECTED,
     1927: Fault.DISCONNECTED,
     2002: Fault.DISCONNECTED,
     2003: Fault.DISCONNECTED,
@@ -61,6 +64,7 @@ _POSTGRESQL: Final = {
     "57P02": Fault.DISCONNECTED,
     "57P03": Fault.DISCONNECTED,
     "53300": Fault.DISCONNECTED,
+    "25006": Fault.DISCONNECTED,  # a primary that has become a replica
 }
 _POSTGRESQL_CLASSES: Final = {
     "08": Fault.DISCONNECTED,

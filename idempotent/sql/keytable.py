@@ -189,6 +189,13 @@ class KeyTable:
             dead = decisions[0].verdict is Verdict.ACQUIRED
         return Released(owned=True, attempts=attempts, dead=dead)
 
+    def condemn(self, connection: DriverConnection, claim: Claim, reason: str) -> Released:
+        """Make an owned key DEAD, finished or not. Needs a transaction."""
+        if execute(connection, self._sql.kill_mine, (key_hash(claim), claim.owner)) != 1:
+            return Released(owned=False)
+        attempts = self.failures.note(connection, claim, reason, attempts=0)
+        return Released(owned=True, attempts=attempts, dead=True)
+
     def forget(self, connection: DriverConnection, claim: Claim) -> None:
         """Delete an owned key, finished or not."""
         execute(connection, self._sql.forget_mine, (key_hash(claim), claim.owner))
@@ -240,6 +247,8 @@ class KeyTable:
                 missing = list(by_hash)
             case Conflict.RETURNS_NEW:
                 for hashed, fence, *_ in query(connection, statement, params):
+                    if hashed is None:
+                        continue
                     request = by_hash.pop(bytes(hashed))
                     decisions[request.key.hash] = _acquired(request, fence)
                 missing = list(by_hash)
@@ -257,10 +266,11 @@ class KeyTable:
         self, connection: DriverConnection, request: ClaimRequest, row: Row, how: Claiming
     ) -> Decision | None:
         """What an existing row means to a request; None: the row changed under us, look again."""
-        _, stored, owner, fence, lease_until, fingerprint, result, now = row
+        _, stored, owner, fence, update_at, lease_until, fingerprint, result, now = row
         found = KeyStatus(stored)
         if bytes(owner) == request.owner:
-            return _acquired(request, fence)
+            # The answer to an earlier try was lost. A fresh key has its fence from the clock that dated it.
+            return replace(_acquired(request, fence), lapsed=fence != update_at)
         content = None if fingerprint is None else bytes(fingerprint)
         if found is KeyStatus.DONE:
             stored_result = None if result is None else bytes(result)
@@ -290,9 +300,10 @@ class KeyTable:
         return replace(_acquired(request, fence + 1), lapsed=True, alone=alone)
 
     def _park(self, connection: DriverConnection, request: ClaimRequest, owner: bytes) -> Decision | None:
+        # First the reason: a crash in between must not leave a dead key without one.
+        self.failures.note(connection, Claim(request.key), UNKNOWN_EFFECT, attempts=0)
         if execute(connection, self._sql.park, (request.key.hash, owner)) != 1:
             return None
-        self.failures.note(connection, Claim(request.key), UNKNOWN_EFFECT, attempts=0)
         return Decision(Verdict.DEAD, reason=UNKNOWN_EFFECT)
 
 

@@ -24,6 +24,7 @@ class OffsetTable:
     def __init__(self, dialect: SqlDialect, table: str) -> None:
         """Make the statements."""
         name = offsets_name(table)
+        self._returns = dialect.name == "postgresql"
         text, now = dialect.markers, dialect.now_us
         conflict = "ON DUPLICATE KEY UPDATE key_hash = key_hash"
         if dialect.name != "mysql":
@@ -69,7 +70,10 @@ class OffsetTable:
             owner: who moves it.
             wait_s: the longest wait for another transaction that moves it, in seconds.
         """
-        return execute(connection, self._advance(wait_s), (to, owner, key.hash, *between)) == 1
+        params = (to, owner, key.hash, *between)
+        if self._returns:
+            return query(connection, self._advance(wait_s), params)[0][0] is not None
+        return execute(connection, self._advance(wait_s), params) == 1
 
     def read(self, connection: DriverConnection, key: Key, *, newest: bool = False) -> Row | None:
         """(next offset, owner who moved it last) of a partition; None when it has not begun."""

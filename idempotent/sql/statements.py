@@ -15,12 +15,16 @@ from idempotent.sql.dialects import Conflict, SqlDialect
 _IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _LIMIT_BEFORE: Final = "idempotent.lock_timeout"
 # The limit is undone by the statement itself, because the handler's statements have one of their own. The count
-# makes sure that every row has been inserted before.
-_UNLIMITED: Final = (
-    "SELECT i.key_hash, i.fence FROM i CROSS JOIN (SELECT set_config('lock_timeout',"
-    f" current_setting('{_LIMIT_BEFORE}'), true) FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r"
+# makes sure that every row has been inserted before. Without a new row it answers one of NULLs. An UPDATE
+# that finds no row may never have set the limit.
+_BEFORE: Final = (
+    f"COALESCE(NULLIF(current_setting('{_LIMIT_BEFORE}', true), ''), current_setting('lock_timeout'))"
 )
-ROW: Final = "key_hash, status, owner, fence, lease_until, fingerprint, result"
+_UNLIMITED: Final = (
+    f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_BEFORE}, true)"
+    " FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r LEFT JOIN i ON true"
+)
+ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
 
 
 class Statements:
@@ -154,7 +158,10 @@ class Statements:
 
 
 def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wait_s: float) -> str:
-    """An UPDATE that waits at most `wait_s` seconds for a row; its row count is that of what it changed."""
+    """An UPDATE that waits at most `wait_s` seconds for a row.
+
+    On PostgreSQL it returns (key_hash, ...) of what it changed, or one row of NULLs; elsewhere its row count tells.
+    """
     if dialect.name != "postgresql":
         return dialect.markers(dialect.waiting(f"UPDATE {table} SET {change} WHERE {where}", wait_s))
     limit = _postgresql_limit(wait_s)

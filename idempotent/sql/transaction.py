@@ -35,10 +35,11 @@ _IMPLICIT: Final = (
     r"|create(?!\s+temporary\s+table)|alter|drop(?!\s+temporary\s+table)|truncate|rename|grant|revoke|lock\s+tables?"
     r"|unlock\s+tables?|analyze|optimize|repair|flush|set\s+(?:session\s+|@@(?:session\.)?)?autocommit"
 )
+_BLANK: Final = r"(?:[\s;]|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n|#[^\n]*\n)*"
 _ENDING: Final = {
-    "mysql": re.compile(rf"\s*(?:{_ENDS}{_IMPLICIT})\b", re.IGNORECASE),
-    "postgresql": re.compile(rf"\s*(?:{_ENDS})\b", re.IGNORECASE),
-    "sqlite": re.compile(rf"\s*(?:{_ENDS})\b", re.IGNORECASE),
+    "mysql": re.compile(rf"{_BLANK}(?:{_ENDS}{_IMPLICIT})\b", re.IGNORECASE),
+    "postgresql": re.compile(rf"{_BLANK}(?:{_ENDS})\b", re.IGNORECASE),
+    "sqlite": re.compile(rf"{_BLANK}(?:{_ENDS})\b", re.IGNORECASE),
 }
 
 _UNDOING: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
@@ -130,6 +131,11 @@ class Unit:
         """Send what the Session still holds."""
         if self._session is not None:
             self._session.flush()
+
+    @property
+    def committed(self) -> bool:
+        """Whether `commit` has succeeded."""
+        return self._committed
 
     @property
     def undone(self) -> bool:

@@ -50,7 +50,11 @@ class Broker:
         return None if tp.offset < 0 else tp.offset
 
     def read(self, topic):
-        """All that lies in a topic now, as messages with the client's own in `raw`."""
+        """All that lies in a topic now."""
+        return [_message(raw) for raw in self.read_raw(topic)]
+
+    def read_raw(self, topic):
+        """The same, as the client gives it."""
         consumer = Consumer({**self._config, "group.id": "reader", "enable.auto.commit": False})
         found = []
         try:
@@ -66,7 +70,7 @@ class Broker:
                     at = consumer.position([TopicPartition(topic, number)])[0].offset
         finally:
             consumer.close()
-        return [_message(raw) for raw in found]
+        return found
 
 
 def _message(raw):

@@ -139,7 +139,7 @@ def test_a_leased_completion_is_offered_again_when_the_store_is_back(leased, pro
     elsewhere = leased.consumer()
     arrived = loss is Loss.ANSWER
     assert deliver(elsewhere).outcome is (Outcome.DUPLICATE if arrived else Outcome.IN_PROGRESS)
-    assert deliver(consumer).outcome is Outcome.UNAVAILABLE
+    assert deliver(consumer).outcome is Outcome.IN_PROGRESS
     proxy.recover()
     assert deliver(consumer).outcome is Outcome.DUPLICATE
     assert deliver(elsewhere).outcome is Outcome.DUPLICATE

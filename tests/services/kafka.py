@@ -34,6 +34,8 @@ _SETTINGS = {
     # How long a killed broker cannot come back.
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
+    # How soon a member that is gone may be missed.
+    "group.min.session.timeout.ms": "1000",
     # Tests want to see what happens without a topic.
     "auto.create.topics.enable": "false",
     # Compacted topics leave gaps between offsets, soon.
@@ -75,7 +77,7 @@ class PrivateKafka(PrivateServer):
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         tool = [*self._java(), "kafka.tools.StorageTool", "format"]
-        self._run([*tool, "-t", cluster, "-c", str(self._properties)])
+        self._run([*tool, f"--cluster-id={cluster}", "-c", str(self._properties)])
 
     def _command(self) -> list[str]:
         return [*self._java(), "kafka.Kafka", str(self._properties)]
