@@ -26,6 +26,7 @@ from .stomp_settings import AckMode, Address, StompSettings
 __all__ = ["AckMode", "StompAdapter"]
 
 _LOOK_S: Final = 0.1
+_SHORT_LIFE_S: Final = 1.0
 _BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=30.0)
 
 
@@ -196,10 +197,13 @@ class StompAdapter(Adapter):
 
     def _lose(self, error: LostError) -> None:
         """The epoch is over: the broker delivers again what was unsettled."""
-        if self._epoch is not None:
-            self._epoch.connection.abort()
-            self._epoch = None
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            epoch.connection.abort()
             self._reconnecting.lost(error)
+            if epoch.age_s < _SHORT_LIFE_S:
+                # For example a broker that ends the connection because of what it is sent: no hot loop.
+                self._reconnecting.failed(error)
 
     def _check_durable(self) -> None:
         if self._settings.durable_subscription is None:

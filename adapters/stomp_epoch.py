@@ -54,11 +54,17 @@ class Epoch:
         self.connection = connection
         self.missed_scheduler = False
         """The broker has no scheduler: it delivered at once what it was to keep back."""
+        self._began_at = time.monotonic()
         self._settling = settling(connection, settings)
         self._subscriptions = {subscription.id: subscription for subscription in subscriptions}
         self._numbers = itertools.count(1)
         self._handed_over: set[Token] = set()
         self._kept: list[tuple[float, int, Held]] = []
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the connection stands."""
+        return time.monotonic() - self._began_at
 
     def take(self, limit: int) -> list[Delivery]:
         """At most `limit` deliveries, without waiting."""

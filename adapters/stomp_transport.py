@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import ssl
@@ -62,9 +63,10 @@ class Transport(stomp.transport.Transport):  # type: ignore[misc]
         except BaseException:
             plain.close()
             raise
-        # Python's own timeout would hold for reads too; the kernel's for writes alone.
-        timeout = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1_000_000))
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        if os.name == "posix":
+            # Python's own timeout would hold for reads too; the kernel's for writes alone.
+            timeout = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1_000_000))
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self.socket = connected
         self.current_host_and_port = self._address
         self.received_at = time.monotonic()

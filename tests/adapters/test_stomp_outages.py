@@ -17,12 +17,24 @@ from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.copies import REASON_HEADER
 from idempotent.adapters.stomp import StompAdapter
+from idempotent.adapters.stomp_frames import send_frame
 from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.migrations import upgrade
 from idempotent.policy import Backoff
 from tests.adapters.stomp_client import client, in_queue
-from tests.adapters.test_stomp import DEADLINE_S, QUICK, ids, left, receive, run_until, send, until_left
+from tests.adapters.test_stomp import (
+    DEADLINE_S,
+    QUICK,
+    commands,
+    frames_sent_by,
+    ids,
+    left,
+    receive,
+    run_until,
+    send,
+    until_left,
+)
 from tests.services.activemq import MAX_FRAME_BYTES, PASSWORD, USER
 
 ACK = Result(Outcome.PROCESSED)
@@ -227,6 +239,24 @@ def test_where_the_dead_letter_is_refused_the_original_stays(private_activemq, n
     assert in_queue(server.url, "/queue/locked.graves", **root) == []
 
 
+def test_after_an_abort_the_same_frames_can_be_settled_again(private_activemq, name, monkeypatch):
+    server = private_activemq("accounts")
+    with opened(with_user(server.url), name, ack="transacted") as adapter:
+        adapter.publish(Message(name, id="a"))
+        (delivery,) = receive(adapter, 1)
+        connection = adapter._epoch.connection
+        sent = frames_sent_by(adapter, monkeypatch)
+        forbidden = send_frame("/queue/locked.graves", b"", {})
+        with pytest.raises(AdapterError, match="not authorized"):
+            connection.transact([forbidden], delivery.token.held.ack_id, "a transaction")
+        assert commands(sent) == ["BEGIN", "SEND", "ACK", "ABORT"]
+        assert adapter.receive(1, 0.2) == [], "the broker does not deliver it again by itself"
+        adapter.settle(delivery, ACK)
+        adapter.receive(1, 0.2)
+    with opened(with_user(server.url), name) as second:
+        assert second.receive(1, 0.5) == []
+
+
 # TLS
 
 
@@ -245,7 +275,7 @@ def test_over_tls_everything_works_as_without(private_activemq, name):
 
 def test_the_end_of_an_encrypted_connection_is_noticed_at_once_and_costs_no_processor(private_activemq, name):
     server = private_activemq("tls")
-    with opened(server.tls_url, name, ca_file=str(server.ca_file), heartbeat_s=5.0) as adapter:
+    with opened(server.tls_url, name, ca_file=str(server.ca_file), heartbeat_s=60.0) as adapter:
         adapter.publish(Message(name, id="a"))
         (old,) = receive(adapter, 1)
         server.kill()
