@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import Consumer
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Action, Result
 
 from .base import Adapter, Delivery
-from .copies import KEY_HEADER, dead_letter_headers
+from .copies import dead_letter_headers
 from .kafka_config import (
     Ordering,
     Semantics,
@@ -22,14 +22,13 @@ from .kafka_config import (
     choice,
     consumer_config,
     place_of,
-    producer_config,
     security_config,
 )
 from .kafka_group import KafkaGroup
 from .kafka_lanes import Record
 from .kafka_partition import Limits, Partition, Token
-from .kafka_producer import ConfirmedProducer
-from .kafka_records import copied_headers, encoded, origin_text
+from .kafka_records import origin_text
+from .kafka_sender import KafkaSender
 
 __all__ = ["KafkaAdapter", "Ordering", "Semantics"]
 
@@ -103,7 +102,6 @@ class KafkaAdapter(Adapter):
     ) -> None:
         """Check the settings; connect in `open`."""
         place = place_of(url_or_bootstrap)
-        self._where = place.bootstrap
         self._semantics = choice(Semantics, "semantics", semantics)
         self._limits = _limits(
             choice(Ordering, "ordering", ordering), max_in_flight_per_partition, max_pending_per_partition
@@ -119,7 +117,6 @@ class KafkaAdapter(Adapter):
         self._commit_every = commit_every
         self._dead_letter_topic = dead_letter_topic
         self._fail_fast = fail_fast
-        self._publish_timeout_s = publish_timeout_s
         self._own = dict(consumer_config or {})
         for name, own in (
             ("client_config", client_config),
@@ -138,8 +135,12 @@ class KafkaAdapter(Adapter):
             ),
             **(client_config or {}),
         }
-        self._publisher, self._copies = self._producers(
-            str(acks), idempotent=idempotent_producer, own=producer_config or {}
+        self._sender = KafkaSender(
+            self._security,
+            acks=str(acks),
+            idempotent=idempotent_producer,
+            timeout_s=publish_timeout_s,
+            own=producer_config or {},
         )
         self._group: KafkaGroup | None = None
         self._woken = threading.Event()
@@ -164,14 +165,14 @@ class KafkaAdapter(Adapter):
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
         group = self._member()
         until = time.monotonic() + timeout_s
-        self._copies.upkeep()
+        self._sender.upkeep()
         deliveries = group.take(limit)
         if len(deliveries) < limit or group.needs_upkeep:
             group.fetch(0.0, self._woken)
             deliveries += group.take(limit - len(deliveries))
         while not deliveries and (left_s := until - time.monotonic()) > 0 and not self._woken.is_set():
             group.fetch(min(left_s, _SLICE_S), self._woken)
-            self._copies.upkeep()
+            self._sender.upkeep()
             deliveries = group.take(limit)
         self._woken.clear()
         # A fetch may have ended the epoch of what was taken before it; that comes again.
@@ -208,22 +209,7 @@ class KafkaAdapter(Adapter):
 
         A message that came from Kafka keeps its Kafka key.
         """
-        headers = dict(message.headers)
-        key = message.id.encode() if isinstance(message.id, str) else message.id
-        if key is not None:
-            headers[KEY_HEADER] = key
-        came_with = getattr(message.raw, "key", lambda: None)()
-        reports: list[str | None] = []
-        self._publisher.send(
-            message.subject, message.body, came_with or key, encoded(headers.items()), reports.append
-        )
-        # The client gives up a little before.
-        self._publisher.flush(self._publish_timeout_s + 1)
-        if reports != [None]:
-            reason = reports[0] if reports else f"no answer within {self._publish_timeout_s:g} s"
-            raise AdapterError(
-                f"Kafka at {self._where} did not take a message for {message.subject}: {reason}"
-            )
+        self._sender.publish(message)
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_topic or f"{subject}.dlq"
@@ -240,7 +226,7 @@ class KafkaAdapter(Adapter):
         group, self._group = self._group, None
         if group is not None:
             # What was dead a moment ago need not come again.
-            self._copies.flush(_CLOSE_S)
+            self._sender.flush(_CLOSE_S)
             group.close()
 
     def _bury(self, partition: Partition, record: Record, message: Message, result: Result) -> None:
@@ -258,8 +244,7 @@ class KafkaAdapter(Adapter):
             else:
                 partition.again(record, time.monotonic() + _COPY_RETRY_S)
 
-        raw = record.raw
-        self._copies.send(topic, raw.value(), raw.key(), copied_headers(raw, headers), report)
+        self._sender.copy(topic, record.raw, headers, report)
 
     def _settled(self, delivery: Delivery) -> Token | None:
         token = _token(delivery)
@@ -277,27 +262,6 @@ class KafkaAdapter(Adapter):
         if self._group is None:
             raise ConfigurationError("open() comes before receive()")
         return self._group
-
-    def _producers(
-        self, acks: str, *, idempotent: bool | None, own: Mapping[str, Any]
-    ) -> tuple[ConfirmedProducer, ConfirmedProducer]:
-        """One for `publish`, one for copies: the same, where `publish` waits for all too."""
-        waits_for_all = acks in ("all", "-1")
-        if acks not in ("all", "-1", "1", "0"):
-            raise ConfigurationError(f"acks must be 'all', 1 or 0, not {acks!r}")
-        if idempotent and not waits_for_all:
-            raise ConfigurationError("idempotent_producer=True needs acks='all'")
-        timeout_s = self._publish_timeout_s
-        copies = ConfirmedProducer(
-            producer_config(
-                self._security, "all", idempotent=idempotent is not False, timeout_s=timeout_s, own=own
-            )
-        )
-        if waits_for_all:
-            return copies, copies
-        return ConfirmedProducer(
-            producer_config(self._security, acks, idempotent=False, timeout_s=timeout_s, own=own)
-        ), copies
 
 
 def _limits(ordering: Ordering, in_flight: int | None, pending: int) -> Limits:

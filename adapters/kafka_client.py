@@ -14,6 +14,7 @@ except ImportError as error:
     raise MissingExtraError("confluent-kafka", "kafka") from error
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import AdminClient
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "KafkaConsumer",
     "KafkaError",
     "KafkaException",
+    "KafkaMessage",
     "Producer",
     "Raw",
     "TopicPartition",
@@ -28,7 +30,7 @@ __all__ = [
     "make_client",
 ]
 
-Raw: TypeAlias = "confluent_kafka.Message[Any, Any]"
+Raw: TypeAlias = "KafkaMessage[Any, Any]"
 C = TypeVar("C")
 # librdkafka's own words, at its own levels; without a logger they go to standard error.
 _library_log = logging.getLogger("idempotent.adapters.kafka.librdkafka")
