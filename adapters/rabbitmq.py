@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from idempotent.consumer import Consumer
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.errors import AdapterError
 from idempotent.message import Message
 from idempotent.outcomes import Action, Result
 from idempotent.policy import Backoff
@@ -28,7 +28,8 @@ __all__ = ["AckMode", "QueueType", "RabbitMqAdapter"]
 log = logging.getLogger(__name__)
 
 _LARGEST_BATCH: Final = 64
-_MOST_PREFETCH: Final = 65_535
+# A session that ends sooner has something in it that ends sessions.
+_BRIEF_S: Final = 1.0
 
 
 class RabbitMqAdapter(Adapter):
@@ -82,17 +83,8 @@ class RabbitMqAdapter(Adapter):
         backoff: Backoff = Backoff(initial_s=0.2, maximum_s=30.0),  # noqa: B008 - frozen
     ) -> None:
         """Connect in `open`."""
-        batch = max(min(_LARGEST_BATCH, prefetch // 2), 1) if ack_batch is None else ack_batch
-        if not 1 <= prefetch <= _MOST_PREFETCH:
-            raise ConfigurationError(f"prefetch must be from 1 to {_MOST_PREFETCH}, not {prefetch}")
-        if batch < 1:
-            raise ConfigurationError(f"ack_batch must be at least 1, not {ack_batch}")
-        if ack_interval_s <= 0:
-            raise ConfigurationError(f"ack_interval_s must be positive, not {ack_interval_s}")
-        if heartbeat_s < 1:
-            # Without heartbeats nobody notices that the other end is gone.
-            raise ConfigurationError(f"heartbeat_s must be at least 1, not {heartbeat_s}")
         mode = chosen(AckMode, ack, "ack")
+        batch = max(min(_LARGEST_BATCH, prefetch // 2), 1) if ack_batch is None else ack_batch
         self._server = server_at(
             url, heartbeat_s=heartbeat_s, ca_file=ca_file, cert_file=cert_file, key_file=key_file
         )
@@ -103,7 +95,7 @@ class RabbitMqAdapter(Adapter):
         self._copies = Copies(self._acknowledge, outlive=self._at_most_once)
         self._queues: tuple[str, ...] = ()
         self._session: Session | None = None
-        self._was_connected = False
+        self._connected_at: float | None = None
         self._attempts = 0
         self._owner: int | None = None
         self._woken = threading.Event()
@@ -134,6 +126,8 @@ class RabbitMqAdapter(Adapter):
                 return deliveries
 
     def settle(self, delivery: Delivery, result: Result) -> None:
+        if result.action is Action.HOLD:
+            raise ValueError("HOLD is the worker's affair")
         token = self._claimed(delivery)
         if token is None:
             return
@@ -145,8 +139,6 @@ class RabbitMqAdapter(Adapter):
                 self._copy(Copy(delivery.message, token, Goal.DELAY, result, due))
             case Action.DEAD_LETTER:
                 self._copy(Copy(delivery.message, token, Goal.DEAD_LETTER, result))
-            case Action.HOLD:
-                raise ValueError("HOLD is the worker's affair")
 
     def requeue(self, delivery: Delivery) -> None:
         token = self._claimed(delivery)
@@ -166,9 +158,7 @@ class RabbitMqAdapter(Adapter):
             session.publisher.to_queue(message.subject, message.body, properties_of(message, message.headers))
         except LOST as error:
             self._lose(error)
-            raise AdapterError(
-                f"the connection was lost before the broker confirmed: {said(error)}"
-            ) from error
+            raise AdapterError(f"the connection was lost, the message perhaps too: {said(error)}") from error
 
     def wake(self) -> None:
         if self._woken.is_set():
@@ -210,20 +200,24 @@ class RabbitMqAdapter(Adapter):
         except LOST as error:
             advice = what_to_check(error)
             is_gone = isinstance(error, pika_errors.ChannelClosedByBroker) and advice is not None
-            if advice is not None and (is_gone or not self._was_connected):
+            if advice is not None and (is_gone or self._connected_at is None):
                 raise AdapterError(f"{self._server.where}: {advice} ({said(error)})") from error
             self._reconnecting.failed(explained(error))
             return None
         self._reconnecting.succeeded()
-        self._was_connected = True
+        self._connected_at = time.monotonic()
         self._session = session
         return session
 
     def _lose(self, error: BaseException) -> None:
         session, self._session = self._session, None
-        self._reconnecting.lost(error)
         if session is not None:
             session.abandon()
+        if self._connected_at is not None and time.monotonic() - self._connected_at < _BRIEF_S:
+            # Not at once again: a message that ends the connection comes with every one of them.
+            self._reconnecting.failed(error)
+        else:
+            self._reconnecting.lost(error)
 
     def _claimed(self, delivery: Delivery) -> Token | None:
         """The token of a delivery that is not settled; None, and counted, when its epoch is over."""

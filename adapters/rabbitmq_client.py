@@ -85,7 +85,7 @@ def server_at(
     """What an `amqp://` or `amqps://` URL means. Several hosts, separated by commas, are tried in turn.
 
     Raises:
-        ConfigurationError: it means nothing, or the TLS files do not go with it.
+        ConfigurationError: it means nothing, or an option does not go with it.
     """
     # Not one word of the URL in these errors, nor `from error`: a part of it is a password.
     parts = urlsplit(url)
@@ -103,6 +103,9 @@ def server_at(
             f"not a RabbitMQ URL. Write {_EXAMPLE}; in a password, '/', '#', '?' and '@' are written %2F, %23, "
             "%3F and %40"
         ) from None
+    if heartbeat_s < 1:
+        # Without heartbeats nobody notices that the other end is gone.
+        raise ConfigurationError(f"heartbeat_s must be at least 1, not {heartbeat_s}")
     user, _, password = login.partition(":")
     vhost = unquote(parts.path.removeprefix("/")) or "/"
     return Server(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from idempotent.errors import ConfigurationError
+
 from .base import Delivery
 from .rabbitmq_acks import Acks, Batched, EachAtOnce
 from .rabbitmq_client import LOST, pika_errors
@@ -18,6 +20,7 @@ from .rabbitmq_modes import AckMode
 from .rabbitmq_publisher import Publisher
 from .rabbitmq_topology import Topology
 
+_MOST_PREFETCH: Final = 65_535
 # With deliveries at hand, how often the connection gets a turn all the same.
 _PUMP_EVERY_S: Final = 0.05
 _PULL_EVERY_S: Final = 0.1
@@ -25,7 +28,11 @@ _PULL_EVERY_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Consuming:
-    """How deliveries are asked for and acknowledged. `RabbitMqAdapter` explains each."""
+    """How deliveries are asked for and acknowledged. `RabbitMqAdapter` explains each.
+
+    Raises:
+        ConfigurationError: a number is out of its range.
+    """
 
     ack: AckMode
     ack_batch: int
@@ -33,6 +40,15 @@ class Consuming:
     prefetch: int
     per_channel_prefetch: bool
     pull: bool
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not 1 <= self.prefetch <= _MOST_PREFETCH:
+            raise ConfigurationError(f"prefetch must be from 1 to {_MOST_PREFETCH}, not {self.prefetch}")
+        if self.ack_batch < 1:
+            raise ConfigurationError(f"ack_batch must be at least 1, not {self.ack_batch}")
+        if self.ack_interval_s <= 0:
+            raise ConfigurationError(f"ack_interval_s must be positive, not {self.ack_interval_s}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -171,7 +171,6 @@ def test_a_copy_keeps_what_the_producer_said(rabbit, queue, opened):
     headers = {
         "colour": "red",
         "count": 7,
-        "ratio": 0.5,
         "list": [1, {"a": b"\xff"}],
         "no": None,
         "yes": True,
