@@ -5,12 +5,14 @@ import time
 from datetime import UTC, datetime
 
 import pika
+import pika.exceptions
 import pytest
 
 from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters import rabbitmq_topology as topology
 from idempotent.adapters.rabbitmq import AckMode
+from idempotent.adapters.rabbitmq_session import Session
 from idempotent.adapters.rabbitmq_topology import Topology
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
@@ -18,7 +20,7 @@ from idempotent.errors import AdapterError, StoreUnavailableError
 from idempotent.policy import Backoff
 from idempotent.redrive import redrive
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbit import Rabbit, consumer_of, hang_up, keep_working, numbered, receive
+from tests.adapters.rabbit import SOON, Rabbit, consumer_of, hang_up, keep_working, numbered, receive
 
 ACK = Result(Outcome.PROCESSED)
 DEAD = Result(Outcome.DEAD, error=ValueError("no such customer"))
@@ -581,22 +583,23 @@ def test_auto_still_keeps_what_failed_what_is_dead_and_what_is_given_back(rabbit
 # With a worker
 
 
-def test_a_handler_longer_than_three_heartbeats_costs_no_connection(rabbit, queue):
-    rabbit.send(Message(queue, id="1"))
+@pytest.mark.parametrize("waiting", [0, 1], ids=["with room for more", "full"])
+def test_a_handler_longer_than_three_heartbeats_costs_no_connection(rabbit, queue, waiting):
+    rabbit.send(*numbered(queue, 1 + waiting))
     adapter = rabbit.adapter(heartbeat_s=1)
     sessions, done = set(), []
+    registry = Registry()
 
+    @registry.consumer(queue, group="g", checker=MemoryChecker())
     def slow(message):
         sessions.add(adapter._session)
-        time.sleep(4.5)
+        time.sleep(0.0 if done else 4.5)
         sessions.add(adapter._session)
         done.append(message.id)
 
-    registry = Registry()
-    registry.consumer(queue, group="g", checker=MemoryChecker())(slow)
     worker = Worker(registry, adapter, gc_interval_s=None)
-    run_for(worker, lambda: done and rabbit.depth(queue) == 0)
-    assert done == ["1"]
+    run_for(worker, lambda: len(done) > waiting and rabbit.depth(queue) == 0)
+    assert done == ["m-0", "m-1"][: 1 + waiting]
     assert len(sessions) == 1
     assert adapter.stale_settlements == 0
 
@@ -672,6 +675,58 @@ def test_a_worker_that_stops_leaves_nothing_to_do_twice(rabbit, queue):
         run_for(worker, lambda enough=enough: len(done) >= enough)
         assert worker._outcomes[Outcome.DUPLICATE] == 0
         assert len(done) + rabbit.depth(queue) == 50
+
+
+def test_one_message_in_two_queues_is_two_affairs(rabbit):
+    queues = [rabbit.declare(rabbit.name()) for _ in range(2)]
+    checker, done = MemoryChecker(), []
+    registry = Registry()
+    for queue in queues:
+        registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.subject))
+    exchange = rabbit.name("both")
+    with rabbit.channel() as channel:
+        channel.exchange_declare(exchange, "fanout", auto_delete=True)
+        for queue in queues:
+            channel.queue_bind(queue, exchange)
+        channel.basic_publish(exchange, "paid.eu", b"", pika.BasicProperties(message_id="1"))
+        for queue in queues:
+            channel.queue_unbind(queue, exchange)
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: len(done) == 2)
+    assert sorted(done) == sorted(queues)
+
+
+@pytest.mark.parametrize("first_fails", [False, True])
+def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(rabbit, queue, first_fails):
+    runs = []
+    registry = Registry()
+
+    @registry.consumer(
+        queue, group="g", checker=MemoryChecker(), backoff=Backoff(initial_s=0.1, maximum_s=0.1)
+    )
+    def handle(message):
+        runs.append("began")
+        time.sleep(0.5)
+        if first_fails and len(runs) == 1:
+            runs.append("failed")
+            raise ValueError("not now")
+        runs.append("done")
+
+    rabbit.send(Message(queue, id="1"), Message(queue, id="1"))
+    adapter = rabbit.adapter(backoff=SOON)
+    worker = Worker(registry, adapter, concurrency=2, gc_interval_s=None)
+    run_for(worker, lambda: worker._outcomes[Outcome.DUPLICATE] == 1)
+    assert runs == (["began", "failed"] if first_fails else []) + ["began", "done"]
+    assert rabbit.depth(queue) == 0
+
+
+def test_a_connection_that_ends_each_time_is_not_tried_without_a_pause(rabbit, queue, opened, monkeypatch):
+    def end(self, wait_s):
+        raise pika.exceptions.StreamLostError("something in it")
+
+    adapter = opened(queue, backoff=Backoff(initial_s=0.2, maximum_s=0.2))
+    monkeypatch.setattr(Session, "_work", end)
+    keep_working(adapter, 1.0)
+    assert 2 <= adapter._attempts <= 12
 
 
 def test_dead_letters_can_be_brought_back(rabbit, queue):
