@@ -9,13 +9,12 @@ from typing import Any, TypeAlias, TypeVar
 from idempotent.errors import ConfigurationError, MissingExtraError
 
 try:
-    import confluent_kafka
+    from confluent_kafka import Consumer as KafkaConsumer
+    from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+    from confluent_kafka import Message as KafkaMessage
+    from confluent_kafka.admin import AdminClient
 except ImportError as error:
     raise MissingExtraError("confluent-kafka", "kafka") from error
-from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka import Message as KafkaMessage
-from confluent_kafka.admin import AdminClient
 
 __all__ = [
     "AdminClient",
