@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from idempotent.consumer import Consumer
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.errors import AdapterError
 from idempotent.message import Message
 from idempotent.outcomes import Action, Result
 from idempotent.policy import Backoff
@@ -19,7 +19,7 @@ from .reconnecting import Reconnecting
 from .stomp_connecting import Connecting
 from .stomp_connection import Subscription
 from .stomp_epoch import Epoch, Token
-from .stomp_frames import Frame, dead_letters_of, destination_of, is_topic, send_frame
+from .stomp_frames import Frame, dead_letters_of, destination_of, send_frame
 from .stomp_refusals import LostError
 from .stomp_settings import AckMode, Address, StompSettings
 
@@ -87,7 +87,7 @@ class StompAdapter(Adapter):
         address = Address.from_url(url, ca_file)
         self._settings = StompSettings(
             address=address,
-            ack=_mode(ack),
+            ack=AckMode.of(ack),
             prefetch=prefetch,
             optimize_acknowledge=optimize_acknowledge,
             optimize_ack_timeout_s=optimize_ack_timeout_s,
@@ -115,7 +115,7 @@ class StompAdapter(Adapter):
             Subscription(str(number), subject, destination_of(subject))
             for number, subject in enumerate(subjects)
         )
-        self._check_durable()
+        self._settings.check_destinations([one.destination for one in self._subscriptions])
         if self._fail_fast:
             self._connected()
 
@@ -205,15 +205,6 @@ class StompAdapter(Adapter):
                 # For example a broker that ends the connection because of what it is sent: no hot loop.
                 self._reconnecting.failed(error)
 
-    def _check_durable(self) -> None:
-        if self._settings.durable_subscription is None:
-            return
-        destinations = [one.destination for one in self._subscriptions]
-        if len(destinations) != 1 or not is_topic(destinations[0]):
-            raise ConfigurationError(
-                "durable_subscription is for the consumer of one topic, not for " + ", ".join(destinations)
-            )
-
     def _delay(self, token: Token, message: Message, delay_s: float) -> None:
         has_scheduler = self._scheduler is not False and not (self._epoch and self._epoch.missed_scheduler)
         if not has_scheduler:
@@ -250,11 +241,3 @@ def _token(delivery: Delivery) -> Token:
     if not isinstance(delivery.token, Token):
         raise TypeError("this delivery came from another adapter")
     return delivery.token
-
-
-def _mode(ack: AckMode | str) -> AckMode:
-    try:
-        return AckMode(ack)
-    except ValueError:
-        known = ", ".join(mode.value for mode in AckMode)
-        raise ConfigurationError(f"ack must be one of {known}, not {ack!r}") from None

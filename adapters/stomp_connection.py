@@ -13,10 +13,9 @@ from typing import Final
 from stomp.exception import StompException
 from stomp.protocol import Protocol12
 
-from idempotent.errors import AdapterError
-
 from .reconnecting import said
 from .stomp_frames import Frame, escaped_names
+from .stomp_greeting import Heartbeats, check_server, heartbeats
 from .stomp_inbox import Inbox
 from .stomp_refusals import LostError, RefusedError, refusal
 from .stomp_settings import StompSettings
@@ -25,13 +24,8 @@ from .stomp_transport import Transport
 
 log = logging.getLogger(__name__)
 
-_VERSION: Final = "1.2"
 _LOOK_S: Final = 0.05
 _GOODBYE_S: Final = 2.0
-# A beat is due long before the peer expects it, because ActiveMQ allows no delay at all by default.
-_BEATS_PER_INTERVAL: Final = 3
-# A connection on which nothing came for so many intervals is lost.
-_SILENT_INTERVALS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +64,7 @@ class StompConnection:
         self._inbox = Inbox(arrived)
         self._transport.set_listener("inbox", self._inbox)
         self._numbers = itertools.count(1)
-        self._beat_after_s: float | None = None
-        self._silence_s: float | None = None
+        self._beats = Heartbeats(beat_after_s=None, silence_s=None)
         self._sent_at = time.monotonic()
         self._aborted = False
 
@@ -95,8 +88,8 @@ class StompConnection:
             raise LostError("nobody wants it any more")
         self._guard(self._greet)
         greeting = self._await_greeting(until)
-        self._check_server(greeting)
-        self._agree_on_heartbeats(greeting)
+        check_server(greeting, str(self._settings.address))
+        self._beats = heartbeats(greeting, self._settings.heartbeat_s)
         self.confirm([self._subscribe_frame(subscription) for subscription in subscriptions], "SUBSCRIBE")
 
     def disconnect(self) -> None:
@@ -141,10 +134,10 @@ class StompConnection:
                 "broker_error", extra={"error": str(refusal(self._inbox.errors.popleft(), "a frame"))}
             )
         now = time.monotonic()
-        if self._silence_s is not None and now - self._transport.received_at > self._silence_s:
+        if self._beats.silence_s is not None and now - self._transport.received_at > self._beats.silence_s:
             self.abort()
-            raise LostError(f"nothing heard for {self._silence_s:g} s")
-        if self._beat_after_s is not None and now - self._sent_at > self._beat_after_s:
+            raise LostError(f"nothing heard for {self._beats.silence_s:g} s")
+        if self._beats.beat_after_s is not None and now - self._sent_at > self._beats.beat_after_s:
             self._guard(lambda: self._transport.transmit(RawFrame(None, {}, None)))
 
     def send(self, frame: Frame) -> None:
@@ -206,24 +199,6 @@ class StompConnection:
                 raise LostError("no answer to CONNECT")
             self._wait()
         return self._inbox.connected
-
-    def _check_server(self, greeting: Frame) -> None:
-        server = greeting.headers.get("server", "")
-        if "artemis" in server.lower():
-            raise AdapterError(
-                f"{self._settings.address} is {server}. This adapter is for ActiveMQ Classic: with Artemis ids change "
-                "at every connection, and acknowledgements do not wait for their transaction"
-            )
-        if greeting.headers.get("version") != _VERSION:
-            raise AdapterError(f"{self._settings.address} does not speak STOMP {_VERSION}")
-
-    def _agree_on_heartbeats(self, greeting: Frame) -> None:
-        sends_ms, wants_ms = (int(word) for word in greeting.headers.get("heart-beat", "0,0").split(","))
-        asked_s = self._settings.heartbeat_s
-        if wants_ms:
-            self._beat_after_s = asked_s / _BEATS_PER_INTERVAL
-        if sends_ms:
-            self._silence_s = _SILENT_INTERVALS * max(asked_s, sends_ms / 1000)
 
     def _subscribe_frame(self, subscription: Subscription) -> Frame:
         settings = self._settings

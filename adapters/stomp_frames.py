@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
 """Milliseconds that the broker's scheduler keeps a message. It takes the header off; a broker without one does not."""
 QUOTED_KEY_HEADER: Final = "x-idempotent-key-quoted"
-"""The id in ASCII, where ActiveMQ would change it: it stores characters beyond U+FFFF as two U+FFFD each."""
+"""The id in ASCII, where it could not travel as it is: ActiveMQ stores characters beyond U+FFFF as two U+FFFD each."""
 _GROUP: Final = "JMSXGroupID"
 _GROUP_FOR_COPIES: Final = "x-idempotent-group"  # the broker does not tell a STOMP consumer the group
 _TEXT: Final = "amq-msg-type"
@@ -125,11 +125,8 @@ def _identity(identity: Any) -> dict[str, str]:
         text.encode()
     except UnicodeError as error:
         raise AdapterError("STOMP cannot carry this id, which is no UTF-8") from error
-    if "\0" in text:
-        raise AdapterError("STOMP cannot carry an id with a NUL in it")
-    return (
-        {KEY_HEADER: text} if _survives(text) else {KEY_HEADER: text, QUOTED_KEY_HEADER: quote(text, safe="")}
-    )
+    exact = {} if _survives(text) else {QUOTED_KEY_HEADER: quote(text, safe="")}
+    return {KEY_HEADER: _text(text), **exact}
 
 
 def _id_of(frame: Frame) -> str | None:
@@ -139,10 +136,10 @@ def _id_of(frame: Frame) -> str | None:
     key = frame.headers.get(KEY_HEADER)
     if key is None or _survives(key):
         return key
-    # Before and after the broker has stored it this is not the same text, and others may become the same.
+    # This is not the same text before and after the broker has stored it, and others may become the same.
     log.warning("id_does_not_survive_activemq", extra={"position": frame.headers.get("message-id")})
     return None
 
 
 def _survives(text: str) -> bool:
-    return all(character <= "\uffff" and character != "\ufffd" for character in text)
+    return all("\0" < character <= "\uffff" and character != "\ufffd" for character in text)

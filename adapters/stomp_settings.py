@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from idempotent.errors import ConfigurationError
+
+from .stomp_frames import is_topic
 
 _PORTS: Final = {"stomp": 61613, "stomp+ssl": 61612}
 _EXAMPLE: Final = "stomp://user:password@host:61613"
@@ -34,6 +37,19 @@ class AckMode(Enum):
     """SESSION_TRANSACTED: as CLIENT; acknowledgements and copies take effect together, at a confirmed COMMIT."""
     INDIVIDUAL = "individual"
     """INDIVIDUAL_ACKNOWLEDGE: each message, when it is settled."""
+
+    @classmethod
+    def of(cls, name: AckMode | str) -> AckMode:
+        """The mode of this name.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            known = ", ".join(mode.value for mode in cls)
+            raise ConfigurationError(f"ack must be one of {known}, not {name!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +155,21 @@ class StompSettings:
 
     def group_of(self, destination: str) -> int:
         """How many settled messages make an acknowledgement due: 65 % of the prefetch, as ActiveMQ's client has it."""
-        is_topic = destination.startswith("/topic/")
-        share = _MOST_OF_PREFETCH_DUPS_OK_TOPIC if self._halves(is_topic=is_topic) else _MOST_OF_PREFETCH
-        return math.ceil(share * self.prefetch)
+        halves = self.ack is AckMode.DUPS_OK and is_topic(destination)
+        return math.ceil((_MOST_OF_PREFETCH_DUPS_OK_TOPIC if halves else _MOST_OF_PREFETCH) * self.prefetch)
 
-    def _halves(self, *, is_topic: bool) -> bool:
-        return is_topic and self.ack is AckMode.DUPS_OK
+    def check_destinations(self, destinations: Sequence[str]) -> None:
+        """See whether they can be subscribed to.
+
+        Raises:
+            ConfigurationError: a durable subscription is for one topic.
+        """
+        if self.durable_subscription is not None and not (
+            len(destinations) == 1 and is_topic(destinations[0])
+        ):
+            raise ConfigurationError(
+                "durable_subscription is for the consumer of one topic, not for " + ", ".join(destinations)
+            )
 
 
 def _context(ca_file: str | None) -> ssl.SSLContext:
