@@ -141,6 +141,7 @@ class StompAdapter(Adapter):
             case Action.DEAD_LETTER:
                 target = self._dead_letter_destination or dead_letters_of(token.destination)
                 headers = dead_letter_headers(message, token.destination, result)
+                headers.pop("expires", None)  # a dead letter waits for a person
                 frame = send_frame(destination_of(target), message.body, headers)
                 self._settle(token, lambda epoch: epoch.replaced(token, lambda: frame))
             case Action.HOLD:

@@ -234,6 +234,16 @@ def test_what_is_dead_is_a_persistent_copy_with_the_reason(make, stomp_url, name
     until_left(stomp_url, name)
 
 
+def test_a_dead_letter_does_not_expire_with_its_message(make, stomp_url, name):
+    adapter = make()
+    send(stomp_url, name, "a", expires=str(round((time.time() + 600) * 1000)))
+    (delivery,) = receive(adapter, 1)
+    assert delivery.message.headers["expires"] != "0"
+    adapter.settle(delivery, Result(Outcome.DEAD))
+    (letter,) = in_queue(stomp_url, f"/queue/{name}.dead")
+    assert letter.headers["expires"] == "0"
+
+
 def test_dead_letters_can_have_one_queue_for_all(make, stomp_url, name):
     adapter = make(dead_letter_destination=f"{name}-graves")
     send(stomp_url, name, "a")

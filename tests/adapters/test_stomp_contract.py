@@ -41,22 +41,16 @@ class TestStompAdapter(AdapterContract):
             epoch.connection._transport.disconnect_socket()
 
 
-class TestStompAdapterAuto(TestStompAdapter):
-    ack = AckMode.AUTO
-    options: ClassVar = {"receipts": True}
-
-
 class TestStompAdapterOptimizeAcknowledge(TestStompAdapter):
+    """In groups, as `dups_ok` does too."""
+
     ack = AckMode.AUTO
     options: ClassVar = {"optimize_acknowledge": True}
 
 
 class TestStompAdapterClient(TestStompAdapter):
     ack = AckMode.CLIENT
-
-
-class TestStompAdapterDupsOk(TestStompAdapter):
-    ack = AckMode.DUPS_OK
+    options: ClassVar = {"receipts": True}
 
 
 class TestStompAdapterTransacted(TestStompAdapter):
