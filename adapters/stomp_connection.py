@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stomp.exception import StompException
-from stomp.protocol import Protocol12
-
+from . import stomp_library as stomp
 from .reconnecting import said
 from .stomp_frames import Frame, escaped_names
 from .stomp_greeting import Heartbeats, check_server, heartbeats
 from .stomp_inbox import Inbox
 from .stomp_refusals import LostError, RefusedError, refusal
 from .stomp_settings import StompSettings
-from .stomp_transport import Frame as RawFrame
 from .stomp_transport import Transport
 
 log = logging.getLogger(__name__)
@@ -60,7 +57,7 @@ class StompConnection:
         at = settings.address
         self._transport = Transport(at.host, at.port, at.ssl, settings.connect_timeout_s)
         # Without heart-beats of stomp.py's own: its thread for them waits for locks that a lost peer holds.
-        self._protocol = Protocol12(self._transport, heartbeats=(0, 0))
+        self._protocol = stomp.Protocol12(self._transport, heartbeats=(0, 0))
         self._inbox = Inbox(arrived)
         self._transport.set_listener("inbox", self._inbox)
         self._numbers = itertools.count(1)
@@ -138,7 +135,7 @@ class StompConnection:
             self.abort()
             raise LostError(f"nothing heard for {self._beats.silence_s:g} s")
         if self._beats.beat_after_s is not None and now - self._sent_at > self._beats.beat_after_s:
-            self._guard(lambda: self._transport.transmit(RawFrame(None, {}, None)))
+            self._guard(lambda: self._transport.transmit(stomp.Frame(None, {}, None)))
 
     def send(self, frame: Frame) -> None:
         """Send a frame that nobody answers."""
@@ -231,7 +228,7 @@ class StompConnection:
         try:
             transmit()
         # stomp.py's cleanup in the reader's thread takes the socket and the queue away: hence the last two.
-        except (OSError, StompException, AttributeError, ValueError) as error:
+        except (OSError, stomp.StompException, AttributeError, ValueError) as error:
             self.abort()
             raise LostError(said(error)) from error
         self._sent_at = time.monotonic()

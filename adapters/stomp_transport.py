@@ -12,23 +12,13 @@ import threading
 import time
 from typing import Final
 
-from idempotent.errors import MissingExtraError
-
-try:
-    import stomp.transport
-except ImportError as error:
-    raise MissingExtraError("stomp.py", "stomp") from error
-from stomp.exception import ConnectionClosedException
-from stomp.utils import Frame, PollableQueue, convert_frame, pack
-
+from . import stomp_library as stomp
 from .stomp_splitter import FrameSplitter
-
-__all__ = ["Frame", "Transport"]
 
 _CHUNK: Final = 65536
 
 
-class Transport(stomp.transport.Transport):  # type: ignore[misc]
+class Transport(stomp.Transport):  # type: ignore[misc]
     """One socket, for one connection. stomp.py reads from it in a thread of its own.
 
     What differs from stomp.py's: it says why it could not connect; a write ends after `timeout_s`, however the
@@ -78,7 +68,7 @@ class Transport(stomp.transport.Transport):  # type: ignore[misc]
     def _encrypted(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         encrypted = context.wrap_socket(plain, server_hostname=self._address[0])
         # An encrypted socket is one state machine: the reader's thread does the writing too.
-        self.send_queue = PollableQueue()
+        self.send_queue = stomp.PollableQueue()
         self.sel = selectors.DefaultSelector()
         self.sel.register(self.send_queue, selectors.EVENT_READ)
         self.sel.register(encrypted, selectors.EVENT_READ)
@@ -114,12 +104,12 @@ class Transport(stomp.transport.Transport):  # type: ignore[misc]
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         if not self.running:
-            raise ConnectionClosedException
+            raise stomp.ConnectionClosedException
         return list(self._frames)
 
-    def transmit(self, frame: Frame) -> None:
+    def transmit(self, frame: stomp.Frame) -> None:
         # Not stomp.py's own: that logs frames for debugging, with the password, and every failure as an error.
-        packed = pack(convert_frame(frame))
+        packed = stomp.pack(stomp.convert_frame(frame))
         if self.blocking:
             self.send(packed)
         else:

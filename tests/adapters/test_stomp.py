@@ -1,6 +1,8 @@
 """StompAdapter on a real ActiveMQ: acknowledgement modes, the table of outcomes, topics, bytes and names."""
 
 import secrets
+import subprocess
+import sys
 import threading
 import time
 
@@ -651,3 +653,18 @@ def test_a_url_has_options(stomp_url):
     assert (settings.ack, settings.prefetch, settings.heartbeat_s) == (AckMode.DUPS_OK, 7, 2.0)
     assert settings.receipts
     assert adapter._scheduler is False
+
+
+def test_without_stomp_py_the_error_says_what_to_install():
+    program = """
+import sys
+sys.modules["stomp"] = None
+from idempotent.adapters import adapter_from_url
+from idempotent.errors import MissingExtraError
+try:
+    adapter_from_url("stomp://host")
+except MissingExtraError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == 'stomp.py is not installed. Type: pip install "idempotent-consumer[stomp]"\n'
