@@ -304,6 +304,7 @@ def test_a_dead_letter_queue_can_be_shared(rabbit, opened):
     assert not rabbit.exists(f"{one}.dead")
 
 
+@pytest.mark.slow
 def test_an_unused_delay_queue_goes_but_never_with_messages(rabbit, queue, opened, monkeypatch):
     monkeypatch.setattr(topology, "UNUSED_MS", 1500)
     monkeypatch.setattr("idempotent.adapters.rabbitmq_publisher.ASK_AGAIN_S", 0.5)

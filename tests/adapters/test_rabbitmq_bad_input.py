@@ -219,6 +219,7 @@ def certificates(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_tls_is_checked_and_a_mismatch_is_explained(private_rabbitmq, certificates):
     from tests.services.process import free_port
 
