@@ -14,7 +14,7 @@ from idempotent.message import Message
 from idempotent.outcomes import Action, Result
 
 from .base import Adapter, Delivery
-from .copies import dead_letter_headers
+from .copies import dead_letter_headers, delayed_headers
 from .kafka_config import (
     Ordering,
     Semantics,
@@ -26,8 +26,8 @@ from .kafka_config import (
 )
 from .kafka_group import KafkaGroup
 from .kafka_lanes import Record
-from .kafka_partition import Limits, Partition, Token
-from .kafka_records import origin_text
+from .kafka_partition import Partition, Token, limits_of, token_of
+from .kafka_records import DUE_HEADER, origin_text
 from .kafka_sender import KafkaSender
 
 __all__ = ["KafkaAdapter", "Ordering", "Semantics"]
@@ -58,6 +58,7 @@ class KafkaAdapter(Adapter):
         commit_interval_s: seconds between commits.
         commit_every: settled messages after which a commit comes sooner.
         dead_letter_topic: for the dead letters of all topics; None: of each topic `<topic>.dlq`. It must exist.
+        retry_topic: what failed waits in the topic `<topic>.<group>.retry`, which must exist, and holds back nothing.
         acks: what `publish` waits for: `all`, `1` or `0`. Dead letters always wait for all.
         idempotent_producer: the broker drops what the client library sends twice. None: with `acks="all"`.
         publish_timeout_s: seconds that the broker has to take a message.
@@ -87,6 +88,7 @@ class KafkaAdapter(Adapter):
         commit_interval_s: float = 1.0,
         commit_every: int = 1000,
         dead_letter_topic: str | None = None,
+        retry_topic: bool = False,
         acks: str | int = "all",
         idempotent_producer: bool | None = None,
         publish_timeout_s: float = 30.0,
@@ -103,7 +105,7 @@ class KafkaAdapter(Adapter):
         """Check the settings; connect in `open`."""
         place = place_of(url_or_bootstrap)
         self._semantics = choice(Semantics, "semantics", semantics)
-        self._limits = _limits(
+        self._limits = limits_of(
             choice(Ordering, "ordering", ordering), max_in_flight_per_partition, max_pending_per_partition
         )
         if self._semantics is Semantics.AT_MOST_ONCE and self._limits.ordering is Ordering.KEY:
@@ -113,6 +115,14 @@ class KafkaAdapter(Adapter):
             )
         if commit_interval_s <= 0 or commit_every < 1:
             raise ConfigurationError("commit_interval_s must be above 0, and commit_every at least 1")
+        if retry_topic and (
+            self._semantics is Semantics.AT_MOST_ONCE or self._limits.ordering is not Ordering.NONE
+        ):
+            raise ConfigurationError(
+                "retry_topic=True gives up the order: it goes with ordering='none' alone"
+            )
+        self._retries_elsewhere = retry_topic
+        self._retry_topics: dict[str, str] = {}
         self._commit_interval_s = commit_interval_s
         self._commit_every = commit_every
         self._dead_letter_topic = dead_letter_topic
@@ -152,11 +162,15 @@ class KafkaAdapter(Adapter):
                 f"a KafkaAdapter is one member of one consumer group, and these are of {', '.join(groups)}: "
                 "run one worker for each group"
             )
+        subjects = list(dict.fromkeys(consumer.subject for consumer in consumers))
+        if self._retries_elsewhere:
+            self._retry_topics = {subject: f"{subject}.{groups[0]}.retry" for subject in subjects}
         self._group = KafkaGroup(
             consumer_config(self._security, groups[0], self._own),
             self._security,
-            list(dict.fromkeys(consumer.subject for consumer in consumers)),
+            subjects,
             self._limits,
+            {topic: subject for subject, topic in self._retry_topics.items()},
             commit_interval_s=self._commit_interval_s,
             commit_every=self._commit_every,
             fail_fast=self._fail_fast,
@@ -176,7 +190,7 @@ class KafkaAdapter(Adapter):
             deliveries = group.take(limit)
         self._woken.clear()
         # A fetch may have ended the epoch of what was taken before it; that comes again.
-        deliveries = [delivery for delivery in deliveries if _token(delivery).partition.is_open]
+        deliveries = [delivery for delivery in deliveries if token_of(delivery).partition.is_open]
         if self._semantics is Semantics.AT_MOST_ONCE:
             return group.assignment.give_up(group.consumer, deliveries)
         return deliveries
@@ -190,7 +204,12 @@ class KafkaAdapter(Adapter):
         partition, record = token.partition, token.record
         match result.action:
             case Action.DEAD_LETTER:
-                self._bury(partition, record, delivery.message, result)
+                headers = dead_letter_headers(delivery.message, origin_text(record.raw), result)
+                self._copy(partition, record, self.dead_letter_subject(partition.subject), headers)
+            case Action.DELAY if partition.subject in self._retry_topics:
+                headers = delayed_headers(delivery.message, origin_text(record.raw))
+                headers[DUE_HEADER] = round((time.time() + (result.retry_after_s or 0.0)) * 1000)
+                self._copy(partition, record, self._retry_topics[partition.subject], headers)
             case Action.DELAY if self._semantics is Semantics.AT_LEAST_ONCE:
                 partition.again(record, time.monotonic() + (result.retry_after_s or 0.0))
             case Action.DELAY:
@@ -229,14 +248,12 @@ class KafkaAdapter(Adapter):
             self._sender.flush(_CLOSE_S)
             group.close()
 
-    def _bury(self, partition: Partition, record: Record, message: Message, result: Result) -> None:
-        """Send a dead letter; the offset is finished when the broker has it, in a later `receive`."""
-        topic = self.dead_letter_subject(partition.topic)
-        headers = dead_letter_headers(message, origin_text(record.raw), result)
+    def _copy(self, partition: Partition, record: Record, topic: str, headers: Mapping[str, Any]) -> None:
+        """Send a copy; the offset is finished when the broker has it, in a later `receive`."""
 
         def report(error: str | None) -> None:
             if error is not None:
-                log.error("dead_letter_failed", extra={"topic": topic, "error": error})
+                log.error("copy_failed", extra={"topic": topic, "error": error})
             if not partition.is_open:
                 return
             if error is None:
@@ -247,7 +264,7 @@ class KafkaAdapter(Adapter):
         self._sender.copy(topic, record.raw, headers, report)
 
     def _settled(self, delivery: Delivery) -> Token | None:
-        token = _token(delivery)
+        token = token_of(delivery)
         if token.partition.settled(token):
             return token
         self.stale_settlements += 1
@@ -262,19 +279,3 @@ class KafkaAdapter(Adapter):
         if self._group is None:
             raise ConfigurationError("open() comes before receive()")
         return self._group
-
-
-def _limits(ordering: Ordering, in_flight: int | None, pending: int) -> Limits:
-    most = in_flight if in_flight is not None else 1 if ordering is Ordering.PARTITION else 1000
-    if most < 1 or pending < 1:
-        raise ConfigurationError(
-            "max_in_flight_per_partition and max_pending_per_partition must be at least 1"
-        )
-    return Limits(ordering, most, pending)
-
-
-def _token(delivery: Delivery) -> Token:
-    token = delivery.token
-    if not isinstance(token, Token):
-        raise TypeError("this delivery came from another adapter")
-    return token

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from .base import Delivery
 from .kafka_client import KafkaConsumer, KafkaError, KafkaException, Raw, TopicPartition, error_of
+from .kafka_config import Ordering
 from .kafka_partition import Limits, Partition
 from .kafka_records import origin_of
-from .kafka_topics import TopicIds
+from .kafka_topics import TopicId, TopicIds
 
 log = logging.getLogger(__name__)
 Name = tuple[str, int]
@@ -29,12 +31,22 @@ class Assignment:
     Args:
         topic_ids: who knows the ids of topics.
         limits: how much of each partition may be on its way.
+        retries: the subjects of retry topics.
         interval_s: seconds between two commits.
         every: finished messages after which a commit does not wait for that.
     """
 
-    def __init__(self, topic_ids: TopicIds, limits: Limits, *, interval_s: float, every: int) -> None:
+    def __init__(
+        self,
+        topic_ids: TopicIds,
+        limits: Limits,
+        retries: Mapping[str, str],
+        *,
+        interval_s: float,
+        every: int,
+    ) -> None:
         """Nothing assigned."""
+        self._retries = retries
         self._topic_ids = topic_ids
         self._limits = limits
         self._interval_s = interval_s
@@ -204,11 +216,18 @@ class Assignment:
 
     def _begin(self, names: Sequence[Name]) -> list[Partition]:
         ids = self._topic_ids.ask({topic for topic, _ in names})
-        begun = [Partition(ids[topic], number, self._limits) for topic, number in names]
+        begun = [self._partition(ids[topic], number) for topic, number in names]
         self._end([self._partitions[name] for name in names if name in self._partitions])
         self._partitions.update(zip(names, begun, strict=True))
         self._turns.extend(begun)
         return begun
+
+    def _partition(self, topic_id: TopicId, number: int) -> Partition:
+        subject = self._retries.get(topic_id.topic)
+        if subject is None:
+            return Partition(topic_id, number, self._limits, topic_id.topic)
+        # Copies that wait for their time have lost their order already.
+        return Partition(topic_id, number, replace(self._limits, ordering=Ordering.NONE), subject)
 
     def _end(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:

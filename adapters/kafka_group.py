@@ -50,6 +50,7 @@ class KafkaGroup:
         security: for the client that asks for the topics' ids.
         topics: what to consume.
         limits: how much of each partition may be on its way.
+        retries: retry topics to consume besides, with their subjects.
         commit_interval_s: seconds between commits.
         commit_every: finished messages after which a commit comes sooner.
         fail_fast: raise where it would wait for a broker, a topic or a permission.
@@ -61,6 +62,7 @@ class KafkaGroup:
         security: Mapping[str, Any],
         topics: Sequence[str],
         limits: Limits,
+        retries: Mapping[str, str],
         *,
         commit_interval_s: float,
         commit_every: int,
@@ -75,7 +77,7 @@ class KafkaGroup:
         topic_ids = TopicIds(make_client(AdminClient, security))
         self._topic_ids = topic_ids
         self.assignment: Final = Assignment(
-            topic_ids, limits, interval_s=commit_interval_s, every=commit_every
+            topic_ids, limits, retries, interval_s=commit_interval_s, every=commit_every
         )
         self._where = config["bootstrap.servers"]
         self._fail_fast = fail_fast
@@ -92,7 +94,7 @@ class KafkaGroup:
         self.consumer: Final = make_client(KafkaConsumer, {**callbacks, **config})
         if fail_fast:
             self._meet()
-        self._topics = list(topics)
+        self._topics = [*topics, *retries]
         self._subscribe()
 
     def fetch(self, wait_s: float, woken: threading.Event) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
+
+from idempotent.errors import ConfigurationError
 
 from .base import Delivery
 from .kafka_client import Raw
 from .kafka_config import Ordering
 from .kafka_lanes import Lanes, Record
-from .kafka_records import message_of, origin_of
+from .kafka_records import due_in_s, message_of, origin_of
 from .kafka_topics import TopicId
 from .watermark import Watermark
 
@@ -41,9 +44,10 @@ class Limits:
 class Partition:
     """What was received of a partition, and how far it is finished."""
 
-    def __init__(self, topic_id: TopicId, number: int, limits: Limits) -> None:
-        """Nothing received yet."""
+    def __init__(self, topic_id: TopicId, number: int, limits: Limits, subject: str) -> None:
+        """Nothing received yet; another `subject` than the topic makes it one of copies, each with its time."""
         self.topic: Final = topic_id.topic
+        self.subject: Final = subject
         self.number: Final = number
         self.is_open = True
         self.is_paused = False
@@ -66,7 +70,8 @@ class Partition:
         offset = origin_of(raw)[2]
         self._received = offset
         self._watermark.add(offset)
-        self._lanes.add(Record(raw, offset, self._lane(raw, offset)))
+        due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
+        self._lanes.add(Record(raw, offset, self._lane(raw, offset), due))
 
     def take(self, now: float) -> Delivery | None:
         """The next delivery; None: not now."""
@@ -77,7 +82,8 @@ class Partition:
             return None
         self._busy += 1
         token = self._out[record.offset] = Token(self, record)
-        return Delivery(message_of(record.raw, self._topic_id.value, redelivered=record.turns > 1), token)
+        again = record.turns > 1 or self.subject != self.topic
+        return Delivery(message_of(record.raw, self.subject, self._topic_id.value, redelivered=again), token)
 
     def settled(self, token: Token) -> bool:
         """Take a delivery back; `finish` or `again` comes next. False: it is stale."""
@@ -126,3 +132,29 @@ class Partition:
                 return key
             case _:
                 return offset
+
+
+def limits_of(ordering: Ordering, in_flight: int | None, pending: int) -> Limits:
+    """The limits of an ordering, checked.
+
+    Raises:
+        ConfigurationError: one is below 1.
+    """
+    most = in_flight if in_flight is not None else 1 if ordering is Ordering.PARTITION else 1000
+    if most < 1 or pending < 1:
+        raise ConfigurationError(
+            "max_in_flight_per_partition and max_pending_per_partition must be at least 1"
+        )
+    return Limits(ordering, most, pending)
+
+
+def token_of(delivery: Delivery) -> Token:
+    """The adapter's own handle on a delivery.
+
+    Raises:
+        TypeError: it is another adapter's.
+    """
+    token = delivery.token
+    if not isinstance(token, Token):
+        raise TypeError("this delivery came from another adapter")
+    return token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -12,20 +13,22 @@ from .kafka_client import Raw
 
 TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
 """When the original of a copy was written, in milliseconds since 1970."""
+DUE_HEADER: Final = "x-idempotent-due"
+"""When a copy in a retry topic may be handed out, in milliseconds since 1970."""
 _OURS: Final = "x-idempotent-"
 Headers = list[tuple[str, bytes | None]]
 
 
-def message_of(raw: Raw, topic_id: str, *, redelivered: bool) -> Message:
-    """A record as handlers see it.
+def message_of(raw: Raw, subject: str, topic_id: str, *, redelivered: bool) -> Message:
+    """A record as handlers see it; `subject` is the topic that it came to first.
 
     Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and made
     again counts its offsets from 0 again, and only its id differs.
     """
     headers = {name: _text(value) for name, value in _pairs(raw)}
-    topic, number, offset = origin_of(raw)
+    _, number, offset = origin_of(raw)
     return Message(
-        topic,
+        subject,
         raw.value() or b"",
         id=headers.get(KEY_HEADER) or f"{topic_id}/{number}/{offset}",
         headers=headers,
@@ -47,6 +50,15 @@ def origin_of(raw: Raw) -> tuple[str, int, int]:
 def origin_text(raw: Raw) -> str:
     """The same, for a header."""
     return "/".join(map(str, origin_of(raw)))
+
+
+def due_in_s(raw: Raw) -> float:
+    """Seconds until a copy in a retry topic may be handed out."""
+    try:
+        due = int(dict(_pairs(raw)).get(DUE_HEADER) or 0)
+    except ValueError:
+        return 0.0
+    return max(due / 1000 - time.time(), 0.0)
 
 
 def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:

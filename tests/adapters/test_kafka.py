@@ -373,6 +373,33 @@ def test_a_dead_letter_that_nobody_took_loses_nothing(broker, opened):
     assert broker.committed(GROUP, topic) == 2
 
 
+# Retry topics
+
+
+def test_with_a_retry_topic_a_failure_holds_back_nothing_and_stays_the_same_message(broker, topic, opened):
+    retry = f"{topic}.{GROUP}.retry"
+    broker.make(retry)
+    send(broker, topic, 3)
+    adapter = opened(topic, ordering="none", retry_topic=True, max_pending_per_partition=2)
+    first = receive(adapter, 3)
+    for delivery, delay_s in zip(first, (1.5, 0.1, 0.1), strict=True):
+        adapter.settle(delivery, Result(Outcome.FAILED, error=ValueError(), retry_after_s=delay_s))
+    again = receive(adapter, 3)
+    assert sorted(bodies(again)[:2]) == [1, 2]
+    assert bodies(again)[2] == 0
+    assert {d.message.id for d in again} == {d.message.id for d in first}
+    assert {d.message.subject for d in again} == {topic}
+    assert again[2].message.headers[ORIGIN_HEADER] == f"{topic}/0/0"
+    adapter.settle(again[0], ACK)
+    adapter.settle(again[1], ACK)
+    adapter.settle(again[2], Result(Outcome.DEAD, error=ValueError("no")))
+    adapter.close()
+    (letter,) = broker.read(f"{topic}.dlq")
+    assert letter.id == first[0].message.id
+    assert letter.headers[ORIGIN_HEADER] == f"{topic}/0/0"
+    assert [broker.committed(GROUP, name) for name in (topic, retry)] == [3, 3]
+
+
 # At most once
 
 
@@ -670,6 +697,7 @@ def test_a_missing_topic_is_waited_for_or_not(broker, opened, caplog):
         ({"acks": 1, "idempotent_producer": True}, "needs acks='all'"),
         ({"semantics": "exactly_once"}, "'at_least_once', 'at_most_once'"),
         ({"semantics": "at_most_once", "ordering": "key"}, "goes with the orderings"),
+        ({"retry_topic": True}, "ordering='none' alone"),
         ({"ordering": "random"}, "'partition', 'key', 'none'"),
         ({"max_in_flight_per_partition": 0}, "at least 1"),
         ({"commit_interval_s": 0}, "above 0"),
