@@ -2,6 +2,8 @@
 
 import logging
 import secrets
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -737,3 +739,9 @@ def test_published_messages_arrive_whatever_is_waited_for(broker, topic, opened,
     adapter.publish(Message(topic, b"7", id="m-1"))
     (delivery,) = receive(adapter)
     assert (delivery.message.id, delivery.message.raw.key()) == ("m-1", b"m-1")
+
+
+def test_without_the_client_library_the_error_says_what_to_type():
+    code = "import sys; sys.modules['confluent_kafka'] = None; import idempotent.adapters.kafka"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert 'pip install "idempotent-consumer[kafka]"' in done.stderr.splitlines()[-1]
