@@ -25,8 +25,8 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
     Args:
         url: `memory://NAME` (a broker shared by that name within this process), `file:///path/to/lines.jsonl`,
             or `file://-` (or just `-`) for standard input; `amqp://` or `amqps://` for RabbitMQ;
-            `stomp://host:61613` or `stomp+ssl://` for ActiveMQ; `kafka://host:9092,host:9092` for Kafka. The words after `?` are
-            the constructor's keywords: `file:///data/orders.jsonl?id_field=order_id`.
+            `stomp://host:61613` or `stomp+ssl://` for ActiveMQ; `kafka://host:9092,host:9092` for Kafka.
+            The words after `?` are the constructor's keywords: `file:///data/orders.jsonl?id_field=order_id`.
         options: more of those keywords; they win over the URL's.
 
     Raises:
