@@ -162,6 +162,14 @@ class StompAdapter(Adapter):
             self._lose(error)
             raise AdapterError(f"{self._settings.address} did not take the message: {error}") from error
 
+    def dead_letter_subject(self, subject: str) -> str:
+        return self._dead_letter_destination or dead_letters_of(destination_of(subject))
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a subscribed connection now."""
+        return self._epoch is not None
+
     def wake(self) -> None:
         self._woken = True
         self._arrived.set()

@@ -13,6 +13,7 @@ from idempotent.adapters.base import Adapter, Delivery
 from idempotent.checkers.memory import MemoryChecker
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
+from idempotent.redrive import redrive
 from idempotent.registry import Registry
 from idempotent.worker import Worker
 
@@ -226,6 +227,31 @@ class AdapterContract(ABC):
         (delivery,) = self.receive(adapter)
         adapter.settle(delivery, Result(Outcome.DEAD, error=ValueError("line\nline: \0\N{SNOWMAN}" * 300)))
         assert self.reason(self.one_dead_letter(subject)).startswith("ValueError: line")
+
+    def test_a_redrive_brings_a_dead_letter_back_as_the_message_it_was(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        self.send(self.message(subject, colour="red"))
+        (delivery,) = self.receive(adapter)
+        adapter.settle(delivery, Result(Outcome.DEAD, error=ValueError("no")))
+        until(lambda: self.receives_nothing(adapter) and self.dead_letters(subject), "a dead letter")
+        consumer = Registry().consumer(subject, group="contract", checker=MemoryChecker())(lambda _: None)
+        assert redrive(consumer, self.make_adapter(), limit=1, idle_s=DEADLINE_S).returned == 1
+        (again,) = self.receive(adapter)
+        assert (again.message.id, again.message.body) == ("m-1", b"body of m-1")
+        assert again.message.headers["colour"] == "red"
+        adapter.settle(again, _ACK)
+
+    def test_it_knows_whether_it_is_connected(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        until(lambda: self.receives_nothing(adapter) and adapter.connected, "a connection")
+
+    @staticmethod
+    def receives_nothing(adapter: Adapter) -> bool:
+        """Let the adapter do its upkeep, in which nothing may come."""
+        assert adapter.receive(10, 0.05) == []
+        return True
 
     def one_dead_letter(self, subject: str) -> Message:
         """The only dead letter of a subject, as soon as it is there."""
