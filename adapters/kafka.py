@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import Consumer
@@ -26,6 +26,7 @@ from .kafka_config import (
 )
 from .kafka_group import KafkaGroup
 from .kafka_lanes import Record
+from .kafka_offsets import StoredOffsets
 from .kafka_partition import Partition, Token, limits_of, token_of
 from .kafka_records import DUE_HEADER, origin_text
 from .kafka_sender import KafkaSender
@@ -123,6 +124,7 @@ class KafkaAdapter(Adapter):
             )
         self._retries_elsewhere = retry_topic
         self._retry_topics: dict[str, str] = {}
+        self._stored = StoredOffsets(())
         self._commit_interval_s = commit_interval_s
         self._commit_every = commit_every
         self._dead_letter_topic = dead_letter_topic
@@ -162,6 +164,14 @@ class KafkaAdapter(Adapter):
                 f"a KafkaAdapter is one member of one consumer group, and these are of {', '.join(groups)}: "
                 "run one worker for each group"
             )
+        self._stored = StoredOffsets(consumers)
+        if self._stored and (
+            self._limits.ordering is not Ordering.PARTITION or self._semantics is Semantics.AT_MOST_ONCE
+        ):
+            raise ConfigurationError(
+                "an OffsetChecker counts on the order of a partition: it goes with ordering='partition' and "
+                "semantics='at_least_once'"
+            )
         subjects = list(dict.fromkeys(consumer.subject for consumer in consumers))
         if self._retries_elsewhere:
             self._retry_topics = {subject: f"{subject}.{groups[0]}.retry" for subject in subjects}
@@ -171,6 +181,7 @@ class KafkaAdapter(Adapter):
             subjects,
             self._limits,
             {topic: subject for subject, topic in self._retry_topics.items()},
+            self._stored,
             commit_interval_s=self._commit_interval_s,
             commit_every=self._commit_every,
             fail_fast=self._fail_fast,
@@ -205,7 +216,14 @@ class KafkaAdapter(Adapter):
         match result.action:
             case Action.DEAD_LETTER:
                 headers = dead_letter_headers(delivery.message, origin_text(record.raw), result)
-                self._copy(partition, record, self.dead_letter_subject(partition.subject), headers)
+                position = delivery.message.position
+                self._copy(
+                    partition,
+                    record,
+                    self.dead_letter_subject(partition.subject),
+                    headers,
+                    lambda: self._stored.skip(partition.subject, position),
+                )
             case Action.DELAY if partition.subject in self._retry_topics:
                 headers = delayed_headers(delivery.message, origin_text(record.raw))
                 headers[DUE_HEADER] = round((time.time() + (result.retry_after_s or 0.0)) * 1000)
@@ -248,15 +266,22 @@ class KafkaAdapter(Adapter):
             self._sender.flush(_CLOSE_S)
             group.close()
 
-    def _copy(self, partition: Partition, record: Record, topic: str, headers: Mapping[str, Any]) -> None:
-        """Send a copy; the offset is finished when the broker has it, in a later `receive`."""
+    def _copy(
+        self,
+        partition: Partition,
+        record: Record,
+        topic: str,
+        headers: Mapping[str, Any],
+        then: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Send a copy; the offset is finished when the broker has it, in a later `receive`, and `then` says yes."""
 
         def report(error: str | None) -> None:
             if error is not None:
                 log.error("copy_failed", extra={"topic": topic, "error": error})
             if not partition.is_open:
                 return
-            if error is None:
+            if error is None and then():
                 self._finish(partition, record)
             else:
                 partition.again(record, time.monotonic() + _COPY_RETRY_S)

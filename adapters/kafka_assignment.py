@@ -12,6 +12,7 @@ from typing import Final
 from .base import Delivery
 from .kafka_client import KafkaConsumer, KafkaError, KafkaException, Raw, TopicPartition, error_of
 from .kafka_config import Ordering
+from .kafka_offsets import StoredOffsets
 from .kafka_partition import Limits, Partition
 from .kafka_records import origin_of
 from .kafka_topics import TopicId, TopicIds
@@ -32,6 +33,7 @@ class Assignment:
         topic_ids: who knows the ids of topics.
         limits: how much of each partition may be on its way.
         retries: the subjects of retry topics.
+        stored: the offsets that checkers keep.
         interval_s: seconds between two commits.
         every: finished messages after which a commit does not wait for that.
     """
@@ -41,12 +43,14 @@ class Assignment:
         topic_ids: TopicIds,
         limits: Limits,
         retries: Mapping[str, str],
+        stored: StoredOffsets,
         *,
         interval_s: float,
         every: int,
     ) -> None:
         """Nothing assigned."""
         self._retries = retries
+        self._stored = stored
         self._topic_ids = topic_ids
         self._limits = limits
         self._interval_s = interval_s
@@ -106,6 +110,34 @@ class Assignment:
             self._end([partition])
             (partition,) = self._begin([(topic, number)])
         partition.add(raw)
+
+    def begin_stored(self, consumer: KafkaConsumer) -> None:
+        """Read on where the store says, in partitions whose positions are stored, before anything is handed out."""
+        if not self._stored:
+            return
+        for partition in list(self._turns):
+            first = partition.awaits_begin
+            if first is None or partition.topic_id is None:
+                continue
+            offset = self._stored.begin(partition.subject, partition.topic_id, partition.number, first)
+            if offset is None:
+                continue
+            if offset == first:
+                partition.begin_at(offset)
+                continue
+            self._seek(consumer, partition, offset)
+
+    def _seek(self, consumer: KafkaConsumer, partition: Partition, offset: int) -> None:
+        where = TopicPartition(partition.topic, partition.number, offset)
+        try:
+            consumer.seek(where)
+        except KafkaException as error:
+            log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
+            return  # asked again with the next messages
+        log.info("stored_offset_wins", extra={"topic": partition.topic, "offset": offset})
+        self._end([partition])
+        (anew,) = self._begin([(partition.topic, partition.number)])
+        anew.begin_at(offset)
 
     def take(self, limit: int, now: float) -> Iterator[Delivery]:
         """At most `limit` deliveries, each partition's in its order."""
@@ -225,7 +257,8 @@ class Assignment:
     def _partition(self, topic_id: TopicId, number: int) -> Partition:
         subject = self._retries.get(topic_id.topic)
         if subject is None:
-            return Partition(topic_id, number, self._limits, topic_id.topic)
+            is_stored = self._stored.of(topic_id.topic)
+            return Partition(topic_id, number, self._limits, topic_id.topic, is_stored=is_stored)
         # Copies that wait for their time have lost their order already.
         return Partition(topic_id, number, replace(self._limits, ordering=Ordering.NONE), subject)
 

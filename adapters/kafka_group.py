@@ -22,6 +22,7 @@ from .kafka_client import (
     error_of,
     make_client,
 )
+from .kafka_offsets import StoredOffsets
 from .kafka_partition import Limits
 from .kafka_topics import TopicIds
 
@@ -51,6 +52,7 @@ class KafkaGroup:
         topics: what to consume.
         limits: how much of each partition may be on its way.
         retries: retry topics to consume besides, with their subjects.
+        stored: the offsets that checkers keep.
         commit_interval_s: seconds between commits.
         commit_every: finished messages after which a commit comes sooner.
         fail_fast: raise where it would wait for a broker, a topic or a permission.
@@ -63,6 +65,7 @@ class KafkaGroup:
         topics: Sequence[str],
         limits: Limits,
         retries: Mapping[str, str],
+        stored: StoredOffsets,
         *,
         commit_interval_s: float,
         commit_every: int,
@@ -77,7 +80,7 @@ class KafkaGroup:
         topic_ids = TopicIds(make_client(AdminClient, security))
         self._topic_ids = topic_ids
         self.assignment: Final = Assignment(
-            topic_ids, limits, retries, interval_s=commit_interval_s, every=commit_every
+            topic_ids, limits, retries, stored, interval_s=commit_interval_s, every=commit_every
         )
         self._where = config["bootstrap.servers"]
         self._fail_fast = fail_fast
@@ -116,6 +119,7 @@ class KafkaGroup:
         self._fetched_at = time.monotonic()
         for raw in raws:
             self._take_in(raw)
+        self.assignment.begin_stored(self.consumer)
         if self._fault is not None:
             raise AdapterError(f"Kafka at {self._where}: {error_of(self._fault)}")
 

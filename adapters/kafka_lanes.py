@@ -21,6 +21,7 @@ class Record:
         lane: what it keeps order with.
         due: when it may be handed out, by the adapter's clock.
         turns: how often it was handed out.
+        expected: the offset after the message before it.
     """
 
     raw: Raw
@@ -28,6 +29,7 @@ class Record:
     lane: Hashable
     due: float = 0.0
     turns: int = 0
+    expected: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -44,8 +44,13 @@ class Limits:
 class Partition:
     """What was received of a partition, and how far it is finished."""
 
-    def __init__(self, topic_id: TopicId, number: int, limits: Limits, subject: str) -> None:
-        """Nothing received yet; another `subject` than the topic makes it one of copies, each with its time."""
+    def __init__(
+        self, topic_id: TopicId, number: int, limits: Limits, subject: str, *, is_stored: bool = False
+    ) -> None:
+        """Nothing received yet; another `subject` than the topic makes it one of copies, each with its time.
+
+        One that `is_stored` hands out nothing before `begin_at`.
+        """
         self.topic: Final = topic_id.topic
         self.subject: Final = subject
         self.number: Final = number
@@ -60,6 +65,9 @@ class Partition:
         self._out: dict[int, Token] = {}
         self._busy = 0
         self._received = -1
+        self._first: int | None = None
+        self._next: int | None = None
+        self._is_begun = not is_stored
 
     def follows(self, raw: Raw) -> bool:
         """Whether this one comes after all before. If not, the offsets began anew: another topic of that name."""
@@ -68,14 +76,32 @@ class Partition:
     def add(self, raw: Raw) -> None:
         """A message, in the order of offsets."""
         offset = origin_of(raw)[2]
-        self._received = offset
+        expected = offset if self._next is None else min(self._next, offset)
+        self._first = offset if self._first is None else self._first
+        self._received, self._next = offset, offset + 1
         self._watermark.add(offset)
         due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
-        self._lanes.add(Record(raw, offset, self._lane(raw, offset), due))
+        self._lanes.add(Record(raw, offset, self._lane(raw, offset), due, expected=expected))
+
+    @property
+    def topic_id(self) -> str | None:
+        """The topic's identity; None until the broker has said it."""
+        return self._topic_id.value
+
+    @property
+    def awaits_begin(self) -> int | None:
+        """The first offset received, when the stored one decides where to read on; None: it need not be asked."""
+        return None if self._is_begun or self.topic_id is None else self._first
+
+    def begin_at(self, offset: int) -> None:
+        """The store has said where to read on: with the first message received, or nothing is received yet."""
+        self._is_begun = True
+        if self._next is None:
+            self._next = offset
 
     def take(self, now: float) -> Delivery | None:
         """The next delivery; None: not now."""
-        if self._topic_id.value is None or self._busy >= self._limits.in_flight:
+        if not self._is_begun or self._topic_id.value is None or self._busy >= self._limits.in_flight:
             return None
         record = self._lanes.take(now)
         if record is None:
@@ -83,7 +109,10 @@ class Partition:
         self._busy += 1
         token = self._out[record.offset] = Token(self, record)
         again = record.turns > 1 or self.subject != self.topic
-        return Delivery(message_of(record.raw, self.subject, self._topic_id.value, redelivered=again), token)
+        message = message_of(
+            record.raw, self.subject, self._topic_id.value, record.expected, redelivered=again
+        )
+        return Delivery(message, token)
 
     def settled(self, token: Token) -> bool:
         """Take a delivery back; `finish` or `again` comes next. False: it is stale."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from idempotent.message import Message
+from idempotent.positions import Position
 
 from .copies import KEY_HEADER
 from .kafka_client import Raw
@@ -19,8 +20,8 @@ _OURS: Final = "x-idempotent-"
 Headers = list[tuple[str, bytes | None]]
 
 
-def message_of(raw: Raw, subject: str, topic_id: str, *, redelivered: bool) -> Message:
-    """A record as handlers see it; `subject` is the topic that it came to first.
+def message_of(raw: Raw, subject: str, topic_id: str, expected: int, *, redelivered: bool) -> Message:
+    """A record as handlers see it; `subject` is the topic that it came to first, `expected` see `Position`.
 
     Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and made
     again counts its offsets from 0 again, and only its id differs.
@@ -33,7 +34,7 @@ def message_of(raw: Raw, subject: str, topic_id: str, *, redelivered: bool) -> M
         id=headers.get(KEY_HEADER) or f"{topic_id}/{number}/{offset}",
         headers=headers,
         redelivered=redelivered,
-        position=(number, offset),
+        position=Position(topic_id, number, offset, expected),
         raw=raw,
     )
 

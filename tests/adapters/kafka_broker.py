@@ -49,6 +49,14 @@ class Broker:
             consumer.close()
         return None if tp.offset < 0 else tp.offset
 
+    def commit(self, group, topic, offset, partition=0):
+        """Let the group go on there; nobody may be in it."""
+        consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False})
+        try:
+            consumer.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
+        finally:
+            consumer.close()
+
     def read(self, topic):
         """All that lies in a topic now."""
         return [_message(raw) for raw in self.read_raw(topic)]
