@@ -19,6 +19,7 @@ from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
 from idempotent.migrations import upgrade
+from idempotent.registry import default_registry
 from tests.cli.shop import CONSUMERS
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,9 @@ def name_of(path: Path) -> str:
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages talk about."""
     monkeypatch.chdir(tmp_path)
+    # Pages decorate into the default registry, which is everybody's.
+    monkeypatch.setattr(default_registry, "_consumers", {})
+    monkeypatch.setattr(default_registry, "_checkers", {})
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "__init__.py").touch()
     (tmp_path / "shop" / "consumers.py").write_text(

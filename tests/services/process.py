@@ -132,8 +132,15 @@ class PrivateServer(ABC):
 
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nobody answers."""
-        for member in self._family():
+        family = self._family()
+        for member in family:
             _if_it_lives(member.suspend)
+        # A process stops when the kernel next looks at its signals, which is soon, but not now.
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(runs(member) and member.status() != psutil.STATUS_STOPPED for member in family):
+            if time.monotonic() > deadline:
+                raise ServerFailedError(f"{self.name} does not pause")
+            time.sleep(0.005)
 
     def resume(self) -> None:
         for member in self._family():
