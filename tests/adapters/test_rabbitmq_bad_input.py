@@ -2,9 +2,12 @@
 
 import builtins
 import logging
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -193,11 +196,10 @@ def test_headers_with_no_room_for_a_reason_do_not_end_the_connection(rabbit):
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
+def certificates():
+    # Not among pytest's folders: the broker runs as somebody else, who may not look into those.
+    folder = Path(tempfile.mkdtemp(prefix="idempotent-tls-"))
     folder.chmod(0o755)
-    for parent in list(folder.parents)[:2]:
-        parent.chmod(0o755)
 
     def openssl(*words):
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
@@ -216,7 +218,8 @@ def certificates(tmp_path_factory):
         *("-days", "2", "-copy_extensions", "copy", "-out", "broker.pem"),
     )
     (folder / "broker.key").chmod(0o644)
-    return folder
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.mark.slow
