@@ -2,14 +2,22 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
 
 from tests.services.docker import Image
-from tests.services.process import PrivateServer, die_with_this_process, free_port, runs
+from tests.services.process import (
+    PrivateServer,
+    ServerFailedError,
+    die_with_this_process,
+    free_port,
+    runs,
+)
 
 USER = PASSWORD = "idempotent"
+_CTL_TRIES = 5
 # epmd, which every Erlang node needs, would start by itself, as a daemon that nobody stops.
 _SCRIPT = """
 {guard} epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" &
@@ -52,9 +60,15 @@ class PrivateRabbitMq(PrivateServer):
     def ctl(self, *words: str) -> str:
         """What `rabbitmqctl` says."""
         command = [*self._environment(), str(self.find("rabbitmqctl")), "--quiet", *words]
-        done = subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=60, **self._identity()
-        )
+        for remaining in reversed(range(_CTL_TRIES)):
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=60, **self._identity()
+            )
+            if done.returncode == 0:
+                break
+            if not remaining:
+                raise ServerFailedError(f"rabbitmqctl {words[0]}: {done.stderr}")
+            time.sleep(1)  # it takes connections a moment before it is ready for this
         return done.stdout
 
     def stop(self) -> None:
