@@ -104,6 +104,7 @@ class StompConnection:
         thread = self._transport.io_thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_GOODBYE_S)
+            self._transport.close()
 
     # In between
 
