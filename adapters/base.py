@@ -95,6 +95,11 @@ class Adapter(ABC):
             AdapterError: it was not taken, or this adapter only reads.
         """
 
+    def dead_letter_subject(self, subject: str) -> str | None:
+        """The subject under which the dead letters of `subject` can be received; None: they cannot."""
+        del subject
+        return None
+
     def wake(self) -> None:  # noqa: B027 - doing nothing is a good answer
         """Make the `receive` that waits now, or the next one, come back at once with what there is.
 
@@ -102,6 +107,11 @@ class Adapter(ABC):
         The default does nothing, which costs a settlement at most the short `timeout_s` that the Worker allows
         while handlers run.
         """
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to the broker now; for readiness. Adapters without a broker always are."""
+        return True
 
     @property
     def finished(self) -> bool:

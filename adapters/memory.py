@@ -11,7 +11,7 @@ from idempotent.message import Message
 from idempotent.outcomes import Action, Result
 
 from .base import Adapter, Delivery, reason_of
-from .memory_broker import Copy, DeadLetter, MemoryBroker
+from .memory_broker import Copy, DeadLetter, MemoryBroker, dead_letter_queue
 
 __all__ = ["DeadLetter", "MemoryAdapter", "MemoryBroker"]
 
@@ -75,6 +75,9 @@ class MemoryAdapter(Adapter):
 
     def publish(self, message: Message) -> None:
         self.broker.publish(message)
+
+    def dead_letter_subject(self, subject: str) -> str:
+        return dead_letter_queue(subject)
 
     def wake(self) -> None:
         self._woken = True

@@ -15,6 +15,8 @@ from typing import Any, Final
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 
+from .copies import REASON_HEADER
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
@@ -34,6 +36,7 @@ class Copy:
         order: its place in its queue.
         returns: how often it was delivered and came back without a word from the consumer's side.
         seen: whether it was delivered before.
+        letter: what it is a dead letter of; None: it is none.
     """
 
     message: Message
@@ -41,14 +44,19 @@ class Copy:
     order: float
     returns: int = 0
     seen: bool = False
+    letter: DeadLetter | None = None
 
 
 @dataclass(slots=True)
 class _Queue:
     ready: list[tuple[float, int, Copy]] = field(default_factory=list)
     delayed: list[tuple[float, int, Copy]] = field(default_factory=list)
-    dead: list[DeadLetter] = field(default_factory=list)
     unsettled: int = 0
+
+
+def dead_letter_queue(subject: str) -> str:
+    """Where the dead letters of a queue lie."""
+    return f"{subject}.dead"
 
 
 class MemoryBroker:
@@ -119,9 +127,10 @@ class MemoryBroker:
             self._changed.notify_all()
 
     def dead_letters(self, subject: str) -> list[DeadLetter]:
-        """The dead letters of a queue, oldest first."""
+        """The dead letters of a queue, oldest first. They lie in a queue of their own, `dead_letter_queue(subject)`."""
         with self._changed:
-            return list(self._queues[subject].dead)
+            copies = [copy for _, _, copy in sorted(self._queues[dead_letter_queue(subject)].ready)]
+            return [copy.letter for copy in copies if copy.letter is not None]
 
     def backlog(self, subject: str) -> int:
         """Copies in a queue that are not settled: ready, delayed, or with a consumer."""
@@ -208,7 +217,7 @@ class MemoryBroker:
         with self._changed:
             copy = self._settled(epoch, number)
             if copy is not None:
-                self._queues[copy.message.subject].dead.append(DeadLetter(copy.message, reason))
+                self._bury(copy, reason)
             self._changed.notify_all()
             return copy is not None
 
@@ -251,9 +260,20 @@ class MemoryBroker:
         copy.returns += 1
         queue = self._queues[copy.message.subject]
         if self._max_deliveries is not None and copy.returns >= self._max_deliveries:
-            queue.dead.append(DeadLetter(copy.message, f"delivered {copy.returns} times and never settled"))
+            self._bury(copy, f"delivered {copy.returns} times and never settled")
         else:
             heapq.heappush(queue.ready, (copy.order, copy.number, copy))
+
+    def _bury(self, copy: Copy, reason: str) -> None:
+        message = copy.message
+        dead = replace(
+            message,
+            subject=dead_letter_queue(message.subject),
+            headers={**message.headers, REASON_HEADER: reason},
+        )
+        number = next(self._numbers)
+        letter = Copy(dead, number, number, letter=DeadLetter(message, reason))
+        heapq.heappush(self._queues[dead.subject].ready, (number, number, letter))
 
     def _disconnect(self, epoch: int) -> None:
         for number in list(self._unsettled.get(epoch, {})):

@@ -24,8 +24,9 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
 
     Args:
         url: `memory://NAME` (a broker shared by that name within this process), `file:///path/to/lines.jsonl`,
-            or `file://-` (or just `-`) for standard input. The words after `?` are the constructor's keywords:
-            `file:///data/orders.jsonl?id_field=order_id`.
+            or `file://-` (or just `-`) for standard input; `amqp://` or `amqps://` for RabbitMQ;
+            `stomp://host:61613` or `stomp+ssl://` for ActiveMQ; `kafka://host:9092,host:9092` for Kafka.
+            The words after `?` are the constructor's keywords: `file:///data/orders.jsonl?id_field=order_id`.
         options: more of those keywords; they win over the URL's.
 
     Raises:
@@ -76,9 +77,44 @@ def _file(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
         raise ConfigurationError(str(error)) from error
 
 
+def _amqp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
+    from .rabbitmq import RabbitMqAdapter
+
+    options = {**options_from_query(url.query, RabbitMqAdapter), **more}
+    try:
+        return RabbitMqAdapter(url._replace(query="").geturl(), **options)
+    except TypeError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _stomp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
+    from .stomp import StompAdapter
+
+    options = {**options_from_query(url.query, StompAdapter), **more}
+    try:
+        return StompAdapter(url._replace(query="").geturl(), **options)
+    except TypeError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _kafka(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
+    from .kafka import KafkaAdapter
+
+    options = {**options_from_query(url.query, KafkaAdapter), **more}
+    try:
+        return KafkaAdapter(f"kafka://{url.netloc}{url.path}", **options)
+    except TypeError as error:
+        raise ConfigurationError(str(error)) from error
+
+
 _SCHEMES: Final[Mapping[str, Callable[[SplitResult, Mapping[str, Any]], Adapter]]] = {
+    "amqp": _amqp,
+    "amqps": _amqp,
     "file": _file,
+    "kafka": _kafka,
     "memory": _memory,
+    "stomp": _stomp,
+    "stomp+ssl": _stomp,
 }
 
 

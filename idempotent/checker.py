@@ -56,6 +56,8 @@ class AbstractIdempotentChecker(ABC):
     """Whether the claims of one `claim_many` complete together or not at all."""
     isolates: bool = False
     """Whether one handler of an atomic group can be undone without the others."""
+    keeps_positions: bool = False
+    """Whether messages are known by their position in a partition, not by a key."""
 
     def __init__(
         self, *, lease_s: float | None = DEFAULT_LEASE_S, retention_s: float = DEFAULT_RETENTION_S

@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 from typing import Any, Final
 
 from idempotent.keys import Key
+from idempotent.positions import Position
 
 OWNER_BYTES: Final = 16
 ERROR_LIMIT: Final = 1000
@@ -78,6 +79,8 @@ class ClaimRequest:
         status: the in-progress status to store: alone, in a group, or parked when it lapses.
         on_lapsed: what to do with a lapsed claim of somebody else.
         max_attempts: attempts after which a lapse of a claim made alone kills the key; None: not counted.
+        partition: the partition that the message is in, for checkers that keep positions.
+        position: the message's place in it.
     """
 
     key: Key
@@ -86,6 +89,8 @@ class ClaimRequest:
     status: KeyStatus = KeyStatus.IN_PROGRESS
     on_lapsed: Lapsed = Lapsed.TAKE_OVER
     max_attempts: int | None = None
+    partition: Key | None = None
+    position: Position | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,12 +102,14 @@ class Claim:
         fence: grows with every claim of the key; send it downstream to refuse a stale writer.
         owner: random token; only its holder can complete or release the key.
         unit: the transaction the claim lives in, for checkers that have one.
+        partition: what the message's position is kept under, for checkers that keep positions.
     """
 
     key: Key | None
     fence: int = 0
     owner: bytes = field(default=b"", repr=False)
     unit: Any = field(default=None, repr=False)
+    partition: Key | None = field(default=None, repr=False)
 
     @property
     def empty(self) -> bool:

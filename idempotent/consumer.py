@@ -23,6 +23,7 @@ from idempotent.message import Message
 from idempotent.observe import Event, counters
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
+from idempotent.positions import Position
 from idempotent.processing import process_one, raised_by_handler
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Consumer:
         self._keys = KeySpace(subject, group)
         self.name: Final = self._keys.name
         self.disabled = False
+        self._by_position = False
         functools.update_wrapper(self, handler.function)
 
     @property
@@ -166,6 +168,13 @@ class Consumer:
                 f"{self.name}: on_store_error='process' cannot go with {kind}: without its database there is no "
                 "transaction to run in"
             )
+        self._by_position = checker.keeps_positions
+        for name in ("key", "fingerprint", "store_result"):
+            if self._by_position and getattr(self.options, name):
+                raise ConfigurationError(
+                    f"{self.name}: {name}= cannot go with {kind}, which knows messages by their offset alone; "
+                    "use a TransactionalSqlChecker"
+                )
         self.disabled = _is_disabled(self.name)
         if self.disabled:
             log.warning("consumer_disabled", extra={"consumer": self.name, "variable": DISABLED_VARIABLE})
@@ -177,6 +186,8 @@ class Consumer:
             MissingKeyError: it has no id, or the key expression found nothing.
             UndecodableMessageError: the key or fingerprint expression failed.
         """
+        if self._by_position:
+            return self._request_by_position(message)
         options = self.options
         message_id = message.id if options.key is None else _evaluate(options.key, message, "key")
         if not message_id:
@@ -198,6 +209,23 @@ class Consumer:
             # Whether a lapse was an attempt is known only after the question.
             max_attempts=None if asks else options.max_attempts,
         )
+
+    def _request_by_position(self, message: Message) -> ClaimRequest:
+        position = message.position
+        if not isinstance(position, Position):
+            raise MissingKeyError(
+                f"{self.name}: the message has no position in a partition, as those of Kafka have"
+            )
+        return ClaimRequest(
+            self._keys.key(str(position)),
+            max_attempts=self.options.max_attempts,
+            partition=self.partition_key(position.topic_id, position.partition),
+            position=position,
+        )
+
+    def partition_key(self, topic_id: str, partition: int) -> Key:
+        """What the position in a partition is kept under."""
+        return self._keys.key(f"{topic_id}/{partition}")
 
     def key_of(self, message_id: str | bytes) -> Key:
         """The key of a message id under this consumer."""

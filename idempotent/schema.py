@@ -48,10 +48,17 @@ _OURS = "idempotent_consumer"
 
 @dataclass(frozen=True, slots=True)
 class DedupTables:
-    """The tables of one store: ``keys``, and ``failures``, written only when a handler fails."""
+    """The tables of one store.
+
+    Attributes:
+        keys: one row a key.
+        failures: attempts and last error, written only when a handler fails.
+        offsets: one row a partition, for those who keep positions instead of keys.
+    """
 
     keys: Table
     failures: Table
+    offsets: Table
 
 
 def validate_table_name(name: str) -> str:
@@ -73,6 +80,11 @@ def failures_name(table: str) -> str:
     return f"{table}_failures"
 
 
+def offsets_name(table: str) -> str:
+    """Name of the offsets table that belongs to `table`."""
+    return f"{table}_offsets"
+
+
 def version_name(table: str) -> str:
     """Name of the table in which the packaged migrations note the revision of `table`."""
     return f"{table}_alembic_version"
@@ -88,7 +100,11 @@ def dedup_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> DedupTables:
     is not ours.
     """
     validate_table_name(table)
-    return DedupTables(keys=_keys(metadata, table), failures=_failures(metadata, failures_name(table)))
+    return DedupTables(
+        keys=_keys(metadata, table),
+        failures=_failures(metadata, failures_name(table)),
+        offsets=_offsets(metadata, offsets_name(table)),
+    )
 
 
 def _keys(metadata: MetaData, name: str) -> Table:
@@ -126,19 +142,32 @@ def _failures(metadata: MetaData, name: str) -> Table:
     )
 
 
+def _offsets(metadata: MetaData, name: str) -> Table:
+    return _table(
+        metadata,
+        name,
+        Column("key_hash", _binary(20), nullable=False),
+        Column("k", _text(KEY_TEXT_LENGTH), nullable=False),
+        Column("next_offset", BigInteger, nullable=False),
+        Column("owner", _binary(16), nullable=True),
+        Column("update_at", BigInteger, nullable=False),
+    )
+
+
 def _table(metadata: MetaData, name: str, *columns: SchemaItem) -> Table:
     known = metadata.tables.get(name)
     if known is not None:
         if _OURS in known.info:
             return known
         raise ConfigurationError(f"the metadata has another table {name!r}: choose a name with table=")
+    expires = any(isinstance(column, Column) and column.name == "expires_at" for column in columns)
     return Table(
         name,
         metadata,
         *columns,
         # Named, so that an application's naming convention does not change what is created.
         PrimaryKeyConstraint("key_hash", name=f"pk_{name}"),
-        Index(f"ix_{name}_expires_at", "expires_at"),
+        *([Index(f"ix_{name}_expires_at", "expires_at")] if expires else []),
         schema=BLANK_SCHEMA,
         info={_OURS: True},
         mysql_engine="InnoDB",

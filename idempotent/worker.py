@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from idempotent.collector import GarbageCollector
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError, ConfigurationError, MessageError
+from idempotent.health_file import HealthFile
 from idempotent.holds import Holds, Work
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
@@ -75,6 +77,7 @@ class Worker:
         consumers: serve only these, named `subject:group`; None: all of the registry.
         max_held: deliveries kept for another look, beyond which no new ones are received.
         gc_interval_s: seconds between two deletions of expired keys, one worker at a time; None: never.
+        health_file: a file for liveness and readiness probes, see `HealthFile`; None: none.
         on_result: called in the thread of `run` with each settled message and its result.
 
     Raises:
@@ -92,6 +95,7 @@ class Worker:
         consumers: Collection[str] | None = None,
         max_held: int = 200,
         gc_interval_s: float | None = 3600.0,
+        health_file: str | os.PathLike[str] | None = None,
         on_result: Callable[[Message, Result], object] | None = None,
     ) -> None:
         """Check the numbers; the consumers are checked by `run`."""
@@ -111,6 +115,7 @@ class Worker:
         self._names = consumers
         self._gc_interval_s = gc_interval_s
         self._on_result = on_result
+        self._health = HealthFile(health_file) if health_file is not None else None
         self._most_in_flight = 2 * concurrency * batch_size
         self._pool = HandlerPool(concurrency, batch_size, adapter.wake)
         self._holds = Holds(max_held)
@@ -154,6 +159,8 @@ class Worker:
                         self._drain()
             finally:
                 self._adapter.close()
+                if self._health is not None:
+                    self._health.remove()
         summary = WorkerSummary(
             MappingProxyType(dict(self._outcomes)),
             self._requeued,
@@ -176,6 +183,7 @@ class Worker:
 
     def _work(self) -> None:
         while not self._stopping:
+            self._beat()
             self._take_back(0.0)
             if self._crash is not None:
                 return
@@ -194,6 +202,15 @@ class Worker:
                 self._adapter.receive(0, 0.0)
                 # Without room a look that is due has to wait too, and a result ends the wait.
                 self._take_back(self._holds.next_in_s(now, _BUSY_WAIT_S) if self._room() else _BUSY_WAIT_S)
+
+    def _beat(self) -> None:
+        if self._health is None:
+            return
+        try:
+            self._health.beat(ready=self._adapter.connected)
+        except OSError as error:
+            # Whoever watches the file will notice; the messages must not suffer.
+            log.warning("health_file_failed", extra={"error": str(error)})
 
     def _room(self) -> int:
         return max(self._most_in_flight - self._pool.in_flight, 0)
@@ -271,6 +288,7 @@ class Worker:
             for work in (*self._pool.stop(), *self._holds.clear()):
                 self._requeue(work)
             while self._pool.in_flight and not self._at_once and time.monotonic() < until:
+                self._beat()
                 self._adapter.receive(0, 0.0)  # heartbeats
                 self._take_back(_BUSY_WAIT_S)
         except AdapterError as error:

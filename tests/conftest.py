@@ -8,12 +8,18 @@ from typing import NoReturn, TypeVar
 import pytest
 
 from tests.services import (
+    ACTIVEMQ,
+    KAFKA,
     MYSQL,
     POSTGRES,
+    RABBITMQ,
     REDIS,
     SERVICES,
+    PrivateActiveMq,
+    PrivateKafka,
     PrivateMariaDb,
     PrivatePostgres,
+    PrivateRabbitMq,
     PrivateRedis,
     PrivateServer,
     Service,
@@ -68,6 +74,24 @@ def redis_url(pytestconfig: pytest.Config) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def kafka_bootstrap(pytestconfig: pytest.Config) -> str:
+    """`host:port` of a Kafka broker on which nobody makes topics unasked."""
+    return _server(pytestconfig, KAFKA)
+
+
+@pytest.fixture(scope="session")
+def stomp_url(pytestconfig: pytest.Config) -> str:
+    """`stomp://` of a broker with a scheduler. Tests share it, so each makes destinations of its own."""
+    return _server(pytestconfig, ACTIVEMQ)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(pytestconfig: pytest.Config) -> str:
+    """`amqp://` of a broker. Tests share it, so each makes queues of its own."""
+    return _server(pytestconfig, RABBITMQ)
+
+
 @pytest.fixture(params=ALL)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Every store in turn, memory included."""
@@ -102,6 +126,24 @@ def private_postgres(pytestconfig: pytest.Config) -> Iterator[Callable[..., Priv
 def private_redis(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateRedis]]:
     """`private_redis(*options)`, as `private_mariadb`."""
     yield from _private(pytestconfig, PrivateRedis)
+
+
+@pytest.fixture
+def private_kafka(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateKafka]]:
+    """`private_kafka(*options)`, as `private_mariadb`; an option is `"--override", "name=value"`."""
+    yield from _private(pytestconfig, PrivateKafka)
+
+
+@pytest.fixture
+def private_activemq(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateActiveMq]]:
+    """`private_activemq(*options)`, as `private_mariadb`; the options are PrivateActiveMq's words."""
+    yield from _private(pytestconfig, PrivateActiveMq)
+
+
+@pytest.fixture
+def private_rabbitmq(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateRabbitMq]]:
+    """`private_rabbitmq(*options)`, as `private_mariadb`; an option is a line of rabbitmq.conf."""
+    yield from _private(pytestconfig, PrivateRabbitMq)
 
 
 def _server(config: pytest.Config, service: Service) -> str:

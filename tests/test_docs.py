@@ -31,6 +31,7 @@ BILLING = KeySpace("orders.paid", "billing")
 STAND_INS = {
     "transactional+postgresql+psycopg://user@host/shop": "transactional+sqlite:///app.db",
     "redis://localhost": "{redis}",
+    "amqp://localhost": "memory://docs?until_empty=true",
     "/data/orders.jsonl": "orders.jsonl",
 }
 
@@ -84,6 +85,13 @@ def test_the_make_targets_of_a_page_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^\$ make (\w+)", page.read_text(), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "idempotent" / "testing").glob("*.py")]
+    known = {name for source in sources for name in re.findall(r"def (test_\w+)", source.read_text())}
+    assert set(re.findall(r"`(test_\w+)`", page.read_text())) <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

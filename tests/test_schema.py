@@ -176,7 +176,7 @@ def test_sqlite_needs_no_second_tree_for_the_key(tmp_path):
             connection.execute(text("SELECT sql FROM sqlite_master WHERE type = 'table'")).scalars().all()
         )
     engine.dispose()
-    assert len(statements) == 2
+    assert len(statements) == len(metadata.tables)
     assert all("WITHOUT ROWID" in statement for statement in statements)
 
 

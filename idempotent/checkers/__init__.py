@@ -10,6 +10,7 @@ from idempotent.checkers.memory import MemoryChecker
 from idempotent.checkers.urls import checker_from_url
 
 if TYPE_CHECKING:
+    from idempotent.checkers.offsets import OffsetChecker
     from idempotent.checkers.redis import RedisChecker
     from idempotent.checkers.sql import SqlChecker
     from idempotent.checkers.transactional import TransactionalSqlChecker
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AbstractIdempotentChecker",
     "MemoryChecker",
+    "OffsetChecker",
     "RedisChecker",
     "SqlChecker",
     "TransactionalSqlChecker",
@@ -24,7 +26,12 @@ __all__ = [
 ]
 
 # What they bring is imported when one is asked for: redis may be missing, SQLAlchemy is large.
-_MODULES: Final = {"RedisChecker": "redis", "SqlChecker": "sql", "TransactionalSqlChecker": "transactional"}
+_MODULES: Final = {
+    "OffsetChecker": "offsets",
+    "RedisChecker": "redis",
+    "SqlChecker": "sql",
+    "TransactionalSqlChecker": "transactional",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -131,11 +131,8 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         for remaining in reversed(range(_CLAIM_TRIES)):
             unit: Unit | None = None
             try:
-                keys = self._keys
                 unit = self._begin()
-                decisions = keys.claim(
-                    unit.driver, requests, Claiming(KeyStatus.DONE, locking=True, wait_s=wait_s)
-                )
+                decisions = self._claim_in(unit, requests, wait_s)
                 if not any(decision.claim for decision in decisions):
                     unit.close()
                     return decisions
@@ -162,6 +159,10 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
                 for decision in decisions
             ]
         raise AssertionError("unreachable")
+
+    def _claim_in(self, unit: Unit, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
+        """Claim in an open unit, waiting so long for other transactions."""
+        return self._keys.claim(unit.driver, requests, Claiming(KeyStatus.DONE, locking=True, wait_s=wait_s))
 
     def claim_nothing(self) -> Claim:
         """A transaction without a key, for a handler that is allowed to run without one.
@@ -195,8 +196,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
             unit.flush()
             unit.demand_alive()
             for completion in keyed:
-                if completion.result is not None:
-                    self._keys.complete(unit.driver, completion)
+                self._store_result(unit, completion)
         except BaseException as error:
             unit.close()
             if isinstance(error, Exception) and self._fault(error) in _UNDONE:
@@ -225,13 +225,20 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
 
         Only a yes proves something: the old transaction may still be about to commit.
         """
-        wanted = {(key_hash(completion.claim), completion.claim.owner) for completion in completions}
-        hashes = [hashed for hashed, _ in wanted]
+        claims = [completion.claim for completion in completions]
         try:
-            found = self.store.connections.run(lambda driver: self._keys.owners(driver, hashes))
+            return self.store.connections.run(lambda driver: self._are_committed(driver, claims))
         except StoreError:
             return False
+
+    def _are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+        wanted = {(key_hash(claim), claim.owner) for claim in claims}
+        found = self._keys.owners(driver, [hashed for hashed, _ in wanted])
         return bool(wanted) and wanted <= {(hashed, owner) for hashed, owner, _ in found}
+
+    def _store_result(self, unit: Unit, completion: Completion) -> None:
+        if completion.result is not None:
+            self._keys.complete(unit.driver, completion)
 
     def _unknown(self, error: Exception, fault: Fault) -> StoreError:
         if fault is Fault.DISCONNECTED:
@@ -274,11 +281,13 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         )
 
     def _note(self, claim: Claim, failure: Failure) -> Released:
-        def note(driver: DriverConnection) -> Released:
-            # Somebody else may have processed the key since the rollback: then the failure is history.
-            return self._keys.fail_free(driver, claim, failure)
+        return self.store.connections.run_atomically(
+            lambda driver: self._note_failure(driver, claim, failure)
+        )
 
-        return self.store.connections.run_atomically(note)
+    def _note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
+        # Somebody else may have processed the key since the rollback: then the failure is history.
+        return self._keys.fail_free(driver, claim, failure)
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back what the handler wrote, and record the key alone.

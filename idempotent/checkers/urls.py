@@ -9,6 +9,7 @@ from idempotent.checkers.memory import MemoryChecker
 from idempotent.errors import ConfigurationError
 
 _TRANSACTIONAL: Final = "transactional+"
+_OFFSETS: Final = "offsets+"
 _REDIS: Final = ("redis://", "rediss://", "unix://")
 
 
@@ -18,7 +19,7 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
     Args:
         url: `memory://`, `redis://host:6379/0`, any SQLAlchemy URL (`sqlite:///app.db`,
             `mysql+pymysql://user:password@host/db`, `postgresql+psycopg://user:password@host/db`), or
-            `transactional+` and an SQLAlchemy URL.
+            `transactional+` and an SQLAlchemy URL, or for Kafka `offsets+` and one.
         options: keywords of the checker's constructor.
 
     Raises:
@@ -42,6 +43,10 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
             from idempotent.checkers.transactional import TransactionalSqlChecker
 
             return TransactionalSqlChecker(url.removeprefix(_TRANSACTIONAL), **options)
+        if url.startswith(_OFFSETS):
+            from idempotent.checkers.offsets import OffsetChecker
+
+            return OffsetChecker(url.removeprefix(_OFFSETS), **options)
         from idempotent.checkers.sql import SqlChecker
 
         return SqlChecker(url, **options)

@@ -89,6 +89,15 @@ class LogLevel(Enum):
 
 
 LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="What of the log to show, on stderr.")]
+BrokerOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        envvar="IDEMPOTENT_BROKER",
+        show_default=False,
+        help="Where the messages are; an adapter's options come after the ?.",
+    ),
+]
 ConcurrencyOption: TypeAlias = Annotated[
     int, typer.Option(min=1, metavar="N", help="Handlers at once, in threads.")
 ]

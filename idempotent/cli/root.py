@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import idempotent
-from idempotent.cli import demo, doctor, gc, keys, migrate, replay, run
+from idempotent.cli import demo, doctor, gc, keys, migrate, redrive, replay, run
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.output import note, show_error
 from idempotent.cli.prose import flow, paragraphs
@@ -101,6 +101,7 @@ def _words(ctx: Any) -> list[str]:
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
+app.command("redrive", epilog=redrive.EPILOG)(redrive.redrive)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(keys.app, name="keys")
 app.command("gc", epilog=gc.EPILOG)(gc.gc)

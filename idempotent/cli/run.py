@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from idempotent.cli.logs import log_to
 from idempotent.cli.modules import register_checkers, registry_at
 from idempotent.cli.options import (
     BatchSizeOption,
+    BrokerOption,
     CheckersOption,
     ConcurrencyOption,
     JsonOption,
@@ -39,21 +41,21 @@ def run(
             help="Where the consumers are; without a registry, those of the default one.",
         ),
     ],
-    broker: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            envvar="IDEMPOTENT_BROKER",
-            show_default=False,
-            help="Where the messages are; an adapter's options come after the ?.",
-        ),
-    ],
+    broker: BrokerOption,
     checker: CheckersOption = None,
     concurrency: ConcurrencyOption = 1,
     batch_size: BatchSizeOption = 1,
     drain_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers may finish at the end.")
     ] = 30.0,
+    health_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Written every second while the worker lives: ready, or connecting.",
+        ),
+    ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,7 +71,15 @@ def run(
         with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
             log_to(bar.console, log_level.value)
             tally = Tally(bar, bar.add_task("waiting for messages", total=None))
-            worker = Worker(registry, adapter, concurrency, batch_size, drain_timeout, on_result=tally)
+            worker = Worker(
+                registry,
+                adapter,
+                concurrency,
+                batch_size,
+                drain_timeout,
+                health_file=health_file,
+                on_result=tally,
+            )
             if not as_json:
                 names = ", ".join(map(plain, sorted(registry.consumers)))
                 bar.console.print(

@@ -15,11 +15,14 @@ from idempotent.sql.dialects import Conflict, SqlDialect
 _IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _LIMIT_BEFORE: Final = "idempotent.lock_timeout"
 # The limit is undone by the statement itself, because the handler's statements have one of their own. The count
-# makes sure that every row has been inserted before. Without a new row it answers one of NULLs.
+# makes sure that every row has been inserted before. Without a new row it answers one of NULLs. An UPDATE
+# that finds no row may never have set the limit.
+_BEFORE: Final = (
+    f"COALESCE(NULLIF(current_setting('{_LIMIT_BEFORE}', true), ''), current_setting('lock_timeout'))"
+)
 _UNLIMITED: Final = (
-    "SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout',"
-    f" current_setting('{_LIMIT_BEFORE}'), true) FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r"
-    " LEFT JOIN i ON true"
+    f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_BEFORE}, true)"
+    " FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r LEFT JOIN i ON true"
 )
 ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
 
@@ -110,15 +113,14 @@ class Statements:
         blob = self._dialect.blob
         lease = "CAST(NULL AS BIGINT)" if self._lease_us is None else f"c.n + {self._lease_us}"
         values = ", ".join(["(?, ?, ?, ?)"] * rows)
-        bounded = wait_s is not None and self._dialect.name == "postgresql"
-        limit = _postgresql_limit(wait_s) if bounded and wait_s is not None else ""
+        limit = _postgresql_limit(wait_s) if wait_s is not None and self._dialect.name == "postgresql" else ""
         ctes = f"WITH v(h, t, o, f) AS (VALUES {values}), c(n) AS (SELECT {self._dialect.now_us}{limit})"
         insert = (
             f"{into} SELECT c.n, CAST(v.h AS {blob}), v.t, {status:d}, CAST(v.o AS {blob}), {lease},"
             f" CAST(v.f AS {blob}), c.n, c.n + {self._retention_us}"
             " FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
         )
-        return f"{ctes}, i AS ({insert}) {_UNLIMITED}" if bounded else f"{ctes} {insert}"
+        return f"{ctes}, i AS ({insert}) {_UNLIMITED}" if limit else f"{ctes} {insert}"
 
     def _read(self, keys: int, *, locking: bool) -> str:
         lock = self._dialect.locking_read if locking else ""
@@ -153,6 +155,18 @@ class Statements:
 
     def _delete_expired_keys(self, keys: int) -> str:
         return self._dialect.markers(f"{self._delete_expired}{_list(keys)}")
+
+
+def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wait_s: float) -> str:
+    """An UPDATE that waits at most `wait_s` seconds for a row.
+
+    On PostgreSQL it returns (key_hash, ...) of what it changed, or one row of NULLs; elsewhere its row count tells.
+    """
+    if dialect.name != "postgresql":
+        return dialect.markers(dialect.waiting(f"UPDATE {table} SET {change} WHERE {where}", wait_s))
+    limit = _postgresql_limit(wait_s)
+    update = f"UPDATE {table} SET {change} FROM c WHERE c.n > 0 AND {where} RETURNING key_hash, 0 AS fence"
+    return dialect.markers(f"WITH c(n) AS (SELECT {dialect.now_us}{limit}), i AS ({update}) {_UNLIMITED}")
 
 
 def _list(count: int) -> str:

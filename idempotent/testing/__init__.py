@@ -7,6 +7,7 @@ import sys
 if "pytest" in sys.modules:
     # So that a failing assert of the contract shows its values; before the modules are imported.
     sys.modules["pytest"].register_assert_rewrite(
+        f"{__name__}.adapter_contract",
         *(
             f"{__name__}.contract_{part}"
             for part in (
@@ -21,15 +22,17 @@ if "pytest" in sys.modules:
                 "races",
                 "transactions",
             )
-        )
+        ),
     )
 
+from idempotent.testing.adapter_contract import AdapterContract
 from idempotent.testing.contract import CheckerContract
 from idempotent.testing.contract_base import Capability
 from idempotent.testing.crashpoints import CrashPlan, around, crash_points, reach
 from idempotent.testing.duplicates import with_duplicates
 
 __all__ = [
+    "AdapterContract",
     "Capability",
     "CheckerContract",
     "CrashPlan",

@@ -39,6 +39,16 @@ def tables(table: str) -> sa.MetaData:
         sa.Column("update_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
     )
+    _define(
+        metadata,
+        f"{table}_offsets",
+        sa.Column("key_hash", _binary(20), nullable=False),
+        sa.Column("k", _text(255), nullable=False),
+        sa.Column("next_offset", sa.BigInteger(), nullable=False),
+        sa.Column("owner", _binary(16), nullable=True),
+        sa.Column("update_at", sa.BigInteger(), nullable=False),
+        indexed=False,
+    )
     return metadata
 
 
@@ -61,17 +71,17 @@ def upgrade(op: Operations, table: str) -> None:
 
 def downgrade(op: Operations, table: str) -> None:
     """Drop the tables."""
-    for name in (f"{table}_failures", table):
+    for name in (f"{table}_offsets", f"{table}_failures", table):
         op.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData()), if_exists=True))
 
 
-def _define(metadata: sa.MetaData, name: str, *columns: sa.schema.SchemaItem) -> None:
+def _define(metadata: sa.MetaData, name: str, *columns: sa.schema.SchemaItem, indexed: bool = True) -> None:
     sa.Table(
         name,
         metadata,
         *columns,
         sa.PrimaryKeyConstraint("key_hash", name=f"pk_{name}"),
-        sa.Index(f"ix_{name}_expires_at", "expires_at"),
+        *([sa.Index(f"ix_{name}_expires_at", "expires_at")] if indexed else []),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
         mariadb_engine="InnoDB",

@@ -199,7 +199,7 @@ def test_a_memory_url_shares_one_broker_by_name() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("carrier-pigeon://user:secret@coop", "known: file://, memory://"),
+        ("carrier-pigeon://user:secret@coop", "known: amqp://, .*file://, .*memory://"),
         ("memory://x?sede=1", "unknown option 'sede'; known: duplicate_rate, max_deliveries"),
         ("memory://x?seed=one", "'seed' must be of type int, not 'one'"),
         ("memory://x?until_empty=perhaps", "'until_empty' must be of type bool"),

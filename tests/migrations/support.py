@@ -11,7 +11,7 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, func, insert, inspect, select, text
 
-from idempotent.schema import dedup_tables, failures_name, version_name
+from idempotent.schema import dedup_tables, failures_name, offsets_name, version_name
 
 
 def names(engine, table):
@@ -19,7 +19,7 @@ def names(engine, table):
 
 
 def everything(table):
-    return sorted([table, failures_name(table), version_name(table)])
+    return sorted([table, failures_name(table), offsets_name(table), version_name(table)])
 
 
 def expected(table):

@@ -17,7 +17,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 
 from idempotent.migrations import Drift, DriftKind, check, current, upgrade
-from idempotent.schema import failures_name
+from idempotent.schema import failures_name, offsets_name
 from tests.migrations.support import expected, names, scratch
 
 
@@ -25,11 +25,13 @@ def test_says_what_is_missing(url, table):
     assert [str(drift) for drift in check(url, table=table)] == [
         f"{table}: missing table: run the migrations",
         f"{table}_failures: missing table: run the migrations",
+        f"{table}_offsets: missing table: run the migrations",
     ]
 
 
 def test_one_table_missing(url, engine, table):
-    expected(table).tables[table].create(engine)
+    for name in (table, offsets_name(table)):
+        expected(table).tables[name].create(engine)
     assert [(d.kind, d.table) for d in check(url, table=table)] == [
         (DriftKind.MISSING_TABLE, f"{table}_failures")
     ]
@@ -168,7 +170,8 @@ def make(
 ):
     """Create the tables with one thing wrong in the first."""
     right = expected(table)
-    right.tables[failures_name(table)].create(engine)
+    for name in (failures_name(table), offsets_name(table)):
+        right.tables[name].create(engine)
     columns = []
     for column in right.tables[table].columns:
         if column.name != without:

@@ -130,7 +130,7 @@ class TestAutogenerate:
             return hook(Table(name, MetaData()), name, "table", True, None)
 
         default, two = ignore_dedup_tables(), ignore_dedup_tables("a", "b")
-        assert [kept(default, name) for name in (*everything(DEFAULT_TABLE), "shop")] == [False] * 3 + [True]
+        assert [kept(default, name) for name in (*everything(DEFAULT_TABLE), "shop")] == [False] * 4 + [True]
         assert [kept(two, name) for name in ("a", "b_failures", DEFAULT_TABLE)] == [False, False, True]
 
     def test_the_hook_checks_names(self):

@@ -25,7 +25,7 @@ from idempotent import migrations
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations import DriftKind, check, current, downgrade, upgrade
 from idempotent.migrations.versions import r0001_create_tables
-from idempotent.schema import failures_name, version_name
+from idempotent.schema import failures_name, offsets_name, version_name
 from tests.migrations.support import (
     TRANSACTIONAL_DDL,
     add_key,
@@ -180,7 +180,7 @@ class TestDowngrade:
     def test_leaves_tables_alone_that_no_upgrade_noted(self, url, engine, table):
         expected(table).create_all(engine)
         downgrade(url, table=table)
-        assert names(engine, table) == [table, failures_name(table)]
+        assert names(engine, table) == [table, failures_name(table), offsets_name(table)]
 
     def test_survives_a_table_dropped_by_hand(self, url, engine, table):
         upgrade(url, table=table)
@@ -213,8 +213,9 @@ class TestOtherTablesInTheWay:
         assert rows(engine, table) == 1
 
     def test_check_calls_it_by_its_name(self, url, table, qmq):
-        qmqs, missing = check(url, table=table)
-        assert (qmqs.kind, missing.kind) == (DriftKind.FOREIGN_TABLE, DriftKind.MISSING_TABLE)
+        qmqs, *missing = check(url, table=table)
+        assert qmqs.kind is DriftKind.FOREIGN_TABLE
+        assert [drift.kind for drift in missing] == [DriftKind.MISSING_TABLE] * 2
         assert "QMQ's own" in str(qmqs)
 
     def test_it_can_stay_next_to_ours(self, url, engine, table, qmq):
@@ -222,7 +223,7 @@ class TestOtherTablesInTheWay:
         assert check(url, table=f"{table}_ours") == []
         assert rows(engine, table) == 1
 
-    @pytest.mark.parametrize("suffix", ["", "_failures"])
+    @pytest.mark.parametrize("suffix", ["", "_failures", "_offsets"])
     def test_any_other_table_is_refused_with_what_differs(self, url, engine, table, suffix):
         Table(table + suffix, MetaData(), Column("name", String(9), primary_key=True)).create(engine)
         with pytest.raises(SchemaError) as error:
@@ -256,4 +257,4 @@ def test_the_public_names_are_the_documented_ones():
 def test_a_released_revision_does_not_use_the_schema_of_today():
     source = Path(import_module("idempotent.migrations.versions.r0001_create_tables").__file__).read_text()
     assert "idempotent" not in source
-    assert list(r0001_create_tables.tables("t").tables) == ["t", "t_failures"]
+    assert list(r0001_create_tables.tables("t").tables) == ["t", "t_failures", "t_offsets"]

@@ -20,6 +20,7 @@ class Image:
     url: str = field(kw_only=True)
     command: str = field(kw_only=True)
     environment: Mapping[str, str] = field(kw_only=True, default_factory=dict)
+    same_port: bool = field(kw_only=True, default=False)
 
 
 def docker_answers() -> bool:
@@ -39,6 +40,8 @@ def start_container(image: Image, ping: Callable[[str], None]) -> tuple[str, Cal
     from testcontainers.core.container import DockerContainer
 
     container = DockerContainer(image.name).with_exposed_ports(image.port).with_command(image.command)
+    if image.same_port:
+        container.with_bind_ports(image.port, image.port)
     for name, value in image.environment.items():
         container.with_env(name, value)
     container.start()

@@ -48,7 +48,7 @@ class PrivateServer(ABC):
         """Takes more options for the server's command line."""
         self.options = options
         self.folder = Path(tempfile.mkdtemp(prefix="idem-"))
-        self.port = _free_port()
+        self.port = free_port()
         self._user = self.account if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(self.folder, self._user)
@@ -92,7 +92,7 @@ class PrivateServer(ABC):
             self._is_prepared = True
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_die_with_this_process(), *self._command(), *self.options],
+                [*die_with_this_process(), *self._command(), *self.options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -196,7 +196,7 @@ class PrivateServer(ABC):
         return [leader, *leader.children(recursive=True)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     while True:
         port = random.choice(PORTS)
         with socket.socket() as probe:
@@ -215,7 +215,7 @@ def _account_exists(name: str) -> bool:
     return True
 
 
-def _die_with_this_process() -> list[str]:
+def die_with_this_process() -> list[str]:
     """A command prefix by which the kernel ends the server when the tests are killed; Linux only."""
     setpriv = shutil.which("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL"]

@@ -1,0 +1,60 @@
+"""What a delayed or dead-letter copy of a message carries, so that it stays the same message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from idempotent.message import Message
+from idempotent.outcomes import Result
+
+from .base import reason_of
+
+KEY_HEADER: Final = "x-idempotent-key"
+"""The message id of the original. Wins over the id that the broker gives the copy."""
+ATTEMPT_HEADER: Final = "x-idempotent-attempt"
+"""How many copies this message has had, this one included."""
+ORIGIN_HEADER: Final = "x-idempotent-origin"
+"""Where the original lay: a queue, a destination, or topic/partition/offset."""
+REASON_HEADER: Final = "x-idempotent-reason"
+"""Why the message is a dead letter: the exception, in one line."""
+OUTCOME_HEADER: Final = "x-idempotent-outcome"
+"""The outcome that made it a dead letter."""
+_REASON_LIMIT: Final = 1000
+
+
+def attempt_of(message: Message) -> int:
+    """How many copies led to this message; 0 for an original, and for a header that is no number."""
+    try:
+        return max(int(message.headers.get(ATTEMPT_HEADER, 0)), 0)
+    except (TypeError, ValueError):
+        return 0
+
+
+def delayed_headers(message: Message, origin: str) -> dict[str, Any]:
+    """The headers of a copy that comes again later."""
+    return {**message.headers, **_identity(message, origin)}
+
+
+def dead_letter_headers(message: Message, origin: str, result: Result) -> dict[str, Any]:
+    """The headers of a dead letter."""
+    return {
+        **message.headers,
+        **_identity(message, origin),
+        REASON_HEADER: reason_of(result)[:_REASON_LIMIT],
+        OUTCOME_HEADER: result.outcome.value,
+    }
+
+
+def without_reason(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers of a dead letter that goes back to its queue: the same message, with its attempts at none."""
+    gone = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER)
+    return {name: value for name, value in headers.items() if name not in gone}
+
+
+def _identity(message: Message, origin: str) -> dict[str, Any]:
+    first_origin = message.headers.get(ORIGIN_HEADER, origin)
+    identity: dict[str, Any] = {ATTEMPT_HEADER: str(attempt_of(message) + 1), ORIGIN_HEADER: first_origin}
+    if message.id is not None:
+        identity[KEY_HEADER] = message.id
+    return identity

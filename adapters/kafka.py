@@ -1,0 +1,306 @@
+"""KafkaAdapter: topics of Kafka, with offsets committed behind the store's verdicts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from idempotent.consumer import Consumer
+from idempotent.errors import ConfigurationError
+from idempotent.message import Message
+from idempotent.outcomes import Action, Result
+
+from .base import Adapter, Delivery
+from .copies import dead_letter_headers, delayed_headers
+from .kafka_config import (
+    Ordering,
+    Semantics,
+    check_own,
+    choice,
+    consumer_config,
+    place_of,
+    security_config,
+)
+from .kafka_group import KafkaGroup
+from .kafka_lanes import Record
+from .kafka_offsets import StoredOffsets
+from .kafka_partition import Partition, Token, limits_of, token_of
+from .kafka_records import DUE_HEADER, origin_text
+from .kafka_sender import KafkaSender
+
+__all__ = ["KafkaAdapter", "Ordering", "Semantics"]
+
+log = logging.getLogger(__name__)
+# How long a wake may wait for the client.
+_SLICE_S: Final = 0.05
+_COPY_RETRY_S: Final = 2.0
+_CLOSE_S: Final = 5.0
+
+
+class KafkaAdapter(Adapter):
+    """Receive from topics, in the consumer group that is the consumers' `group`; publish to topics.
+
+    The group's offset of a partition follows the last message before which all are settled. A delivery's epoch is
+    the assignment of its partition: after a rebalance its settlement is dropped, and the new owner gets the message.
+
+    Args:
+        url_or_bootstrap: `host:9092,host:9092`, or `kafka://user:password@host:9092,host:9092`.
+        semantics: `at_least_once`: offsets follow the store's verdicts. `at_most_once`: they are committed before
+            the handlers run, and what fails is gone.
+        ordering: which messages of a partition wait for each other: all (`partition`), those with the same Kafka
+            key (`key`), or none.
+        max_in_flight_per_partition: messages of one partition handed out at once. None: 1 with the ordering
+            `partition`, else 1000. More than 1 with `partition` fills batches, and keeps the order while a Worker has
+            one thread and no message fails; nothing is handed out after one that failed until it is settled.
+        max_pending_per_partition: received and unfinished messages at which a partition is paused.
+        commit_interval_s: seconds between commits.
+        commit_every: settled messages after which a commit comes sooner.
+        dead_letter_topic: for the dead letters of all topics; None: of each topic `<topic>.dlq`. It must exist.
+        retry_topic: what failed waits in the topic `<topic>.<group>.retry`, which must exist, and holds back nothing.
+        acks: what `publish` waits for: `all`, `1` or `0`. Dead letters always wait for all.
+        idempotent_producer: the broker drops what the client library sends twice. None: with `acks="all"`.
+        publish_timeout_s: seconds that the broker has to take a message.
+        fail_fast: `open` raises when no broker answers, and `receive` when a topic is missing or access denied; else
+            both are waited for, with a warning.
+        security_protocol: as librdkafka's `security.protocol`; with a user name `SASL_SSL` unless given.
+        sasl_mechanism: `PLAIN` unless given.
+        sasl_username: wins over the URL's.
+        sasl_password: wins over the URL's.
+        ssl_ca_location: a file with certificates.
+        client_config: more of librdkafka's settings, for all its clients.
+        consumer_config: more of them for the consumer. Automatic commits are refused.
+        producer_config: more of them for the producer.
+
+    Raises:
+        ConfigurationError: settings that cannot work, or cannot work together.
+    """
+
+    def __init__(
+        self,
+        url_or_bootstrap: str,
+        *,
+        semantics: Semantics | str = Semantics.AT_LEAST_ONCE,
+        ordering: Ordering | str = Ordering.PARTITION,
+        max_in_flight_per_partition: int | None = None,
+        max_pending_per_partition: int = 2000,
+        commit_interval_s: float = 1.0,
+        commit_every: int = 1000,
+        dead_letter_topic: str | None = None,
+        retry_topic: bool = False,
+        acks: str | int = "all",
+        idempotent_producer: bool | None = None,
+        publish_timeout_s: float = 30.0,
+        fail_fast: bool = False,
+        security_protocol: str | None = None,
+        sasl_mechanism: str | None = None,
+        sasl_username: str | None = None,
+        sasl_password: str | None = None,
+        ssl_ca_location: str | None = None,
+        client_config: Mapping[str, Any] | None = None,
+        consumer_config: Mapping[str, Any] | None = None,
+        producer_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check the settings; connect in `open`."""
+        place = place_of(url_or_bootstrap)
+        self._semantics = choice(Semantics, "semantics", semantics)
+        self._limits = limits_of(
+            choice(Ordering, "ordering", ordering), max_in_flight_per_partition, max_pending_per_partition
+        )
+        if self._semantics is Semantics.AT_MOST_ONCE and self._limits.ordering is Ordering.KEY:
+            # A commit covers all before it, so also what waits for its key.
+            raise ConfigurationError(
+                "semantics='at_most_once' goes with the orderings 'partition' and 'none'"
+            )
+        if commit_interval_s <= 0 or commit_every < 1:
+            raise ConfigurationError("commit_interval_s must be above 0, and commit_every at least 1")
+        if retry_topic and (
+            self._semantics is Semantics.AT_MOST_ONCE or self._limits.ordering is not Ordering.NONE
+        ):
+            raise ConfigurationError(
+                "retry_topic=True gives up the order: it goes with ordering='none' alone"
+            )
+        self._retries_elsewhere = retry_topic
+        self._retry_topics: dict[str, str] = {}
+        self._stored = StoredOffsets(())
+        self._commit_interval_s = commit_interval_s
+        self._commit_every = commit_every
+        self._dead_letter_topic = dead_letter_topic
+        self._fail_fast = fail_fast
+        self._own = dict(consumer_config or {})
+        for name, own in (
+            ("client_config", client_config),
+            ("consumer_config", consumer_config),
+            ("producer_config", producer_config),
+        ):
+            check_own(name, own or {})
+        self._security = {
+            **security_config(
+                place,
+                protocol=security_protocol,
+                mechanism=sasl_mechanism,
+                username=sasl_username,
+                password=sasl_password,
+                ca_location=ssl_ca_location,
+            ),
+            **(client_config or {}),
+        }
+        self._sender = KafkaSender(
+            self._security,
+            acks=str(acks),
+            idempotent=idempotent_producer,
+            timeout_s=publish_timeout_s,
+            own=producer_config or {},
+        )
+        self._group: KafkaGroup | None = None
+        self._woken = threading.Event()
+
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        groups = sorted({consumer.group for consumer in consumers})
+        if len(groups) != 1:
+            raise ConfigurationError(
+                f"a KafkaAdapter is one member of one consumer group, and these are of {', '.join(groups)}: "
+                "run one worker for each group"
+            )
+        self._stored = StoredOffsets(consumers)
+        if self._stored and (
+            self._limits.ordering is not Ordering.PARTITION or self._semantics is Semantics.AT_MOST_ONCE
+        ):
+            raise ConfigurationError(
+                "an OffsetChecker counts on the order of a partition: it goes with ordering='partition' and "
+                "semantics='at_least_once'"
+            )
+        subjects = list(dict.fromkeys(consumer.subject for consumer in consumers))
+        if self._retries_elsewhere:
+            self._retry_topics = {subject: f"{subject}.{groups[0]}.retry" for subject in subjects}
+        self._group = KafkaGroup(
+            consumer_config(self._security, groups[0], self._own),
+            self._security,
+            subjects,
+            self._limits,
+            {topic: subject for subject, topic in self._retry_topics.items()},
+            self._stored,
+            commit_interval_s=self._commit_interval_s,
+            commit_every=self._commit_every,
+            fail_fast=self._fail_fast,
+        )
+
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        group = self._member()
+        until = time.monotonic() + timeout_s
+        self._sender.upkeep()
+        deliveries = group.take(limit)
+        if len(deliveries) < limit or group.needs_upkeep:
+            group.fetch(0.0, self._woken)
+            deliveries += group.take(limit - len(deliveries))
+        while not deliveries and (left_s := until - time.monotonic()) > 0 and not self._woken.is_set():
+            group.fetch(min(left_s, _SLICE_S), self._woken)
+            self._sender.upkeep()
+            deliveries = group.take(limit)
+        self._woken.clear()
+        # A fetch may have ended the epoch of what was taken before it; that comes again.
+        deliveries = [delivery for delivery in deliveries if token_of(delivery).partition.is_open]
+        if self._semantics is Semantics.AT_MOST_ONCE:
+            return group.assignment.give_up(group.consumer, deliveries)
+        return deliveries
+
+    def settle(self, delivery: Delivery, result: Result) -> None:
+        if result.action is Action.HOLD:
+            raise ValueError("HOLD is the worker's affair")
+        token = self._settled(delivery)
+        if token is None:
+            return
+        partition, record = token.partition, token.record
+        match result.action:
+            case Action.DEAD_LETTER:
+                headers = dead_letter_headers(delivery.message, origin_text(record.raw), result)
+                position = delivery.message.position
+                self._copy(
+                    partition,
+                    record,
+                    self.dead_letter_subject(partition.subject),
+                    headers,
+                    lambda: self._stored.skip(partition.subject, position),
+                )
+            case Action.DELAY if partition.subject in self._retry_topics:
+                headers = delayed_headers(delivery.message, origin_text(record.raw))
+                headers[DUE_HEADER] = round((time.time() + (result.retry_after_s or 0.0)) * 1000)
+                self._copy(partition, record, self._retry_topics[partition.subject], headers)
+            case Action.DELAY if self._semantics is Semantics.AT_LEAST_ONCE:
+                partition.again(record, time.monotonic() + (result.retry_after_s or 0.0))
+            case Action.DELAY:
+                log.warning("message_given_up", extra={"position": origin_text(record.raw)})
+                self._finish(partition, record)
+            case _:
+                self._finish(partition, record)
+
+    def requeue(self, delivery: Delivery) -> None:
+        token = self._settled(delivery)
+        if token is not None:
+            token.partition.again(token.record, 0.0)
+
+    def publish(self, message: Message) -> None:
+        """Send to the topic of its `subject`, its id as `x-idempotent-key` and as Kafka key.
+
+        A message that came from Kafka keeps its Kafka key.
+        """
+        self._sender.publish(message)
+
+    def dead_letter_subject(self, subject: str) -> str:
+        return self._dead_letter_topic or f"{subject}.dlq"
+
+    @property
+    def connected(self) -> bool:
+        """Whether a broker answers, and the group has let this process in."""
+        return self._group is not None and self._group.connected
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            # What was dead a moment ago need not come again.
+            self._sender.flush(_CLOSE_S)
+            group.close()
+
+    def _copy(
+        self,
+        partition: Partition,
+        record: Record,
+        topic: str,
+        headers: Mapping[str, Any],
+        then: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Send a copy; the offset is finished when the broker has it, in a later `receive`, and `then` says yes."""
+
+        def report(error: str | None) -> None:
+            if error is not None:
+                log.error("copy_failed", extra={"topic": topic, "error": error})
+            if not partition.is_open:
+                return
+            if error is None and then():
+                self._finish(partition, record)
+            else:
+                partition.again(record, time.monotonic() + _COPY_RETRY_S)
+
+        self._sender.copy(topic, record.raw, headers, report)
+
+    def _settled(self, delivery: Delivery) -> Token | None:
+        token = token_of(delivery)
+        if token.partition.settled(token):
+            return token
+        self.stale_settlements += 1
+        return None
+
+    def _finish(self, partition: Partition, record: Record) -> None:
+        partition.finish(record)
+        if self._group is not None:
+            self._group.assignment.count_finished()
+
+    def _member(self) -> KafkaGroup:
+        if self._group is None:
+            raise ConfigurationError("open() comes before receive()")
+        return self._group

@@ -1,0 +1,283 @@
+"""Assignment: the partitions that are this process's now, and what of them is committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from .base import Delivery
+from .kafka_client import KafkaConsumer, KafkaError, KafkaException, Raw, TopicPartition, error_of
+from .kafka_config import Ordering
+from .kafka_offsets import StoredOffsets
+from .kafka_partition import Limits, Partition
+from .kafka_records import origin_of
+from .kafka_topics import TopicId, TopicIds
+
+log = logging.getLogger(__name__)
+Name = tuple[str, int]
+_ANSWER_S: Final = 30.0
+
+
+class Assignment:
+    """Epochs by partition, with the callbacks of a rebalance.
+
+    The callbacks run within the consumer's calls, in the adapter's thread; nothing may be raised from them. What is
+    still running when a partition goes cannot be waited for there: its results come through that very thread. So
+    what is finished is committed, and the rest comes again elsewhere, where the store knows about it.
+
+    Args:
+        topic_ids: who knows the ids of topics.
+        limits: how much of each partition may be on its way.
+        retries: the subjects of retry topics.
+        stored: the offsets that checkers keep.
+        interval_s: seconds between two commits.
+        every: finished messages after which a commit does not wait for that.
+    """
+
+    def __init__(
+        self,
+        topic_ids: TopicIds,
+        limits: Limits,
+        retries: Mapping[str, str],
+        stored: StoredOffsets,
+        *,
+        interval_s: float,
+        every: int,
+    ) -> None:
+        """Nothing assigned."""
+        self._retries = retries
+        self._stored = stored
+        self._topic_ids = topic_ids
+        self._limits = limits
+        self._interval_s = interval_s
+        self._every = every
+        self._partitions: dict[Name, Partition] = {}
+        # The partitions take turns, so that a full one does not starve the others.
+        self._turns: deque[Partition] = deque()
+        self._finished = 0
+        self._committed_at = time.monotonic()
+        self._asked_at: float | None = None
+        self.was_assigned = False
+
+    # Callbacks
+
+    def on_assign(self, _: KafkaConsumer, assigned: Sequence[TopicPartition]) -> None:
+        self._log("partitions_assigned", assigned)
+        self.was_assigned = True
+        self._begin([(tp.topic, tp.partition) for tp in assigned])
+
+    def on_revoke(self, consumer: KafkaConsumer, revoked: Sequence[TopicPartition]) -> None:
+        self._log("partitions_revoked", revoked)
+        partitions = self._of(revoked)
+        self._send(consumer, partitions, asynchronous=False, again=True)
+        self._end(partitions)
+
+    def on_lost(self, _: KafkaConsumer, lost: Sequence[TopicPartition]) -> None:
+        # Somebody else may have them already: a commit now could take back theirs.
+        self._log("partitions_lost", lost)
+        self._end(self._of(lost))
+
+    def on_commit(self, error: KafkaError | None, committed: Sequence[TopicPartition]) -> None:
+        """The answer to a commit that nobody waited for."""
+        self._asked_at = None
+        for tp in committed:
+            problem = error or tp.error
+            if problem is None or problem.code() == KafkaError._NO_OFFSET:  # noqa: SLF001 - public, despite its name
+                continue
+            log.warning(
+                "commit_failed",
+                extra={"topic": tp.topic, "partition": tp.partition, "error": error_of(problem)},
+            )
+            partition = self._partitions.get((tp.topic, tp.partition))
+            if partition is not None:
+                partition.committed = -1
+                self._finished += 1  # so that the next commit says it again
+
+    # Messages
+
+    def add(self, raw: Raw) -> None:
+        """A message that was received."""
+        topic, number, _ = origin_of(raw)
+        partition = self._partitions.get((topic, number))
+        if partition is None:
+            return  # revoked since
+        if not partition.follows(raw):
+            log.warning("offsets_began_anew", extra={"topic": topic, "partition": number})
+            self._end([partition])
+            (partition,) = self._begin([(topic, number)])
+        partition.add(raw)
+
+    def begin_stored(self, consumer: KafkaConsumer) -> None:
+        """Read on where the store says, in partitions whose positions are stored, before anything is handed out."""
+        if not self._stored:
+            return
+        for partition in list(self._turns):
+            first = partition.awaits_begin
+            if first is None or partition.topic_id is None:
+                continue
+            offset = self._stored.begin(partition.subject, partition.topic_id, partition.number, first)
+            if offset is None:
+                continue
+            if offset == first:
+                partition.begin_at(offset)
+                continue
+            self._seek(consumer, partition, offset)
+
+    def _seek(self, consumer: KafkaConsumer, partition: Partition, offset: int) -> None:
+        where = TopicPartition(partition.topic, partition.number, offset)
+        try:
+            consumer.seek(where)
+        except KafkaException as error:
+            log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
+            return  # asked again with the next messages
+        log.info("stored_offset_wins", extra={"topic": partition.topic, "offset": offset})
+        self._end([partition])
+        (anew,) = self._begin([(partition.topic, partition.number)])
+        anew.begin_at(offset)
+
+    def take(self, limit: int, now: float) -> Iterator[Delivery]:
+        """At most `limit` deliveries, each partition's in its order."""
+        idle = 0
+        while limit and idle < len(self._turns):
+            delivery = self._turns[0].take(now)
+            self._turns.rotate(-1)
+            if delivery is None:
+                idle += 1
+                continue
+            idle = 0
+            limit -= 1
+            yield delivery
+
+    @property
+    def waits(self) -> bool:
+        """Whether messages were received that are not finished."""
+        return any(partition.waits for partition in self._turns)
+
+    def regulate(self, consumer: KafkaConsumer) -> None:
+        """Pause what is full, and resume what is half empty."""
+        full = [p for p in self._turns if p.is_full and not p.is_paused]
+        drained = [p for p in self._turns if p.is_paused and p.is_half_empty]
+        try:
+            if full:
+                consumer.pause([TopicPartition(p.topic, p.number) for p in full])
+            if drained:
+                consumer.resume([TopicPartition(p.topic, p.number) for p in drained])
+        except KafkaException as error:
+            log.warning("pause_failed", extra={"error": error_of(error)})
+            return
+        for partition in (*full, *drained):
+            partition.is_paused = not partition.is_paused
+
+    # Commits
+
+    def count_finished(self) -> None:
+        self._finished += 1
+
+    def commit_if_due(self, consumer: KafkaConsumer) -> None:
+        if not self._finished or self._is_asking:
+            return
+        if self._finished >= self._every or time.monotonic() - self._committed_at >= self._interval_s:
+            self._send(consumer, self._turns, asynchronous=True)
+
+    def commit_last(self, consumer: KafkaConsumer, timeout_s: float) -> None:
+        """Commit, and wait for the answer, but not as long as a synchronous commit does without a broker."""
+        until = time.monotonic() + timeout_s
+        for final in (False, True):
+            while self._is_asking and time.monotonic() < until:
+                consumer.poll(0.02)
+            if not final:
+                self._send(consumer, self._turns, asynchronous=True, again=True)
+
+    def give_up(self, consumer: KafkaConsumer, deliveries: list[Delivery]) -> list[Delivery]:
+        """Commit these before they are handed out, so that they never come again; none, when that fails."""
+        first = [d.token for d in deliveries if d.token.record.turns == 1]
+        ends: dict[Partition, int] = {}
+        for token in first:
+            ends[token.partition] = max(ends.get(token.partition, 0), token.record.offset + 1)
+        if not ends or self._commit(consumer, ends, asynchronous=False):
+            return deliveries
+        for delivery in deliveries:
+            token = delivery.token
+            if token.partition.settled(token):
+                token.record.turns -= 1
+                token.partition.again(token.record, 0.0)
+        return []
+
+    def end(self) -> None:
+        """Nothing is this process's any more."""
+        self._end(list(self._turns))
+
+    @property
+    def _is_asking(self) -> bool:
+        # One commit at a time: after a lost connection an older one may be sent again, behind a newer one.
+        return self._asked_at is not None and time.monotonic() - self._asked_at < _ANSWER_S
+
+    def _send(
+        self,
+        consumer: KafkaConsumer,
+        partitions: Iterable[Partition],
+        *,
+        asynchronous: bool,
+        again: bool = False,
+    ) -> None:
+        self._finished = 0
+        self._committed_at = time.monotonic()
+        marks = {p: p.mark for p in partitions if p.mark is not None and (again or p.mark > p.committed)}
+        if marks and not self._commit(consumer, marks, asynchronous=asynchronous):
+            self._finished += 1
+
+    def _commit(self, consumer: KafkaConsumer, marks: dict[Partition, int], *, asynchronous: bool) -> bool:
+        offsets = [TopicPartition(p.topic, p.number, mark) for p, mark in marks.items()]
+        try:
+            if asynchronous:
+                consumer.commit(offsets=offsets, asynchronous=True)
+                self._asked_at = time.monotonic()
+            else:
+                _raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
+        except KafkaException as error:
+            # They are the next owner's, or the next commit says it again.
+            log.warning("commit_failed", extra={"error": error_of(error)})
+            return False
+        for partition, mark in marks.items():
+            partition.committed = mark
+        return True
+
+    def _begin(self, names: Sequence[Name]) -> list[Partition]:
+        ids = self._topic_ids.ask({topic for topic, _ in names})
+        begun = [self._partition(ids[topic], number) for topic, number in names]
+        self._end([self._partitions[name] for name in names if name in self._partitions])
+        self._partitions.update(zip(names, begun, strict=True))
+        self._turns.extend(begun)
+        return begun
+
+    def _partition(self, topic_id: TopicId, number: int) -> Partition:
+        subject = self._retries.get(topic_id.topic)
+        if subject is None:
+            is_stored = self._stored.of(topic_id.topic)
+            return Partition(topic_id, number, self._limits, topic_id.topic, is_stored=is_stored)
+        # Copies that wait for their time have lost their order already.
+        return Partition(topic_id, number, replace(self._limits, ordering=Ordering.NONE), subject)
+
+    def _end(self, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            partition.is_open = False
+            del self._partitions[partition.topic, partition.number]
+            self._turns.remove(partition)
+
+    def _of(self, names: Sequence[TopicPartition]) -> list[Partition]:
+        found = (self._partitions.get((tp.topic, tp.partition)) for tp in names)
+        return [partition for partition in found if partition is not None]
+
+    @staticmethod
+    def _log(event: str, partitions: Sequence[TopicPartition]) -> None:
+        log.info(event, extra={"partitions": [f"{tp.topic}/{tp.partition}" for tp in partitions]})
+
+
+def _raise_if_refused(committed: Sequence[TopicPartition]) -> None:
+    for tp in committed:
+        if tp.error is not None:
+            raise KafkaException(tp.error)

@@ -1,0 +1,91 @@
+"""KafkaSender: messages that somebody waits for, and copies that nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.message import Message
+
+from .copies import KEY_HEADER
+from .kafka_client import KafkaMessage, Raw
+from .kafka_config import producer_config
+from .kafka_producer import ConfirmedProducer, OnReport
+from .kafka_records import copied_headers, encoded
+
+_ALL: Final = ("all", "-1")
+
+
+class KafkaSender:
+    """One producer for `publish`, and one for copies, which wait for all replicas: the same, if `publish` does too.
+
+    Args:
+        security: what every client needs.
+        acks: what `publish` waits for.
+        idempotent: the broker drops what the client library sends twice; None: where it can.
+        timeout_s: seconds that the broker has to take a message.
+        own: the user's settings.
+
+    Raises:
+        ConfigurationError: unknown acks, or an idempotent producer that does not wait for all.
+    """
+
+    def __init__(
+        self,
+        security: Mapping[str, Any],
+        *,
+        acks: str,
+        idempotent: bool | None,
+        timeout_s: float,
+        own: Mapping[str, Any],
+    ) -> None:
+        """Connect later."""
+        if acks not in (*_ALL, "1", "0"):
+            raise ConfigurationError(f"acks must be 'all', 1 or 0, not {acks!r}")
+        if idempotent and acks not in _ALL:
+            raise ConfigurationError("idempotent_producer=True needs acks='all'")
+        self._where = security["bootstrap.servers"]
+        self._timeout_s = timeout_s
+        self._copies = ConfirmedProducer(
+            producer_config(security, "all", idempotent=idempotent is not False, timeout_s=timeout_s, own=own)
+        )
+        self._publisher = self._copies
+        if acks not in _ALL:
+            config = producer_config(security, acks, idempotent=False, timeout_s=timeout_s, own=own)
+            self._publisher = ConfirmedProducer(config)
+
+    def publish(self, message: Message) -> None:
+        """Send a message to its subject and wait.
+
+        Raises:
+            AdapterError: the broker did not take it.
+        """
+        headers = dict(message.headers)
+        key = message.id.encode() if isinstance(message.id, str) else message.id
+        if key is not None:
+            headers[KEY_HEADER] = key
+        came_with = message.raw.key() if isinstance(message.raw, KafkaMessage) else None
+        reports: list[str | None] = []
+        self._publisher.send(
+            message.subject, message.body, came_with or key, encoded(headers.items()), reports.append
+        )
+        # The client library gives up a little before.
+        self._publisher.flush(self._timeout_s + 1)
+        if reports != [None]:
+            reason = reports[0] if reports else f"no answer within {self._timeout_s:g} s"
+            raise AdapterError(
+                f"Kafka at {self._where} did not take a message for {message.subject}: {reason}"
+            )
+
+    def copy(self, topic: str, raw: Raw, headers: Mapping[str, Any], on_report: OnReport) -> None:
+        """Send a copy; `on_report` is called in `upkeep` or `flush`."""
+        self._copies.send(topic, raw.value(), raw.key(), copied_headers(raw, headers), on_report)
+
+    def upkeep(self) -> None:
+        """Take the reports that have come."""
+        self._copies.upkeep()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all copies are reported, at most `timeout_s` seconds."""
+        self._copies.flush(timeout_s)

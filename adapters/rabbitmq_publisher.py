@@ -1,0 +1,103 @@
+"""Publisher: messages that the broker has confirmed, or an error that says why not."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from idempotent.errors import AdapterError
+
+from .rabbitmq_client import pika_errors
+from .rabbitmq_topology import ASK_AGAIN_S, Topology
+
+# The broker's and pika's frame_max, less the frame's own bytes. A longer header ends the whole connection.
+_MOST_HEADER_BYTES: Final = 131_072 - 64
+_UNENCODABLE: Final = (
+    *(pika_errors.ProtocolSyntaxError, pika_errors.ShortStringTooLong),
+    *(struct.error, ValueError, TypeError, AssertionError),
+)
+
+
+class NotTakenError(AdapterError):
+    """The broker did not take the message."""
+
+
+class Publisher:
+    """A channel of its own, with confirms: the consuming one never waits for them, and survives a refusal.
+
+    Args:
+        connection: whose channel it opens.
+        topology: makes a queue that turns out to be missing, where it may.
+    """
+
+    def __init__(self, connection: Any, topology: Topology) -> None:
+        """Open the channel when it is first needed."""
+        self._connection = connection
+        self._topology = topology
+        self._channel: Any = None
+        self._asked: dict[str, float] = {}
+
+    def to_queue(self, queue: str, body: bytes, properties: Any) -> None:
+        """Send to a queue that somebody consumes.
+
+        Raises:
+            NotTakenError: the broker has not taken it.
+            AMQPError, OSError: the connection is lost; perhaps it has.
+        """
+        self._send(queue, body, properties, lambda: self._topology.ensure_plain(self._connection, queue))
+
+    def to_dead_letters(self, queue: str, body: bytes, properties: Any) -> None:
+        """Send to the dead-letter queue of `queue`. Raises as `to_queue`."""
+        dead = self._topology.dead(queue)
+        self._send(dead, body, properties, lambda: self._topology.ensure_dead(self._connection, queue))
+
+    def to_delay(self, queue: str, delay_s: float, body: bytes, properties: Any) -> None:
+        """Let it come to `queue` after at least `delay_s`. Raises as `to_queue`."""
+        name, _ = self._topology.delay(queue, delay_s)
+
+        def ensure() -> None:
+            self._topology.ensure_delay(self._connection, queue, delay_s)
+            self._asked[name] = time.monotonic()
+
+        # Asking keeps the queue alive for as long as its messages need.
+        if time.monotonic() - self._asked.get(name, -ASK_AGAIN_S) >= ASK_AGAIN_S:
+            self._or_not_taken(name, ensure)
+        self._send(name, body, properties, ensure)
+
+    def _send(self, queue: str, body: bytes, properties: Any, ensure: Callable[[], None]) -> None:
+        try:
+            self._publish(queue, body, properties)
+        except pika_errors.UnroutableError:
+            self._or_not_taken(queue, ensure)
+            try:
+                self._publish(queue, body, properties)
+            except pika_errors.UnroutableError as error:
+                raise NotTakenError(f"there is no queue {queue!r}") from error
+
+    def _publish(self, queue: str, body: bytes, properties: Any) -> None:
+        try:
+            size = sum(map(len, properties.encode()))
+        except _UNENCODABLE as error:
+            raise NotTakenError(f"the headers cannot be sent: {error!r}") from error
+        if size > _MOST_HEADER_BYTES:
+            raise NotTakenError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
+        if self._channel is None or not self._channel.is_open:
+            self._channel = self._connection.channel()
+            self._channel.confirm_delivery()
+        try:
+            self._channel.basic_publish("", queue, body, properties, mandatory=True)
+        except pika_errors.NackError as error:
+            raise NotTakenError(f"queue {queue!r} refuses it; is it full, or without a majority?") from error
+        except pika_errors.ChannelClosedByBroker as error:
+            raise NotTakenError(f"the broker refuses it for queue {queue!r}: {error.reply_text}") from error
+        except (struct.error, pika_errors.ShortStringTooLong) as error:
+            raise NotTakenError(f"there can be no queue {queue!r}") from error
+
+    @staticmethod
+    def _or_not_taken(queue: str, ensure: Callable[[], None]) -> None:
+        try:
+            ensure()
+        except pika_errors.ChannelClosedByBroker as error:
+            raise NotTakenError(f"queue {queue!r} cannot be made: {error.reply_text}") from error

@@ -1,0 +1,80 @@
+"""Reconnecting: when to try a lost or missing connection again."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from idempotent.errors import AdapterError
+from idempotent.policy import Backoff
+
+log = logging.getLogger(__name__)
+
+
+class Reconnecting:
+    """The waits between attempts to connect, call by call, so that nobody sleeps in one.
+
+    Args:
+        where: the broker, without credentials, for logs and errors.
+        backoff: the waits; each is shortened at random by up to half, so that a fleet does not come back at once.
+        fail_fast: give up when the very first attempt fails.
+        clock: seconds; injectable for tests.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        *,
+        backoff: Backoff = Backoff(initial_s=0.2, maximum_s=30.0),  # noqa: B008 - frozen
+        fail_fast: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The first attempt is due at once."""
+        self.where = where
+        self._backoff = backoff
+        self._fail_fast = fail_fast
+        self._clock = clock
+        self._failures = 0
+        self._was_connected = False
+        self._next = clock()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next attempt is due; 0: now."""
+        return max(self._next - self._clock(), 0.0)
+
+    def succeeded(self) -> None:
+        """Connected: the next loss is tried again at once."""
+        if self._failures or self._was_connected:
+            log.info("broker_connected", extra={"broker": self.where, "attempts": self._failures + 1})
+        self._failures = 0
+        self._was_connected = True
+        self._next = self._clock()
+
+    def failed(self, error: BaseException) -> None:
+        """An attempt failed; the next one is due after the backoff.
+
+        Raises:
+            AdapterError: it was the first one of all, and `fail_fast` is set.
+        """
+        if self._fail_fast and not self._was_connected:
+            raise AdapterError(f"cannot connect to {self.where}: {said(error)}") from error
+        self._failures += 1
+        wait_s = self._backoff.delay_s(self._failures) * random.uniform(0.5, 1.0)
+        self._next = self._clock() + wait_s
+        log.warning(
+            "broker_unreachable",
+            extra={"broker": self.where, "error": said(error), "next_try_s": round(wait_s, 1)},
+        )
+
+    def lost(self, error: BaseException) -> None:
+        """A connection that was up is gone; what it had delivered comes again."""
+        log.warning("broker_connection_lost", extra={"broker": self.where, "error": said(error)})
+        self._next = self._clock()
+
+
+def said(error: BaseException) -> str:
+    """An error in one line, for logs."""
+    return " ".join(str(error).split()) or type(error).__name__

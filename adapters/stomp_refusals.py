@@ -1,0 +1,35 @@
+"""What an ERROR frame means: try again, or give up."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from idempotent.errors import AdapterError
+
+from .stomp_frames import Frame
+
+# ActiveMQ tells the kind of an error only by its words, or by the Java exception in the frame's body.
+_SECURITY: Final = ("SecurityException", "not authorized")
+_PASSWORD: Final = ("password is invalid", "authentication failed", "unable to authenticate")
+
+
+class LostError(Exception):
+    """The connection is over, and what was not confirmed may or may not have happened."""
+
+
+class RefusedError(AdapterError):
+    """The broker refused what was asked."""
+
+
+class ForbiddenError(RefusedError):
+    """The broker refused, and will again: who asks may not."""
+
+
+def refusal(frame: Frame, what: str) -> RefusedError:
+    """The error of an ERROR frame, without the name of who asked."""
+    said = " ".join(frame.headers.get("message", "no reason given").split())
+    if any(word in said.lower() for word in _PASSWORD):
+        return ForbiddenError(f"ActiveMQ refused {what}: wrong user name or password")
+    text = said + frame.body.decode("utf-8", "replace")
+    kind = ForbiddenError if any(word in text for word in _SECURITY) else RefusedError
+    return kind(f"ActiveMQ refused {what}: {said}")

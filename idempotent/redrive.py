@@ -1,0 +1,127 @@
+"""Redrive: dead letters go back to their subject, and their keys are opened, so that they run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from idempotent.admin import KeyAdmin
+from idempotent.claims import KeyStatus
+from idempotent.consumer import Consumer
+from idempotent.errors import ConfigurationError, MessageError
+from idempotent.message import Message
+from idempotent.outcomes import Outcome, Result
+from idempotent.registry import Registry
+
+if TYPE_CHECKING:
+    from idempotent.adapters.base import Adapter, Delivery
+
+_ACK: Final = Result(Outcome.PROCESSED)
+_AT_ONCE: Final = 100
+_WAIT_S: Final = 0.2
+
+
+class _HasAdmin(Protocol):
+    def admin(self) -> KeyAdmin: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What a redrive did.
+
+    Attributes:
+        returned: letters that are back in their subject.
+        reopened: how many of them had a dead key.
+        left: letters that stay: they have no key, or their key changed while it was looked at.
+    """
+
+    returned: int = 0
+    reopened: int = 0
+    left: int = 0
+
+
+def redrive(
+    consumer: Consumer,
+    adapter: Adapter,
+    *,
+    limit: int | None = None,
+    idle_s: float = 3.0,
+    on_letter: Callable[[Redriven], object] | None = None,
+) -> Redriven:
+    """Bring the dead letters of a consumer back. A crash in between loses nothing: a letter may come back twice.
+
+    The key is opened first, then the message is published and confirmed, and only then does the letter go.
+
+    Args:
+        consumer: whose dead letters.
+        adapter: of the broker, not open; closed afterwards.
+        limit: the most letters; None: all.
+        idle_s: seconds without a letter after which there are none left.
+        on_letter: called after each letter with the counts so far.
+
+    Raises:
+        ConfigurationError: the adapter keeps no dead letters that can be received, or the checker has no admin.
+        AdapterError: the broker failed.
+        StoreError: the store did not answer.
+    """
+    source = adapter.dead_letter_subject(consumer.subject)
+    if source is None:
+        raise ConfigurationError(f"{type(adapter).__name__} keeps no dead letters that could be brought back")
+    if not hasattr(consumer.checker, "admin"):
+        raise ConfigurationError(f"{type(consumer.checker).__name__} has no admin(), which reopens keys")
+    admin = cast("_HasAdmin", consumer.checker).admin()
+    done = Redriven()
+    left: list[Delivery] = []
+    try:
+        adapter.open([_reader(source, consumer)])
+        last = time.monotonic()
+        while time.monotonic() - last < idle_s:
+            room = _AT_ONCE if limit is None else min(limit - done.returned - done.left, _AT_ONCE)
+            if room <= 0:
+                break
+            for delivery in adapter.receive(room, _WAIT_S):
+                last = time.monotonic()
+                done = _bring_back(consumer, adapter, admin, delivery, done)
+                if done.left > len(left):
+                    left.append(delivery)
+                if on_letter is not None:
+                    on_letter(done)
+        for delivery in left:
+            adapter.requeue(delivery)
+    finally:
+        adapter.close()
+    return done
+
+
+def _bring_back(
+    consumer: Consumer, adapter: Adapter, admin: KeyAdmin, delivery: Delivery, done: Redriven
+) -> Redriven:
+    from idempotent.adapters.copies import without_reason
+
+    letter = delivery.message
+    message = Message(
+        consumer.subject, letter.body, id=letter.id, headers=without_reason(letter.headers), raw=letter.raw
+    )
+    try:
+        key = consumer.request(message).key
+    except MessageError:
+        return replace(done, left=done.left + 1)
+    record = admin.get(key)
+    dead = record is not None and record.status is KeyStatus.DEAD
+    if dead and record is not None and not admin.reopen(record):
+        return replace(done, left=done.left + 1)
+    adapter.publish(message)
+    adapter.settle(delivery, _ACK)
+    return replace(done, returned=done.returned + 1, reopened=done.reopened + dead)
+
+
+def _reader(source: str, consumer: Consumer) -> Consumer:
+    """Whoever reads the dead letters; a group of its own, because the consumer's own may be running."""
+    from idempotent.checkers.memory import MemoryChecker
+
+    registry = Registry()
+    return registry.consumer(source, group=f"{consumer.group}-redrive", checker=MemoryChecker())(
+        lambda _: None
+    )

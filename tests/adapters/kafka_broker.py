@@ -1,0 +1,86 @@
+"""What tests do with a Kafka broker beside the adapter."""
+
+import time
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from idempotent import Message
+from idempotent.adapters.copies import KEY_HEADER
+
+TIMEOUT_S = 30.0
+
+
+class Broker:
+    """A client of its own: makes topics, sends, looks at dead letters and offsets."""
+
+    def __init__(self, bootstrap):
+        self.bootstrap = bootstrap
+        # Without its complaints about a server that a test has stopped.
+        self._config = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self.admin = AdminClient(self._config)
+        self._producer = Producer(self._config)
+
+    def make(self, topic, partitions=1, **config):
+        new = NewTopic(topic, partitions, 1, config=config)
+        self.admin.create_topics([new])[topic].result(TIMEOUT_S)
+
+    def drop(self, topic):
+        self.admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+
+    def send(self, topic, value=b"", key=None, partition=None, **headers):
+        where = {} if partition is None else {"partition": partition}
+        self._producer.produce(topic, value, key, headers=list(headers.items()), **where)
+
+    def send_message(self, message):
+        headers = {**message.headers, **({KEY_HEADER: message.id} if message.id else {})}
+        self._producer.produce(message.subject, message.body, headers=list(headers.items()))
+        self.flush()
+
+    def flush(self):
+        assert self._producer.flush(TIMEOUT_S) == 0
+
+    def committed(self, group, topic, partition=0):
+        """The group's next offset; None before the first commit."""
+        consumer = Consumer({**self._config, "group.id": group})
+        try:
+            (tp,) = consumer.committed([TopicPartition(topic, partition)], timeout=TIMEOUT_S)
+        finally:
+            consumer.close()
+        return None if tp.offset < 0 else tp.offset
+
+    def commit(self, group, topic, offset, partition=0):
+        """Let the group go on there; nobody may be in it."""
+        consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False})
+        try:
+            consumer.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
+        finally:
+            consumer.close()
+
+    def read(self, topic):
+        """All that lies in a topic now."""
+        return [_message(raw) for raw in self.read_raw(topic)]
+
+    def read_raw(self, topic):
+        """The same, as the client gives it."""
+        consumer = Consumer({**self._config, "group.id": "reader", "enable.auto.commit": False})
+        found = []
+        try:
+            for number in consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions:
+                low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_S)
+                consumer.assign([TopicPartition(topic, number, low)])
+                deadline = time.monotonic() + TIMEOUT_S
+                at = low
+                while at < high and time.monotonic() < deadline:
+                    raw = consumer.poll(0.2)
+                    if raw is not None and raw.error() is None:
+                        found.append(raw)
+                    at = consumer.position([TopicPartition(topic, number)])[0].offset
+        finally:
+            consumer.close()
+        return found
+
+
+def _message(raw):
+    headers = {name: value.decode() for name, value in raw.headers() or []}
+    return Message(raw.topic(), raw.value() or b"", id=headers.get(KEY_HEADER), headers=headers, raw=raw)

@@ -1,0 +1,170 @@
+"""Kafka with offsets in the business transaction: the store decides where to read on."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+
+import pytest
+from sqlalchemy.orm import Session
+
+from idempotent import Message, Registry, Worker
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.checkers import OffsetChecker
+from idempotent.errors import ConfigurationError, StoreUnavailableError
+from idempotent.policy import Backoff
+from tests.adapters.kafka_broker import Broker
+from tests.stores import open_store
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def broker(kafka_bootstrap):
+    return Broker(kafka_bootstrap)
+
+
+@pytest.fixture(params=["mysql", "postgres"])
+def store(request):
+    yield from open_store(request.param, request)
+
+
+class Shop:
+    """A topic whose messages are booked, and workers over it."""
+
+    def __init__(self, broker, store, partitions=1):
+        self.broker, self.store = broker, store
+        self.topic = f"orders-{secrets.token_hex(6)}"
+        broker.make(self.topic, partitions)
+        broker.make(f"{self.topic}.dlq")
+        self.bad: set[bytes] = set()
+
+    def send(self, *numbers, partition=0):
+        for number in numbers:
+            self.broker.send(self.topic, str(number).encode(), partition=partition)
+        self.broker.flush()
+
+    def worker(self, *, batch_size=1, **options):
+        checker = OffsetChecker(self.store.engine(), table=self.store.table)
+        self.store.opened.callback(checker.close)
+        registry = Registry()
+
+        @registry.consumer(
+            self.topic, group="billing", checker=checker, max_attempts=2, backoff=Backoff(0.05, 0.1)
+        )
+        def book(message: Message, session: Session) -> None:
+            session.execute(self.store.effects.insert().values(id=message.body.decode()))
+            if message.body in self.bad:
+                raise ValueError("no such customer")
+
+        adapter = KafkaAdapter(self.broker.bootstrap, max_in_flight_per_partition=batch_size, **options)
+        return Worker(registry, adapter, batch_size=batch_size, gc_interval_s=None)
+
+    def run_until(self, booked, **options):
+        worker = self.worker(**options)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            wait(lambda: len(self.store.booked()) >= booked, f"{booked} bookings")
+            time.sleep(0.3)
+        finally:
+            worker.stop()
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def booked(self):
+        return {int(name): count for name, count in self.store.booked().items()}
+
+
+def wait(look, what):
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if look():
+            return
+        time.sleep(0.05)
+    raise AssertionError(what)
+
+
+def once(*numbers):
+    return dict.fromkeys(numbers, 1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_it_reads_on_where_the_store_says_whatever_kafka_has_committed(broker, store, batch_size):
+    shop = Shop(broker, store)
+    shop.send(*range(30))
+    shop.run_until(30, batch_size=batch_size)
+    assert shop.booked() == once(*range(30))
+    for offset in (0, 17, 30):  # an operator has reset the group, back and forth
+        broker.commit("billing", shop.topic, offset)
+        shop.send(100 + offset)
+        shop.run_until(len(shop.booked()) + 1, batch_size=batch_size)
+    assert shop.booked() == once(*range(30), 100, 117, 130)
+
+
+def test_a_group_that_kafka_takes_too_far_comes_back_for_what_is_missing(broker, store):
+    shop = Shop(broker, store)
+    shop.send(*range(10))
+    shop.run_until(10)
+    shop.send(*range(10, 20))
+    broker.commit("billing", shop.topic, 20)
+    shop.send(20)
+    shop.run_until(21)
+    assert shop.booked() == once(*range(21))
+
+
+def test_a_dead_letter_moves_on_and_holds_back_nobody_for_ever(broker, store):
+    shop = Shop(broker, store)
+    shop.bad = {b"1"}
+    shop.send(*range(4))
+    shop.run_until(3)
+    assert shop.booked() == once(0, 2, 3)
+    (letter,) = broker.read(f"{shop.topic}.dlq")
+    assert letter.body == b"1"
+    shop.send(4)
+    shop.run_until(4)
+    assert shop.booked() == once(0, 2, 3, 4)
+
+
+def test_two_workers_share_partitions_that_come_and_go(broker, store):
+    shop = Shop(broker, store, partitions=3)
+    for number in range(150):
+        shop.send(number, partition=number % 3)
+    first, second = shop.worker(batch_size=5), shop.worker(batch_size=5)
+    threads = [threading.Thread(target=worker.run) for worker in (first, second)]
+    threads[0].start()
+    wait(lambda: len(shop.store.booked()) > 20, "the first begins")
+    threads[1].start()
+    wait(lambda: len(shop.store.booked()) > 90, "both work")
+    first.stop()
+    wait(lambda: len(shop.store.booked()) >= 150, "the second ends it")
+    second.stop()
+    for thread in threads:
+        thread.join(30)
+    assert shop.booked() == once(*range(150))
+
+
+def test_a_store_that_is_down_at_the_assignment_is_waited_for(broker, store, monkeypatch):
+    shop = Shop(broker, store)
+    shop.send(1)
+    begin, calls = OffsetChecker.begin, []
+
+    def down_at_first(self, starts):
+        calls.append(starts)
+        if len(calls) < 3:
+            raise StoreUnavailableError("down")
+        return begin(self, starts)
+
+    monkeypatch.setattr(OffsetChecker, "begin", down_at_first)
+    shop.run_until(1)
+    assert len(calls) == 3
+    assert shop.booked() == once(1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"ordering": "key"}, {"ordering": "none"}, {"semantics": "at_most_once"}]
+)
+def test_it_needs_the_order_of_the_partition(broker, store, options):
+    with pytest.raises(ConfigurationError, match="order of a partition"):
+        Shop(broker, store).worker(**options).run()

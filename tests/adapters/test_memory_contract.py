@@ -1,0 +1,30 @@
+"""The contract on the in-process broker."""
+
+import pytest
+
+from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
+from idempotent.testing import AdapterContract
+
+
+class TestMemoryAdapter(AdapterContract):
+    @pytest.fixture(autouse=True)
+    def _broker(self):
+        self.broker = MemoryBroker()
+        self.reasons = {}
+
+    def make_adapter(self, **options):
+        return MemoryAdapter(self.broker, **options)
+
+    def send(self, message):
+        self.broker.publish(message)
+
+    def dead_letters(self, subject):
+        letters = self.broker.dead_letters(subject)
+        self.reasons = {letter.message.id: letter.reason for letter in letters}
+        return [letter.message for letter in letters]
+
+    def reason(self, letter):
+        return self.reasons[letter.id]
+
+    def cut(self, adapter):
+        self.broker.disconnect(adapter._epoch)

@@ -1,0 +1,310 @@
+"""RabbitMqAdapter, and brokers, connections and processes that go away."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from idempotent import Message, Outcome, Result, Worker
+from idempotent.adapters import rabbitmq_client
+from idempotent.errors import AdapterError
+from idempotent.migrations import upgrade
+from idempotent.testing.adapter_contract import until
+from idempotent.testing.crashpoints import CRASH_VARIABLE
+from tests.adapters.rabbit import Rabbit, consumer_of, keep_working, numbered, receive
+from tests.adapters.rabbitmq_child import registry_over
+from tests.crash.proxy import Loss, Proxy
+
+ROOT = Path(__file__).parents[2]
+DEAD = Result(Outcome.DEAD, error=ValueError("no such customer"))
+ACK = Result(Outcome.PROCESSED)
+
+
+@pytest.fixture
+def rabbit(rabbitmq_url):
+    rabbit = Rabbit(rabbitmq_url)
+    yield rabbit
+    rabbit.clean_up()
+
+
+@pytest.fixture
+def queue(rabbit):
+    return rabbit.declare(rabbit.name())
+
+
+@pytest.fixture
+def database(tmp_path):
+    """A file with keys, and a table of effects in which nothing is unique."""
+    url = f"sqlite:///{tmp_path}/keys.db"
+    upgrade(url)
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE effects (id TEXT)"))
+    engine.dispose()
+    return url
+
+
+def effects(database):
+    engine = create_engine(database)
+    with engine.connect() as connection:
+        found = [row.id for row in connection.execute(text("SELECT id FROM effects"))]
+    engine.dispose()
+    return sorted(found)
+
+
+@pytest.fixture
+def start(rabbit, queue, database):
+    """`start(ack, crash_at)` is a worker in a process of its own, which the test's end kills."""
+    children = []
+
+    def start_(ack="manual", crash_at=None):
+        environment = {**os.environ, **({CRASH_VARIABLE: crash_at} if crash_at else {})}
+        command = [sys.executable, "-m", "tests.adapters.rabbitmq_child", rabbit.url, queue, database, ack]
+        child = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+        children.append(child)
+        return child
+
+    yield start_
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stderr.close()
+
+
+def is_killed(child):
+    return child.wait(30) == -signal.SIGKILL
+
+
+def all_settled(rabbit, queue, worker):
+    """Ends the worker in order; what it has not acknowledged is back in the queue then."""
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0, worker.stderr.read()
+    return rabbit.depth(queue) == 0
+
+
+# Processes that are killed
+
+
+@pytest.mark.parametrize(
+    ("ack", "point"),
+    [
+        ("manual", "before_effect:3"),
+        ("manual", "after_effect:3"),
+        ("manual", "before_commit:3"),
+        ("manual", "after_commit:3"),
+        ("manual", "before_ack:3"),
+        ("manual", "after_ack:3"),
+        ("batched", "after_effect:3"),
+        ("batched", "before_ack:3"),
+        ("batched", "after_ack:3"),
+    ],
+)
+def test_a_worker_killed_at_any_step_repeats_no_effect_and_loses_none(
+    rabbit, queue, database, start, point, ack
+):
+    rabbit.send(*numbered(queue, 10))
+    assert is_killed(start(ack, point))
+    second = start(ack)
+    until(lambda: len(effects(database)) >= 10, "ten effects")
+    until(lambda: rabbit.depth(queue) == 0, "an empty queue")
+    assert all_settled(rabbit, queue, second)
+    assert effects(database) == sorted(f"m-{number}" for number in range(10))
+
+
+@pytest.mark.slow
+def test_workers_with_batched_acks_killed_at_random_repeat_no_effect_and_lose_none(
+    rabbit, queue, database, start
+):
+    rabbit.send(*numbered(queue, 700))
+    chance = random.Random(7)
+    for _ in range(3):
+        child = start("batched")
+        done = len(effects(database))
+        until(
+            lambda child=child, done=done: len(effects(database)) > done or child.poll() is not None,
+            "a start",
+        )
+        time.sleep(chance.uniform(0.0, 0.4))
+        child.kill()
+        child.wait()
+    assert len(effects(database)) < 700, "killed too late to mean anything"
+    last = start("batched")
+    until(lambda: len(effects(database)) >= 700, "all effects")
+    until(lambda: rabbit.depth(queue) == 0, "an empty queue")
+    assert all_settled(rabbit, queue, last)
+    assert effects(database) == sorted(f"m-{number}" for number in range(700))
+
+
+def test_attempts_are_counted_over_processes(rabbit, queue, start):
+    rabbit.send(Message(queue, id="poison"))
+    assert is_killed(start(crash_at="after_ack"))
+    child = start()
+    (letter,) = until(lambda: rabbit.look(f"{queue}.dead"), "a dead letter")
+    assert letter.id == "poison"
+    assert letter.headers["x-idempotent-attempt"] == "2"
+    assert all_settled(rabbit, queue, child)
+
+
+# Connections that are lost at the worst moment
+
+
+@pytest.mark.parametrize(
+    ("loss", "letters"), [(Loss.QUESTION, 1), (Loss.ANSWER, 2)], ids=["copy lost", "confirmation lost"]
+)
+def test_a_connection_lost_around_a_dead_letter_loses_nothing(rabbit, queue, loss, letters):
+    parts = urlsplit(rabbit.url)
+    proxy = Proxy("127.0.0.1", parts.port)
+    place = parts.netloc.rpartition("@")[0]
+    adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}")
+    adapter.open([consumer_of(queue)])
+    try:
+        rabbit.send(Message(queue, id="1"))
+        (delivery,) = receive(adapter)
+        proxy.lose(b"no such customer", loss)
+        adapter.settle(delivery, DEAD)
+        assert proxy.cut.is_set()
+        assert adapter.stale_settlements == 1
+        (again,) = receive(adapter)
+        assert again.message.redelivered
+        adapter.settle(again, DEAD)
+    finally:
+        adapter.close()
+        proxy.close()
+    assert [letter.id for letter in rabbit.look(f"{queue}.dead")] == ["1"] * letters
+    assert rabbit.depth(queue) == 0
+
+
+def test_a_lost_acknowledgement_is_counted_and_the_message_comes_again(rabbit, queue):
+    parts = urlsplit(rabbit.url)
+    proxy = Proxy("127.0.0.1", parts.port)
+    place = parts.netloc.rpartition("@")[0]
+    adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}")
+    adapter.open([consumer_of(queue)])
+    try:
+        rabbit.send(Message(queue, id="1"))
+        (delivery,) = receive(adapter)
+        proxy.lose(bytes([0, 60, 0, 80]), Loss.QUESTION)  # basic.ack
+        adapter.settle(delivery, ACK)
+        (again,) = receive(adapter)
+        assert again.message.redelivered
+        adapter.settle(again, ACK)
+        keep_working(adapter, 0.3)
+    finally:
+        adapter.close()
+        proxy.close()
+    assert rabbit.depth(queue) == 0
+
+
+# Brokers that go away
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_a_broker_that_restarts_in_the_middle_repeats_no_effect_and_loses_none(
+    private_rabbitmq, database, way
+):
+    broker = private_rabbitmq()
+    rabbit = Rabbit(broker.url)
+    queue = rabbit.declare("orders")
+    rabbit.send(*numbered(queue, 600))
+    adapter = rabbit.adapter(ack="batched", prefetch=50)
+    worker = Worker(registry_over(queue, database), adapter, concurrency=2, gc_interval_s=None)
+    summary = []
+    thread = threading.Thread(target=lambda: summary.append(worker.run()))
+    thread.start()
+    try:
+        until(lambda: len(effects(database)) > 50, "a beginning")
+        getattr(broker, way)()
+        seen = len(effects(database))
+        assert seen < 600, "stopped too late to mean anything"
+        until(lambda: not adapter.connected, "a loss")
+        broker.start()
+        until(lambda: len(effects(database)) >= 600, "all effects")
+        until(lambda: rabbit.depth(queue) == 0, "an empty queue")
+    finally:
+        worker.stop()
+        thread.join(30)
+    assert effects(database) == sorted(f"m-{number}" for number in range(600))
+    assert rabbit.depth(queue) == 0
+    assert summary[0].settled >= 600
+
+
+@pytest.mark.slow
+def test_a_broker_that_comes_later_is_waited_for_call_by_call(private_rabbitmq):
+    broker = private_rabbitmq()
+    rabbit = Rabbit(broker.url)
+    broker.stop()
+    hasty = rabbit.adapter(fail_fast=True)
+    with pytest.raises(AdapterError, match="cannot connect to amqp://127"):
+        hasty.open([consumer_of("orders")])
+    adapter = rabbit.adapter()
+    adapter.open([consumer_of("orders")])
+    assert not adapter.connected
+    with pytest.raises(AdapterError, match="not connected"):
+        adapter.publish(Message("orders"))
+    for _ in range(5):
+        began = time.monotonic()
+        assert adapter.receive(1, 0.2) == []
+        assert time.monotonic() - began < 2.0
+    broker.start()
+    until(lambda: (adapter.receive(1, 0.1), adapter.connected)[1], "a connection")
+    adapter.publish(Message("orders", id="1"))
+    assert receive(adapter)
+    broker.pause()
+    try:
+        began = time.monotonic()
+        assert adapter.receive(1, 0.3) == []
+        assert time.monotonic() - began < 2.0
+    finally:
+        broker.resume()
+    adapter.close()
+
+
+@pytest.mark.slow
+def test_a_broker_short_of_memory_delays_dead_letters_and_loses_none(private_rabbitmq, monkeypatch):
+    monkeypatch.setattr(rabbitmq_client, "_BLOCKED_TIMEOUT_S", 1.0)
+    broker = private_rabbitmq()
+    rabbit = Rabbit(broker.url)
+    queue = rabbit.declare("orders")
+    rabbit.send(*numbered(queue, 2))
+    adapter = rabbit.adapter()
+    adapter.open([consumer_of(queue)])
+    deliveries = receive(adapter, 2)
+    broker.ctl("set_vm_memory_high_watermark", "0.00001")
+    until(lambda: "memory" in broker.ctl("eval", "rabbit_alarm:get_alarms()."), "an alarm")
+    # A connection is blocked as soon as it publishes, and its acknowledgements are not read either.
+    for delivery in deliveries:
+        adapter.settle(delivery, DEAD)
+    assert adapter.stale_settlements >= 1
+    broker.ctl("set_vm_memory_high_watermark", "absolute", "2GB")
+    until_ = time.monotonic() + 3
+    while time.monotonic() < until_:
+        for delivery in adapter.receive(2, 0.1):
+            adapter.settle(delivery, DEAD)
+    adapter.close()
+    assert {letter.id for letter in rabbit.look(f"{queue}.dead")} == {"m-0", "m-1"}
+    assert rabbit.depth(queue) == 0
+
+
+def test_what_a_quorum_queue_gives_up_is_a_dead_letter(private_rabbitmq):
+    broker = private_rabbitmq()
+    rabbit = Rabbit(broker.url)
+    broker.ctl("set_policy", "limit", ".*", '{"delivery-limit":1}', "--apply-to", "queues")
+    adapter = rabbit.adapter(queue_type="quorum")
+    adapter.open([consumer_of("orders")])
+    rabbit.send(Message("orders", id="1"))
+    for _ in range(2):
+        adapter.requeue(receive(adapter)[0])
+    until(lambda: (keep_working(adapter, 0.1), rabbit.depth("orders.dead") == 1)[1], "a dead letter")
+    adapter.close()
+    (letter,) = rabbit.look("orders.dead")
+    assert letter.id == "1"
+    assert letter.headers["x-death"][0]["reason"] == "delivery_limit"

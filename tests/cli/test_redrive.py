@@ -1,0 +1,69 @@
+"""`idempotent redrive`, in this process, over the broker of memory://."""
+
+import secrets
+
+import pytest
+
+from idempotent import Message, Worker
+from idempotent.adapters.memory import MemoryAdapter
+from idempotent.adapters.memory_broker import named_broker
+from idempotent.checkers import SqlChecker
+from idempotent.migrations import upgrade
+
+CONSUMERS = """
+from idempotent import Message, Registry
+
+registry = Registry()
+
+
+@registry.consumer("orders", group="billing", checker="db", max_attempts=1)
+def on_order(message: Message) -> None:
+    raise ValueError("no such customer")
+"""
+
+
+@pytest.fixture
+def shop(project):
+    """A module of consumers, a store, and a broker with two dead letters, one of them without a key."""
+    module = f"shop_{secrets.token_hex(4)}"
+    (project / f"{module}.py").write_text(CONSUMERS)
+    upgrade("sqlite:///keys.db")
+    broker = named_broker(module)
+    broker.publish(Message("orders", id="1"))
+    broker.publish(Message("orders"))
+    namespace = {}
+    exec(CONSUMERS, namespace)
+    registry = namespace["registry"]
+    registry.checker("db", SqlChecker("sqlite:///keys.db"))
+    Worker(registry, MemoryAdapter(broker, until_empty=True)).run()
+    registry.close()
+    assert len(broker.dead_letters("orders")) == 2
+    return module
+
+
+def words(module, *more):
+    return (
+        *("redrive", f"{module}:on_order", "--broker", f"memory://{module}"),
+        *("--checker", "db=sqlite:///keys.db", "--idle", "0.2", *more),
+    )
+
+
+def test_it_says_what_went_back_and_what_stays(cli, shop):
+    answer = cli(*words(shop))
+    assert answer.code == 1
+    assert "1 message of orders:billing returned, 1 key reopened" in answer.out
+    assert "1 letter left" in answer.err
+    assert len(named_broker(shop).dead_letters("orders")) == 1
+
+
+def test_for_machines(cli, shop):
+    answer = cli(*words(shop, "--json"))
+    assert answer.line == {"consumer": "orders:billing", "returned": 1, "reopened": 1, "left": 1}
+
+
+def test_a_broker_that_keeps_no_letters_is_told(cli, shop):
+    answer = cli(
+        "redrive", f"{shop}:on_order", "--broker", "file://orders.jsonl", "--checker", "db=memory://"
+    )
+    assert answer.code == 3
+    assert "keeps no dead letters" in answer.err

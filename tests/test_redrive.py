@@ -1,0 +1,130 @@
+"""Dead letters go back and run."""
+
+import pytest
+
+from idempotent import Message, Outcome, Registry, Worker
+from idempotent.adapters.files import FileAdapter
+from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
+from idempotent.checkers import MemoryChecker
+from idempotent.claims import KeyStatus
+from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.keys import KeySpace
+from idempotent.redrive import Redriven, redrive
+
+ORDERS = KeySpace("orders", "billing")
+
+
+class Shop:
+    """A consumer that refuses some messages, and a broker whose messages it has had."""
+
+    def __init__(self, *bad: str, **options) -> None:
+        self.broker = MemoryBroker()
+        self.checker = MemoryChecker()
+        self.registry = Registry()
+        self.bad = set(bad)
+        self.done: list[str] = []
+        self.consumer = self.registry.consumer(
+            "orders", group="billing", checker=self.checker, max_attempts=1, **options
+        )(self.handle)
+
+    def handle(self, message: Message) -> None:
+        if message.id in self.bad:
+            raise ValueError("no such customer")
+        self.done.append(str(message.id))
+
+    def deliver(self, *ids: str | None):
+        for name in ids:
+            self.broker.publish(Message("orders", b"body", id=name, headers={"colour": "red"}))
+        return Worker(self.registry, MemoryAdapter(self.broker, until_empty=True)).run()
+
+    def redrive(self, **options) -> Redriven:
+        return redrive(self.consumer, MemoryAdapter(self.broker), idle_s=0.3, **options)
+
+
+def test_dead_letters_go_back_and_run():
+    shop = Shop("1", "2")
+    assert shop.deliver("1", "2", "3")[Outcome.DEAD] == 2
+    shop.bad.clear()
+    seen = []
+    assert shop.redrive(on_letter=seen.append) == Redriven(returned=2, reopened=2)
+    assert [one.returned for one in seen] == [1, 2]
+    assert shop.broker.dead_letters("orders") == []
+    assert shop.deliver()[Outcome.PROCESSED] == 2
+    assert sorted(shop.done) == ["1", "2", "3"]
+
+
+def test_a_letter_goes_back_as_the_message_it_was():
+    shop = Shop("1")
+    shop.deliver("1")
+    shop.redrive()
+    adapter = MemoryAdapter(shop.broker)
+    adapter.open([shop.consumer])
+    (delivery,) = adapter.receive(1, 1.0)
+    assert (delivery.message.id, delivery.message.body) == ("1", b"body")
+    assert dict(delivery.message.headers) == {"colour": "red"}
+
+
+def test_what_is_still_refused_dies_again():
+    shop = Shop("1")
+    shop.deliver("1")
+    shop.redrive()
+    assert shop.deliver()[Outcome.DEAD] == 1
+    (letter,) = shop.broker.dead_letters("orders")
+    assert letter.reason == "ValueError: no such customer"
+
+
+def test_a_letter_whose_effect_happened_goes_back_and_is_a_duplicate():
+    shop = Shop("1")
+    shop.deliver("1")
+    admin = shop.checker.admin()
+    assert admin.mark_done(admin.get(ORDERS.key("1")))
+    assert shop.redrive() == Redriven(returned=1, reopened=0)
+    assert shop.deliver()[Outcome.DUPLICATE] == 1
+    assert shop.done == []
+
+
+def test_a_letter_without_a_key_stays():
+    shop = Shop("1")
+    shop.deliver("1", None)
+    assert shop.redrive() == Redriven(returned=1, reopened=1, left=1)
+    (letter,) = shop.broker.dead_letters("orders")
+    assert letter.message.id is None
+
+
+def test_no_more_than_the_limit_go_back():
+    shop = Shop("1", "2", "3")
+    shop.deliver("1", "2", "3")
+    assert shop.redrive(limit=2).returned == 2
+    assert len(shop.broker.dead_letters("orders")) == 1
+
+
+def test_a_broker_that_does_not_take_the_message_leaves_the_letter(monkeypatch):
+    shop = Shop("1")
+    shop.deliver("1")
+
+    def refuse(self, message):
+        raise AdapterError("the broker is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryAdapter, "publish", refuse)
+        with pytest.raises(AdapterError, match="full"):
+            shop.redrive()
+    assert len(shop.broker.dead_letters("orders")) == 1
+    assert shop.checker.admin().get(ORDERS.key("1")) is None, "its key is open, and that harms nobody"
+    assert shop.redrive() == Redriven(returned=1, reopened=0)
+
+
+def test_a_key_that_changes_meanwhile_keeps_its_letter(monkeypatch):
+    shop = Shop("1")
+    shop.deliver("1")
+    admin = type(shop.checker.admin())
+    monkeypatch.setattr(admin, "reopen", lambda self, record: False)
+    assert shop.redrive() == Redriven(left=1)
+    assert len(shop.broker.dead_letters("orders")) == 1
+    assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DEAD
+
+
+def test_a_file_keeps_no_letters_that_could_go_back(tmp_path):
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match="FileAdapter keeps no dead letters"):
+        redrive(shop.consumer, FileAdapter(tmp_path / "orders.jsonl"))
