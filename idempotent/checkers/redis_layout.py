@@ -50,7 +50,6 @@ _BODY: Final = Struct(">BB16sHH")
 _RELEASE: Final = Struct(">16sBI8s")
 _FAILURE: Final = Struct(">I8sB")
 _MAX_ATTEMPTS: Final = 2**32 - 1
-_TEXT_BYTES: Final = 2**16 - 1
 # Enough of a value for everything but the result: head, 255 characters of 4 bytes, fingerprint.
 HEAD_BYTES: Final = 2048
 
@@ -113,7 +112,7 @@ def bucket_of(name: bytes, prefix_bytes: int) -> bytes:
 
 def claim_body(request: ClaimRequest) -> bytes:
     """What `claim.lua` takes for one request."""
-    text = request.key.text.encode("utf-8", "backslashreplace")[:_TEXT_BYTES]
+    text = request.key.text.encode()
     flags = _ON_LAPSED[request.on_lapsed]
     fingerprint = request.fingerprint
     if fingerprint is None:
