@@ -95,6 +95,17 @@ class Adapter(ABC):
             AdapterError: it was not taken, or this adapter only reads.
         """
 
+    def publish_many(self, messages: Sequence[Message]) -> None:
+        """Send messages, in their order, and return when the broker has taken responsibility for all of them.
+
+        One wait for many messages where the client can; the default publishes one after the other.
+
+        Raises:
+            AdapterError: not all were taken. Some may have been: send all again, with the same ids.
+        """
+        for message in messages:
+            self.publish(message)
+
     def dead_letter_subject(self, subject: str) -> str | None:
         """The subject under which the dead letters of `subject` can be received; None: they cannot."""
         del subject

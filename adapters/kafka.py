@@ -246,7 +246,10 @@ class KafkaAdapter(Adapter):
 
         A message that came from Kafka keeps its Kafka key.
         """
-        self._sender.publish(message)
+        self._sender.publish([message])
+
+    def publish_many(self, messages: Sequence[Message]) -> None:
+        self._sender.publish(messages)
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_topic or f"{subject}.dlq"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.errors import AdapterError, ConfigurationError
@@ -55,28 +55,34 @@ class KafkaSender:
             config = producer_config(security, acks, idempotent=False, timeout_s=timeout_s, own=own)
             self._publisher = ConfirmedProducer(config)
 
-    def publish(self, message: Message) -> None:
-        """Send a message to its subject and wait.
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Send messages to their subjects and wait for all of them.
 
         Raises:
-            AdapterError: the broker did not take it.
+            AdapterError: the broker did not take one of them.
         """
+        reports: list[str | None] = []
+        for message in messages:
+            self._send(message, reports.append)
+            self._publisher.upkeep()
+        # The client library gives up a little before.
+        self._publisher.flush(self._timeout_s + 1)
+        silent = len(messages) - len(reports)
+        reasons = [report for report in reports if report is not None]
+        if reasons or silent:
+            reason = reasons[0] if reasons else f"no answer within {self._timeout_s:g} s"
+            to = ", ".join(dict.fromkeys(message.subject for message in messages))
+            raise AdapterError(f"Kafka at {self._where} did not take a message for {to}: {reason}")
+
+    def _send(self, message: Message, on_report: OnReport) -> None:
         headers = dict(message.headers)
         key = message.id.encode() if isinstance(message.id, str) else message.id
         if key is not None:
             headers[KEY_HEADER] = key
         came_with = message.raw.key() if isinstance(message.raw, KafkaMessage) else None
-        reports: list[str | None] = []
         self._publisher.send(
-            message.subject, message.body, came_with or key, encoded(headers.items()), reports.append
+            message.subject, message.body, came_with or key, encoded(headers.items()), on_report
         )
-        # The client library gives up a little before.
-        self._publisher.flush(self._timeout_s + 1)
-        if reports != [None]:
-            reason = reports[0] if reports else f"no answer within {self._timeout_s:g} s"
-            raise AdapterError(
-                f"Kafka at {self._where} did not take a message for {message.subject}: {reason}"
-            )
 
     def copy(self, topic: str, raw: Raw, headers: Mapping[str, Any], on_report: OnReport) -> None:
         """Send a copy; `on_report` is called in `upkeep` or `flush`."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError
@@ -19,6 +19,7 @@ from .rabbitmq_client import LOST, explained, pika_errors, server_at, what_to_ch
 from .rabbitmq_copies import Copies, Copy, Goal
 from .rabbitmq_messages import properties_of
 from .rabbitmq_modes import AckMode, QueueType, chosen
+from .rabbitmq_publisher import Publisher
 from .rabbitmq_session import Consuming, Session, Token
 from .rabbitmq_topology import Topology
 from .reconnecting import Reconnecting, said
@@ -28,6 +29,7 @@ __all__ = ["AckMode", "QueueType", "RabbitMqAdapter"]
 log = logging.getLogger(__name__)
 
 _LARGEST_BATCH: Final = 64
+_TRANSACTION: Final = 500
 # A session that ends sooner has something in it that ends sessions.
 _BRIEF_S: Final = 1.0
 
@@ -150,12 +152,23 @@ class RabbitMqAdapter(Adapter):
             self._say(lambda: token.session.give_back(token.tag))
 
     def publish(self, message: Message) -> None:
+        self._publish(
+            lambda publisher: publisher.to_queue(message.subject, message.body, _properties(message))
+        )
+
+    def publish_many(self, messages: Sequence[Message]) -> None:
+        items = [(message.subject, message.body, _properties(message)) for message in messages]
+        for start in range(0, len(items), _TRANSACTION):
+            part = items[start : start + _TRANSACTION]
+            self._publish(lambda publisher: publisher.all_to_queues(part))  # noqa: B023 - called at once
+
+    def _publish(self, act: Callable[[Publisher], None]) -> None:
         self._check_owner()
         session = self._session or self._connect()
         if session is None:
             raise AdapterError(f"not connected to {self._server.where}")
         try:
-            session.publisher.to_queue(message.subject, message.body, properties_of(message, message.headers))
+            act(session.publisher)
         except LOST as error:
             self._lose(error)
             raise AdapterError(f"the connection was lost, the message perhaps too: {said(error)}") from error
@@ -248,3 +261,7 @@ class RabbitMqAdapter(Adapter):
     def _check_owner(self) -> None:
         if self._owner is not None and self._owner != threading.get_ident():
             raise AdapterError("one thread owns a RabbitMqAdapter: the one that opened it")
+
+
+def _properties(message: Message) -> Any:
+    return properties_of(message, message.headers)

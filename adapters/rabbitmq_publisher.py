@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from idempotent.errors import AdapterError
@@ -48,6 +48,30 @@ class Publisher:
         """
         self._send(queue, body, properties, lambda: self._topology.ensure_plain(self._connection, queue))
 
+    def all_to_queues(self, items: Sequence[tuple[str, bytes, Any]]) -> None:
+        """Send bodies and properties to queues, in one transaction: pika waits for each confirm, the broker's disk too.
+
+        Raises:
+            NotTakenError: the broker has not taken one of them.
+            AMQPError, OSError: the connection is lost; perhaps it has taken all.
+        """
+        returned: list[tuple[str, bytes, Any]] = []
+        with self._connection.channel() as channel:
+            channel.add_on_return_callback(
+                lambda _, method, properties, body: returned.append((method.routing_key, body, properties))
+            )
+            channel.tx_select()
+            try:
+                for queue, body, properties in items:
+                    _publish(channel, queue, body, properties)
+                channel.tx_commit()
+            except pika_errors.ChannelClosedByBroker as error:
+                raise NotTakenError(f"the broker refuses a message: {error.reply_text}") from error
+            # What came back did so before the commit was answered, and is told now.
+            self._connection.process_data_events(0)
+        for queue, body, properties in returned:
+            self.to_queue(queue, body, properties)
+
     def to_dead_letters(self, queue: str, body: bytes, properties: Any) -> None:
         """Send to the dead-letter queue of `queue`. Raises as `to_queue`."""
         dead = self._topology.dead(queue)
@@ -77,23 +101,15 @@ class Publisher:
                 raise NotTakenError(f"there is no queue {queue!r}") from error
 
     def _publish(self, queue: str, body: bytes, properties: Any) -> None:
-        try:
-            size = sum(map(len, properties.encode()))
-        except _UNENCODABLE as error:
-            raise NotTakenError(f"the headers cannot be sent: {error!r}") from error
-        if size > _MOST_HEADER_BYTES:
-            raise NotTakenError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
         if self._channel is None or not self._channel.is_open:
             self._channel = self._connection.channel()
             self._channel.confirm_delivery()
         try:
-            self._channel.basic_publish("", queue, body, properties, mandatory=True)
+            _publish(self._channel, queue, body, properties)
         except pika_errors.NackError as error:
             raise NotTakenError(f"queue {queue!r} refuses it; is it full, or without a majority?") from error
         except pika_errors.ChannelClosedByBroker as error:
             raise NotTakenError(f"the broker refuses it for queue {queue!r}: {error.reply_text}") from error
-        except (struct.error, pika_errors.ShortStringTooLong) as error:
-            raise NotTakenError(f"there can be no queue {queue!r}") from error
 
     @staticmethod
     def _or_not_taken(queue: str, ensure: Callable[[], None]) -> None:
@@ -101,3 +117,16 @@ class Publisher:
             ensure()
         except pika_errors.ChannelClosedByBroker as error:
             raise NotTakenError(f"queue {queue!r} cannot be made: {error.reply_text}") from error
+
+
+def _publish(channel: Any, queue: str, body: bytes, properties: Any) -> None:
+    try:
+        size = sum(map(len, properties.encode()))
+    except _UNENCODABLE as error:
+        raise NotTakenError(f"the headers cannot be sent: {error!r}") from error
+    if size > _MOST_HEADER_BYTES:
+        raise NotTakenError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
+    try:
+        channel.basic_publish("", queue, body, properties, mandatory=True)
+    except (struct.error, pika_errors.ShortStringTooLong) as error:
+        raise NotTakenError(f"there can be no queue {queue!r}") from error

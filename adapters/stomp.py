@@ -27,6 +27,7 @@ __all__ = ["AckMode", "StompAdapter"]
 
 _LOOK_S: Final = 0.1
 _SHORT_LIFE_S: Final = 1.0
+_TRANSACTION: Final = 500
 _BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=30.0)
 
 
@@ -151,16 +152,22 @@ class StompAdapter(Adapter):
         self._replace(_token(delivery), delivery.message, 0.0)
 
     def publish(self, message: Message) -> None:
-        headers = dict(message.headers)
-        if message.id is not None:
-            headers[KEY_HEADER] = message.id
-        frame = send_frame(destination_of(message.subject), message.body, headers)
-        connection = self._connected().connection
+        connection, to = self._connected().connection, f"a message to {message.subject}"
+        self._confirmed(lambda: connection.confirm([_send(message)], to))
+
+    def publish_many(self, messages: Sequence[Message]) -> None:
+        # The broker writes to its disk once for a transaction, not once for a message.
+        for start in range(0, len(messages), _TRANSACTION):
+            frames = [_send(message) for message in messages[start : start + _TRANSACTION]]
+            connection, many = self._connected().connection, f"{len(frames)} messages"
+            self._confirmed(lambda: connection.transact(frames, many))  # noqa: B023 - called at once
+
+    def _confirmed(self, act: Callable[[], None]) -> None:
         try:
-            connection.confirm([frame], f"a message to {message.subject}")
+            act()
         except LostError as error:
             self._lose(error)
-            raise AdapterError(f"{self._settings.address} did not take the message: {error}") from error
+            raise AdapterError(f"{self._settings.address} did not take a message: {error}") from error
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_destination or dead_letters_of(destination_of(subject))
@@ -244,6 +251,13 @@ class StompAdapter(Adapter):
             # Nobody knows whether it was settled. If not, it comes again.
             self.stale_settlements += 1
             self._lose(error)
+
+
+def _send(message: Message) -> Frame:
+    headers = dict(message.headers)
+    if message.id is not None:
+        headers[KEY_HEADER] = message.id
+    return send_frame(destination_of(message.subject), message.body, headers)
 
 
 def _token(delivery: Delivery) -> Token:

@@ -158,17 +158,16 @@ class StompConnection:
             if answer.command == "ERROR":
                 raise refusal(answer, what)
 
-    def transact(self, copies: Sequence[Frame], ack_id: str, what: str) -> None:
-        """Send copies and acknowledge, both or neither.
+    def transact(self, steps: Sequence[Frame], what: str) -> None:
+        """Do all of these SENDs and ACKs, or none.
 
         The broker says nothing about a refused SEND without a receipt, and would commit the rest. So everything
         is confirmed before the COMMIT.
 
         Raises:
-            RefusedError: neither happened; the delivery is as it was before.
+            RefusedError: none happened; what was to be acknowledged is as it was before.
         """
         name = {"transaction": f"t{next(self._numbers)}"}
-        steps = [*copies, Frame("ACK", {"id": ack_id})]
         self.send(Frame("BEGIN", name))
         try:
             self.confirm([replace(step, headers={**step.headers, **name}) for step in steps], what)

@@ -157,7 +157,8 @@ class Transacted(Cumulative):
     def _send(self, subscription: Subscription, last: Held) -> None:
         copies = self._copies[subscription]
         ready = [pair for pair in copies if pair[0].number <= last.number]
-        self._connection.transact([copy() for _, copy in ready], last.ack_id, "a transaction")
+        steps = [*(copy() for _, copy in ready), Frame("ACK", {"id": last.ack_id})]
+        self._connection.transact(steps, "a transaction")
         self._copies[subscription] = [pair for pair in copies if pair[0].number > last.number]
 
 

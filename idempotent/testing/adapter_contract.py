@@ -127,6 +127,23 @@ class AdapterContract(ABC):
         assert delivery.message.headers["colour"] == "red"
         adapter.settle(delivery, _ACK)
 
+    def test_what_it_publishes_together_arrives_in_order(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        sent = [f"m-{number}" for number in range(1200)]
+        adapter.publish_many(
+            [Message(subject, name.encode(), id=name, headers={"nr": name}) for name in sent]
+        )
+        adapter.publish_many([])
+        got: list[str] = []
+        while len(got) < len(sent):
+            for delivery in self.receive(adapter, 100):
+                message = delivery.message
+                assert message.id == message.headers["nr"] == message.body.decode()
+                got.append(str(message.id))
+                adapter.settle(delivery, _ACK)
+        assert got == sent
+
     def test_no_more_than_asked_for_are_received(self) -> None:
         subject = self.subject()
         adapter = self.opened(subject)
