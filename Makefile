@@ -4,6 +4,7 @@ PYTHON ?= python3
 WORKERS ?= 3
 ARGS ?=
 CHECKER ?=
+BROKER ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,9 +21,11 @@ help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
+	@echo "  BROKER=rabbitmq|activemq|kafka (the demo over a real broker, started for it)"
 
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
-	@$(BIN)/idempotent demo $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
+	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python tests/demo_over.py $(BROKER),idempotent demo) \
+	  $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
 
 test: lint types pytest ## Check style and types, and run every test against real servers
 	@echo "make test: passed (style, types, tests)"

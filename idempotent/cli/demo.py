@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,26 +20,48 @@ from idempotent.cli.options import JsonOption
 from idempotent.cli.output import emit
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.job import Run
+from idempotent.demo.live import screen as live
+from idempotent.demo.live.places import place_at
+from idempotent.demo.live.report import LiveReport
+from idempotent.demo.live.run import LiveRun
 from idempotent.demo.progress import progress
+from idempotent.demo.report import Report
 from idempotent.demo.screen import introduce, show
 from idempotent.demo.settings import Settings
-from idempotent.demo.stores import stores_for
-from idempotent.errors import StoreError
+from idempotent.demo.stores import Stores, stores_for
+from idempotent.errors import AdapterError, StoreError
 
 EPILOG: Final = epilog(
     "idempotent demo",
     "idempotent demo --flights 2000",
     "idempotent demo --checker transactional+postgresql+psycopg://user:password@host/db",
     "idempotent demo --checker redis://localhost",
+    "idempotent demo --broker amqp://localhost",
 )
 _SMALL: Final = 20_000
+SHARE: Final = 40_000
 
 
 def demo(
     flights: Annotated[
-        int,
-        typer.Option(min=20, max=FLIGHTS, metavar="N", help="How many of the real flights; 2000 is quick."),
-    ] = FLIGHTS,
+        int | None,
+        typer.Option(
+            min=20,
+            max=FLIGHTS,
+            metavar="N",
+            show_default=f"all {FLIGHTS:,}; {SHARE:,} with --broker",
+            help="How many of the real flights; 2000 is quick.",
+        ),
+    ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default="none, one is simulated",
+            help="Send them over a real broker: amqp://, stomp:// or kafka://. Only a queue or topic named "
+            "demo_flights_... is made, and removed again where the broker allows it.",
+        ),
+    ] = None,
     checker: Annotated[
         str | None,
         typer.Option(
@@ -71,30 +95,21 @@ def demo(
     A broker delivers the flights at least once. Two processes consume the same deliveries and are killed at the same
     points; one books behind a checker. At the end every row of both tables is compared with the data set, and the
     command fails if the checker's table differs.
+
+    With --broker two processes consume from a real broker, behind a checker, and one at a time is killed.
     """
     console = Console(highlight=False, quiet=as_json)
-    few = flights <= _SMALL
-    settings = Settings(flights, (2 if few else 5) if kills is None else kills, duplicates, seed)
+    wanted = flights or (FLIGHTS if broker is None else SHARE)
+    few = wanted <= _SMALL
+    settings = Settings(wanted, (2 if few else 5) if kills is None else kills, duplicates, seed)
     # Told to end, it removes what it made, as with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _folder(console, keep=keep) as folder:
-            stores = stores_for(checker, folder)
-            stores.prepare()
-            try:
-                introduce(console, settings, stores)
-                with console.status("Reading the flights"):
-                    run = Run(settings, stores, folder)
-                with progress(console, run.supervisors) as tick:
-                    run.deliver(tick)
-                with console.status("Comparing every row with the data set"):
-                    report = run.compare()
-            finally:
-                if not keep:
-                    # If the store is what failed, that is being reported already.
-                    with suppress(StoreError):
-                        stores.clean()
-            show(console, report)
+        report = (
+            _simulated(console, settings, checker, keep=keep)
+            if broker is None
+            else over_broker(console, settings, broker, checker, keep=keep)
+        )
     except KeyboardInterrupt:
         console.print("[yellow]Interrupted.[/yellow]")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -102,6 +117,71 @@ def demo(
         emit(**report.as_json())
     if not report.kept_promise:
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _simulated(console: Console, settings: Settings, checker: str | None, *, keep: bool) -> Report:
+    with _folder(console, keep=keep) as folder, _prepared(stores_for(checker, folder), keep=keep) as stores:
+        introduce(console, settings, stores)
+        with console.status("Reading the flights"):
+            run = Run(settings, stores, folder)
+        with progress(console, run.supervisors) as tick:
+            run.deliver(tick)
+        with console.status("Comparing every row with the data set"):
+            report = run.compare()
+    show(console, report)
+    return report
+
+
+def over_broker(
+    console: Console,
+    settings: Settings,
+    broker: str,
+    checker: str | None,
+    *,
+    keep: bool = False,
+    restart: Callable[[], object] | None = None,
+) -> LiveReport:
+    """The run over a real broker.
+
+    Args:
+        console: where it is shown.
+        settings: how much of everything.
+        broker: the adapter's URL.
+        checker: the checker's; None: a transactional one, on SQLite.
+        keep: leave files and tables.
+        restart: kills the broker and starts it again, once in the middle.
+    """
+    # What an adapter has to say about a broker that is away is no news here.
+    logging.getLogger("idempotent").addHandler(logging.NullHandler())
+    place = place_at(broker, f"demo_flights_{secrets.token_hex(4)}", settings.batch_size)
+    with _folder(console, keep=keep) as folder, _prepared(stores_for(checker, folder), keep=keep) as stores:
+        live.introduce(console, settings, stores, place, restarts=restart is not None)
+        with console.status("Reading the flights"):
+            run = LiveRun(settings, stores, place, folder, restart)
+        place.make()
+        try:
+            with progress(console, [run]) as tick:
+                run.deliver(tick)
+            with console.status("Comparing every row with the data set"):
+                report = run.compare()
+        finally:
+            with suppress(AdapterError):
+                place.remove()
+    live.show(console, report)
+    return report
+
+
+@contextmanager
+def _prepared(stores: Stores, *, keep: bool) -> Iterator[Stores]:
+    """Tables and keys, made anew and removed at the end unless they are to be kept."""
+    stores.prepare()
+    try:
+        yield stores
+    finally:
+        if not keep:
+            # If the store is what failed, that is being reported already.
+            with suppress(StoreError):
+                stores.clean()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sqlalchemy import Column, Integer, MetaData, String, Table, select, text
+from sqlalchemy import Column, Integer, MetaData, String, Table, func, select, text
 
 from idempotent.demo.databases import engine_at
 from idempotent.demo.flights import Flight
@@ -56,3 +56,9 @@ def read_bookings(url: str, name: str) -> Iterator[Flight]:
     with engine_at(url, name) as engine, engine.connect() as connection:
         for row in connection.execution_options(yield_per=10_000).execute(select(*columns)):
             yield Flight(*row)
+
+
+def count_bookings(url: str, name: str) -> int:
+    """How many rows there are."""
+    with engine_at(url, name) as engine, engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(bookings_table(name))) or 0

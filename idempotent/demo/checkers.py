@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from idempotent.checker import AbstractIdempotentChecker
-from idempotent.checkers import SqlChecker, TransactionalSqlChecker, checker_from_url
+from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker, checker_from_url
 from idempotent.demo.databases import demo_engine
 from idempotent.demo.redis_keys import PREFIX, is_redis
 from idempotent.errors import ConfigurationError
 
-TRANSACTIONAL: Final = "transactional+"
+_IN_THE_DATABASE: Final[Mapping[str, type[TransactionalSqlChecker]]] = {
+    "transactional+": TransactionalSqlChecker,
+    "offsets+": OffsetChecker,
+}
 KEYS_TABLE: Final = "demo_deduplicate_tbl"
 # After a kill a leased checker waits for the rest of the lease; nobody wants to watch that for 30 seconds.
 LEASE_S: Final = 2.0
@@ -29,6 +33,20 @@ def demo_checker(url: str) -> AbstractIdempotentChecker:
         )
     if is_redis(url):
         return checker_from_url(url, prefix=PREFIX, lease_s=LEASE_S)
-    if url.startswith(TRANSACTIONAL):
-        return TransactionalSqlChecker(demo_engine(url.removeprefix(TRANSACTIONAL)), table=KEYS_TABLE)
+    database = database_of(url)
+    for prefix, kind in _IN_THE_DATABASE.items():
+        if url.startswith(prefix):
+            return kind(demo_engine(database), table=KEYS_TABLE)
     return SqlChecker(demo_engine(url), table=KEYS_TABLE, lease_s=LEASE_S)
+
+
+def database_of(url: str) -> str:
+    """The URL of the database in a checker's URL."""
+    for prefix in _IN_THE_DATABASE:
+        url = url.removeprefix(prefix)
+    return url
+
+
+def is_in_the_database(url: str) -> bool:
+    """Whether the checker works in the transaction of the bookings."""
+    return url.startswith(tuple(_IN_THE_DATABASE))

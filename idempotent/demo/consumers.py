@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, Engine, Table, insert
 
@@ -13,7 +14,9 @@ from idempotent.claims import Guarantee
 from idempotent.demo.bookings import bookings_table
 from idempotent.demo.checkers import demo_checker
 from idempotent.demo.databases import demo_engine
-from idempotent.demo.pipe import SUBJECT
+
+SUBJECT: Final = "flights"
+GROUP: Final = "demo"
 
 
 class Job(NamedTuple):
@@ -24,16 +27,18 @@ class Job(NamedTuple):
         database_url: where the bookings go.
         table: the bookings' table.
         batch_size: messages booked together.
+        subject: what is consumed.
     """
 
     checker_url: str | None
     database_url: str
     table: str
     batch_size: int
+    subject: str = SUBJECT
 
 
-def consume(job: Job, adapter: Adapter) -> None:
-    """Consume until the adapter has nothing left. Knows nothing of the broker behind it."""
+def consume(job: Job, adapter: Adapter, on_result: Callable[[Message, Result], object] | None = None) -> None:
+    """Consume until the adapter has nothing left, or a signal comes. Knows nothing of the broker behind it."""
     table = bookings_table(job.table)
     if job.checker_url is None:
         _consume_plainly(adapter, demo_engine(job.database_url), table, job.batch_size)
@@ -41,25 +46,26 @@ def consume(job: Job, adapter: Adapter) -> None:
     checker = demo_checker(job.checker_url)
     registry = Registry()
     if checker.guarantee is Guarantee.TRANSACTIONAL:
-        _book_in_the_checkers_transaction(registry, checker, table)
+        _book_in_the_checkers_transaction(registry, job.subject, checker, table)
     else:
-        _book_in_a_transaction_of_its_own(registry, checker, table, demo_engine(job.database_url))
-    Worker(registry, adapter, batch_size=job.batch_size).run()
+        engine = demo_engine(job.database_url)
+        _book_in_a_transaction_of_its_own(registry, job.subject, checker, table, engine)
+    Worker(registry, adapter, batch_size=job.batch_size, on_result=on_result).run()
     registry.close()
 
 
 def _book_in_the_checkers_transaction(
-    registry: Registry, checker: AbstractIdempotentChecker, bookings: Table
+    registry: Registry, subject: str, checker: AbstractIdempotentChecker, bookings: Table
 ) -> None:
-    @registry.consumer(SUBJECT, group="demo", checker=checker, batch=True)
+    @registry.consumer(subject, group=GROUP, checker=checker, batch=True)
     def book(messages: list[Message], connection: Connection) -> None:
         connection.execute(insert(bookings), [message.json() for message in messages])
 
 
 def _book_in_a_transaction_of_its_own(
-    registry: Registry, checker: AbstractIdempotentChecker, bookings: Table, engine: Engine
+    registry: Registry, subject: str, checker: AbstractIdempotentChecker, bookings: Table, engine: Engine
 ) -> None:
-    @registry.consumer(SUBJECT, group="demo", checker=checker, batch=True)
+    @registry.consumer(subject, group=GROUP, checker=checker, batch=True)
     def book(messages: list[Message]) -> None:
         with engine.begin() as connection:
             connection.execute(insert(bookings), [message.json() for message in messages])

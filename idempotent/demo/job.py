@@ -12,12 +12,13 @@ from idempotent.claims import Guarantee
 from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, read_bookings
 from idempotent.demo.broker import FlightBroker
 from idempotent.demo.consumers import Job
+from idempotent.demo.ended import ConsumerEndedError
 from idempotent.demo.flights import read_flights
 from idempotent.demo.report import Report, VariantReport
 from idempotent.demo.schedule import delivery_order, kill_points
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
-from idempotent.demo.supervisor import ConsumerEndedError, Supervisor
+from idempotent.demo.supervisor import Supervisor
 from idempotent.demo.truth import compare
 
 _STALLED_S: Final = 60.0

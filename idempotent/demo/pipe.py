@@ -11,10 +11,10 @@ from typing import IO, Any, Final, NamedTuple
 from idempotent.adapters.base import Adapter, Delivery
 from idempotent.consumer import Consumer
 from idempotent.demo.broker import Answer, Parcel
+from idempotent.demo.consumers import SUBJECT
 from idempotent.message import Message
 from idempotent.outcomes import Result
 
-SUBJECT: Final = "flights"
 _PAUSE_S: Final = 0.02
 
 

@@ -32,6 +32,11 @@ def introduce(console: Console, settings: Settings, stores: Stores) -> None:
         f"{settings.kills} times with SIGKILL. Seed {settings.seed}.",
         soft_wrap=not console.is_terminal,  # whole words on a screen, whole lines in a file
     )
+    checker_lines(console, stores)
+
+
+def checker_lines(console: Console, stores: Stores) -> None:
+    """Say which checker it is, and what it promises."""
     console.print(
         f"Checker: [bold]{stores.checker}[/bold], {_PROMISES[stores.guarantee]}.",
         soft_wrap=not console.is_terminal,
@@ -73,11 +78,12 @@ def _table(report: Report) -> Table:
     for name, attribute in (("booked again", "repeated"), ("lost", "lost"), ("strange", "strange")):
         ours, theirs = (getattr(each.comparison, attribute) for each in (first, second))
         if attribute != "strange" or ours or theirs:
-            table.add_row(name, _count(ours), _count(theirs), "0")
+            table.add_row(name, count(ours), count(theirs), "0")
     return table
 
 
-def _count(number: int) -> Text:
+def count(number: int) -> Text:
+    """A number that had better be 0."""
     return Text(f"{number:,}", style="red" if number else "green")
 
 

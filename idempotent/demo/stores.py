@@ -8,10 +8,11 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from idempotent.checkers import OffsetChecker
 from idempotent.claims import Guarantee
 from idempotent.demo import redis_keys
 from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, drop_table, make_table
-from idempotent.demo.checkers import KEYS_TABLE, TRANSACTIONAL, demo_checker
+from idempotent.demo.checkers import KEYS_TABLE, database_of, demo_checker, is_in_the_database
 from idempotent.demo.databases import engine_at
 from idempotent.errors import ConfigurationError
 from idempotent.migrations import downgrade, upgrade
@@ -35,6 +36,11 @@ class Stores:
     with_checker: str
     without_checker: str
     _own_files: tuple[str, ...]
+
+    @property
+    def counts_offsets(self) -> bool:
+        """The checker keeps no keys: a message that is sent twice is two messages to it."""
+        return self.checker == OffsetChecker.__name__
 
     @property
     def shown_url(self) -> str:
@@ -70,7 +76,7 @@ class Stores:
         if redis_keys.is_redis(self.checker_url):
             redis_keys.delete_all(self.checker_url)
             return
-        with engine_at(self.checker_url.removeprefix(TRANSACTIONAL), KEYS_TABLE) as engine:
+        with engine_at(database_of(self.checker_url), KEYS_TABLE) as engine:
             downgrade(engine, table=KEYS_TABLE)
             if make:
                 upgrade(engine, table=KEYS_TABLE)
@@ -91,14 +97,14 @@ def stores_for(checker_url: str | None, folder: Path) -> Stores:
     """
     # Two files, so that the two consumers do not wait for each other's lock.
     own = f"sqlite:///{folder / 'with-checker.sqlite3'}", f"sqlite:///{folder / 'without-checker.sqlite3'}"
-    url = checker_url or f"{TRANSACTIONAL}{own[0]}"
+    url = checker_url or f"transactional+{own[0]}"
     checker = demo_checker(url)
     checker.close()
     try:
-        is_sqlite = make_url(url.removeprefix(TRANSACTIONAL)).get_backend_name() == "sqlite"
+        is_sqlite = make_url(database_of(url)).get_backend_name() == "sqlite"
     except ArgumentError as error:
         raise ConfigurationError(f"not a URL: {url}") from error
-    database = url.removeprefix(TRANSACTIONAL) if url.startswith(TRANSACTIONAL) else own[0]
+    database = database_of(url) if is_in_the_database(url) else own[0]
     return Stores(
         checker_url=url,
         checker=type(checker).__name__,

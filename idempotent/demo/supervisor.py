@@ -16,16 +16,12 @@ from typing import Final
 
 from idempotent.demo.broker import FlightBroker
 from idempotent.demo.consumers import Job
+from idempotent.demo.ended import ConsumerEndedError, last_words
 from idempotent.demo.pipe import Reply, Request, receive, send
-from idempotent.errors import IdempotentError
+from idempotent.outcomes import Outcome
 
 _FIRST_GUESS_S: Final = 0.01
 _HUNG_UP_S: Final = 10.0
-_LAST_LINES: Final = 3
-
-
-class ConsumerEndedError(IdempotentError):
-    """The consuming process ended by itself."""
 
 
 class Supervisor:
@@ -80,6 +76,21 @@ class Supervisor:
         self.seconds = time.monotonic() - started
 
     @property
+    def expected(self) -> int:
+        """Deliveries that will be, as far as is known."""
+        return self.broker.expected
+
+    @property
+    def delivered(self) -> int:
+        """Deliveries so far."""
+        return self.broker.delivered
+
+    @property
+    def skipped(self) -> int:
+        """Duplicates among them."""
+        return self.broker.outcomes[Outcome.DUPLICATE]
+
+    @property
     def _done(self) -> bool:
         return self.broker.finished or self._stopped.is_set()
 
@@ -91,8 +102,7 @@ class Supervisor:
 
     def last_words(self) -> str:
         """The end of what the consuming processes printed, as one line."""
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        return " / ".join(lines[-_LAST_LINES:]) or "it printed nothing"
+        return last_words(self._log)
 
     def _serve(self, child: subprocess.Popen[bytes]) -> bool:
         """Answer the consumer's requests; True when it is time to kill it, False when it hangs up."""

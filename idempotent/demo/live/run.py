@@ -1,0 +1,242 @@
+"""LiveRun: two consuming processes over a real broker, what happens to them, and what they booked."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from idempotent import Registry
+from idempotent.demo.bookings import WITH_CHECKER, count_bookings, read_bookings
+from idempotent.demo.checkers import demo_checker
+from idempotent.demo.consumers import GROUP, Job
+from idempotent.demo.ended import ConsumerEndedError
+from idempotent.demo.flights import read_flights
+from idempotent.demo.live.place import Place
+from idempotent.demo.live.process import ConsumerProcess
+from idempotent.demo.live.producer import Producer
+from idempotent.demo.live.report import LiveReport
+from idempotent.demo.schedule import delivery_order, kill_points
+from idempotent.demo.settings import Settings
+from idempotent.demo.stores import Stores
+from idempotent.demo.truth import compare
+from idempotent.outcomes import Outcome
+
+_PROCESSES: Final = 2
+_LOOK_EVERY_S: Final = 0.05
+_STALLED_S: Final = 120.0
+_LONGEST_MOMENT_S: Final = 0.2
+_RESTART_AT: Final = 0.5
+_REWIND_AT: Final = 0.75
+
+
+@dataclass(slots=True)
+class _Event:
+    """Something that happens once `at` deliveries are settled; `act` says whether it could."""
+
+    at: int
+    act: Callable[[], bool]
+
+
+class LiveRun:
+    """One run.
+
+    Args:
+        settings: how much of everything.
+        stores: prepared.
+        place: made.
+        folder: for the consumers' logs.
+        restart: kills the broker and starts it again, once in the middle; None: nobody does.
+    """
+
+    name: Final = "two consumers"
+
+    def __init__(
+        self,
+        settings: Settings,
+        stores: Stores,
+        place: Place,
+        folder: Path,
+        restart: Callable[[], object] | None = None,
+    ) -> None:
+        """Read the flights."""
+        self.crashes = 0
+        self.restarts = 0
+        self.rewinds = 0
+        self.seconds = 0.0
+        self._settings = settings
+        self._stores = stores
+        self._place = place
+        self._restart = restart
+        self._rng = random.Random(f"live {settings.seed}")
+        flights = list(read_flights(settings.flights))
+        self._order = delivery_order(
+            len(flights), duplicates=0.0 if stores.counts_offsets else settings.duplicates, seed=settings.seed
+        )
+        self._producer = Producer(place, flights, self._order)
+        job = Job(stores.checker_url, stores.with_checker, WITH_CHECKER, settings.batch_size, place.subject)
+        self._consumers = [
+            ConsumerProcess(place.url, job, folder / f"consumer-{number}.log") for number in range(_PROCESSES)
+        ]
+        self._events = self._plan()
+
+    # What is shown meanwhile
+
+    @property
+    def expected(self) -> int:
+        """Deliveries that will be, as far as is known."""
+        return self.delivered if self.seconds else max(len(self._order), self.delivered + 1)
+
+    @property
+    def delivered(self) -> int:
+        """Deliveries that the consumers settled, as far as they told."""
+        return self._outcomes.total()
+
+    @property
+    def skipped(self) -> int:
+        """Duplicates among them."""
+        return self._outcomes[Outcome.DUPLICATE]
+
+    # The run
+
+    def deliver(self, on_tick: Callable[[], object]) -> None:
+        """Send, consume, kill, restart; until everything is booked and the broker is quiet.
+
+        Args:
+            on_tick: called often meanwhile.
+
+        Raises:
+            ConsumerEndedError: a consumer ended by itself, or nothing moved for two minutes.
+            AdapterError: the broker does not take the messages.
+        """
+        began = time.monotonic()
+        self._producer.start()
+        try:
+            if self._stores.counts_offsets:
+                # A message that is sent again after an error is another message to an OffsetChecker.
+                self._wait_for_producer(on_tick)
+            for consumer in self._consumers:
+                consumer.start()
+            self._consume(on_tick)
+            for consumer in self._consumers:
+                consumer.stop()
+        finally:
+            for consumer in self._consumers:
+                consumer.kill()
+            self._producer.stop()
+        self.seconds = time.monotonic() - began
+        on_tick()
+
+    def compare(self) -> LiveReport:
+        """Look what is left on the broker, and compare the bookings with the data set, row by row."""
+        truth = read_flights(self._settings.flights)
+        return LiveReport(
+            settings=self._settings,
+            stores=self._stores,
+            broker=self._place.broker,
+            broker_url=self._place.shown_url,
+            sent=len(self._order),
+            sent_again=self._producer.sent_again,
+            delivered=self.delivered,
+            processed=self._outcomes[Outcome.PROCESSED],
+            duplicates=self.skipped,
+            left=self._count_left(),
+            kills=self.crashes,
+            restarts=self.restarts,
+            rewinds=self.rewinds,
+            seconds=self.seconds,
+            comparison=compare(truth, read_bookings(self._stores.with_checker, WITH_CHECKER)),
+        )
+
+    # Private
+
+    @property
+    def _outcomes(self) -> Counter[Outcome]:
+        return sum((consumer.outcomes for consumer in self._consumers), Counter())
+
+    def _plan(self) -> list[_Event]:
+        total, settings = len(self._order), self._settings
+        events = [
+            _Event(at, self._kill_one) for at in kill_points(total, kills=settings.kills, seed=settings.seed)
+        ]
+        if self._restart is not None:
+            events.append(_Event(int(total * _RESTART_AT), self._restart_broker))
+        if self._stores.counts_offsets and self._place.can_rewind:
+            events.append(_Event(int(total * _REWIND_AT), self._rewind_offsets))
+        return sorted(events, key=lambda event: event.at)
+
+    def _wait_for_producer(self, on_tick: Callable[[], object]) -> None:
+        while not self._producer.finished:
+            on_tick()
+            time.sleep(_LOOK_EVERY_S)
+
+    def _consume(self, on_tick: Callable[[], object]) -> None:
+        settled, since = 0, time.monotonic()
+        while True:
+            on_tick()
+            time.sleep(_LOOK_EVERY_S)
+            for consumer in self._consumers:
+                consumer.check()
+            sent = self._producer.finished
+            if self.delivered != settled:
+                settled, since = self.delivered, time.monotonic()
+            quiet_s = time.monotonic() - since
+            if self._events and (settled >= self._events[0].at or (sent and quiet_s > self._place.quiet_s)):
+                if self._events[0].act():
+                    del self._events[0]
+                    since = time.monotonic()
+            elif sent and quiet_s > self._place.quiet_s and self._all_booked():
+                return
+            elif quiet_s > _STALLED_S:
+                words = "; ".join(consumer.last_words() for consumer in self._consumers)
+                raise ConsumerEndedError(f"nothing was settled for {_STALLED_S:.0f} s. {words}")
+
+    def _all_booked(self) -> bool:
+        return count_bookings(self._stores.with_checker, WITH_CHECKER) >= self._settings.flights
+
+    def _kill_one(self) -> bool:
+        """Kill one that got to work: one that dies at birth shows nothing."""
+        at_work = [consumer for consumer in self._consumers if consumer.at_work]
+        if not at_work:
+            return False
+        # It may meet a batch before its claim, half-way, or booked but not acknowledged.
+        time.sleep(self._rng.uniform(0.0, _LONGEST_MOMENT_S))
+        victim = self._rng.choice(at_work)
+        victim.kill()
+        self.crashes += 1
+        victim.start()
+        return True
+
+    def _restart_broker(self) -> bool:
+        assert self._restart is not None
+        self._restart()
+        self.restarts += 1
+        return True
+
+    def _rewind_offsets(self) -> bool:
+        for consumer in self._consumers:
+            consumer.kill()
+            self.crashes += 1
+        self._place.rewind()
+        self.rewinds += 1
+        for consumer in self._consumers:
+            consumer.start()
+        return True
+
+    def _count_left(self) -> int:
+        """What a consumer would still get."""
+        # The checker is asked too: where one keeps offsets, these are what counts.
+        checker = demo_checker(self._stores.checker_url)
+        consume = Registry().consumer(self._place.subject, group=GROUP, checker=checker)
+        adapter = self._place.adapter()
+        adapter.open([consume(lambda _: None)])
+        left, until = 0, time.monotonic() + self._place.quiet_s
+        while time.monotonic() < until:
+            left += len(adapter.receive(1000, 0.1))
+        adapter.close()
+        checker.close()
+        return left
