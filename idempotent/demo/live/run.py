@@ -30,6 +30,7 @@ _PROCESSES: Final = 2
 _LOOK_EVERY_S: Final = 0.05
 _STALLED_S: Final = 120.0
 _LONGEST_MOMENT_S: Final = 0.2
+_LEFT_S: Final = 2.0
 _RESTART_AT: Final = 0.5
 _REWIND_AT: Final = 0.75
 
@@ -234,7 +235,10 @@ class LiveRun:
         consume = Registry().consumer(self._place.subject, group=GROUP, checker=checker)
         adapter = self._place.adapter()
         adapter.open([consume(lambda _: None)])
-        left, until = 0, time.monotonic() + self._place.quiet_s
+        left, until = 0, time.monotonic() + _STALLED_S
+        while not adapter.connected and time.monotonic() < until:
+            left += len(adapter.receive(1000, 0.1))
+        until = time.monotonic() + _LEFT_S
         while time.monotonic() < until:
             left += len(adapter.receive(1000, 0.1))
         adapter.close()
