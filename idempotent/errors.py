@@ -10,11 +10,17 @@
     │   ├── StoreUnavailableError     unreachable, refused, connection lost
     │   ├── StoreBusyError            deadlock, lock wait or serialization failure: try again
     │   ├── SchemaError               the tables are missing, drifted, or somebody else's
+    │   ├── StoreReplacedError        the store is another one, or lost what it had acknowledged
     │   └── CommitUnknownError        the answer to COMMIT was lost and nothing proves either end
     ├── MessageError                  this message can never be processed as it is
     │   ├── MissingKeyError           no message id, or the key expression found nothing
     │   ├── UndecodableMessageError   the key or fingerprint expression failed on the message
     │   └── FingerprintMismatchError  the same key came with other content
+    ├── RunError                      a run cannot go on as it is
+    │   ├── RunFencedError            the run is in a state that does not allow it; mostly: others aborted it
+    │   ├── RunInputChangedError      the run was begun with other input
+    │   ├── RunConflictError          another run holds a key, and is not waited for (any longer)
+    │   └── ClaimsExpiredError        the store may have forgotten claims of the run
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
     ├── TransactionEscapedError       a handler tried to end the transaction that holds its key
     ├── DoomedTransactionError        the transaction is lost; nothing was committed, run it again
@@ -67,6 +73,10 @@ class SchemaError(StoreError):
     """The deduplication tables are missing or not as they should be."""
 
 
+class StoreReplacedError(StoreError):
+    """The store is another one, or has lost what it had acknowledged."""
+
+
 class CommitUnknownError(StoreError):
     """The connection was lost during COMMIT and nothing proves whether it happened."""
 
@@ -85,6 +95,26 @@ class UndecodableMessageError(MessageError):
 
 class FingerprintMismatchError(MessageError):
     """The same key came with other content."""
+
+
+class RunError(IdempotentError):
+    """The run cannot go on."""
+
+
+class RunFencedError(RunError):
+    """The run is in a state that does not allow this; begin it again."""
+
+
+class RunInputChangedError(RunError):
+    """The run was begun with other input: a run_id names one unit of work."""
+
+
+class RunConflictError(RunError):
+    """Another run that has not ended holds a key of this one."""
+
+
+class ClaimsExpiredError(RunError):
+    """The store may have forgotten claims of this run, so it must not be committed."""
 
 
 class DeadKeyError(IdempotentError):

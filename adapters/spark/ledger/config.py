@@ -1,0 +1,72 @@
+"""StoreConfig: where the ledger is, as plain data that travels to the executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from idempotent.checker import DEFAULT_RETENTION_S
+from idempotent.errors import ConfigurationError
+from idempotent.schema import DEFAULT_TABLE, validate_table_name
+
+DEFAULT_PREFIX: Final = "idempotent:"
+_REDIS: Final = ("redis://", "rediss://", "unix://")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """A store of runs and their claims. Picklable and hashable; connects to nothing.
+
+    Attributes:
+        url: an SQLAlchemy URL (`mysql+pymysql://`, `postgresql+psycopg://`, `sqlite:///file.db`) or `redis://`,
+            `rediss://`. Its password is not shown by `repr`.
+        table: SQL only: the key table beside which `<table>_runs` and `<table>_run_claims` stand.
+        prefix: Redis only: what the names of all keys start with.
+        retention_s: seconds that a claim is remembered. Longer than the time in which a duplicate may come, and the
+            longest run with its time as PREPARED, together.
+
+    Raises:
+        ConfigurationError: no such URL, table, prefix or duration.
+    """
+
+    url: str = field(repr=False)
+    table: str = DEFAULT_TABLE
+    prefix: str = DEFAULT_PREFIX
+    retention_s: float = DEFAULT_RETENTION_S
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without connecting."""
+        validate_table_name(self.table)
+        if not self.prefix.isprintable() or "{" in self.prefix or "}" in self.prefix:
+            raise ConfigurationError(f"prefix must be printable text without braces, not {self.prefix!r}")
+        if not self.retention_s > 0:
+            raise ConfigurationError(
+                f"retention_s must be a positive number of seconds, not {self.retention_s!r}"
+            )
+        if "://" not in self.url:
+            raise ConfigurationError(
+                "a ledger is in redis://host:6379/0 or an SQLAlchemy URL such as "
+                "postgresql+psycopg://user:password@host/db"
+            )
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether the URL is one of Redis."""
+        return self.url.startswith(_REDIS)
+
+    @property
+    def where(self) -> str:
+        """The URL without its password."""
+        try:
+            return make_url(self.url).render_as_string(hide_password=True)
+        except (ArgumentError, ValueError):
+            return self.url.split("://", 1)[0] + "://..."
+
+    def __repr__(self) -> str:
+        return (
+            f"StoreConfig({self.where!r}, table={self.table!r}, prefix={self.prefix!r}, "
+            f"retention_s={self.retention_s!r})"
+        )

@@ -1,0 +1,201 @@
+"""KeyHolding: which attempt's handler may run for a key (modes replay and effect)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from idempotent.errors import (
+    ConfigurationError,
+    RunFencedError,
+    RunInputChangedError,
+    StoreBusyError,
+    StoreReplacedError,
+)
+
+from .claiming import KeyClaiming, checked, in_parts
+from .owned import ATTEMPT_BYTES, ClaimState, Held, Hold, PendingRow
+from .runs import MICROSECONDS, RunRef, RunState
+
+_ROUNDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who acquires: a run, its epoch, one attempt of one of its tasks, and its lease in microseconds."""
+
+    token: int
+    epoch: int
+    attempt: bytes
+    lease_us: int
+
+
+class KeyHolding(KeyClaiming):
+    """Claims that are PENDING while a handler runs and DONE after it. DONE is a fact, whatever becomes of the run."""
+
+    def acquire(
+        self, ref: RunRef, epoch: int, attempt: bytes, hashes: Sequence[bytes], lease_s: float
+    ) -> list[Held]:
+        """Make keys pending for this attempt, where no other may be at work on them.
+
+        A pending claim is taken over when its lease has ended by the store's clock, its run is ABORTED, or it is of
+        this run under an older epoch (its driver is dead). May be repeated at will.
+
+        Args:
+            ref: the run; the store inserts and takes over only while it is OPEN.
+            epoch: of the run, as this driver's `begin` returned it.
+            attempt: 16 bytes that no other attempt of any task has.
+            hashes: of the keys, none twice.
+            lease_s: seconds until others may take them over, unless `renew_claims` is called.
+
+        Returns:
+            An answer for each hash, aligned.
+
+        Raises:
+            RunFencedError: the run was aborted.
+            RunInputChangedError: it is PREPARED or COMMITTED, and a key was never claimed.
+            StoreReplacedError: the store does not know the run.
+        """
+        holder = Holder(ref.token, epoch, _checked_attempt(attempt), _lease_us(lease_s))
+        pending = [key_hash for key_hash, _ in checked(hashes, [None] * len(hashes))]
+        answers: dict[bytes, Held] = {}
+        for _ in range(_ROUNDS):
+            again: list[bytes] = []
+            for part in in_parts(pending):
+                again += self._acquire_part(holder, part, answers)
+            if not again:
+                return [answers[key_hash] for key_hash in hashes]
+            pending = sorted(again)
+            explain_refusal(ref, self.state_of([ref.token])[ref.token], self.where)
+        raise StoreBusyError(f"{len(pending)} keys change hands all the time. Try again.")
+
+    def finish(
+        self, ref: RunRef, attempt: bytes, finished: Iterable[tuple[bytes, bytes | None]]
+    ) -> set[bytes]:
+        """PENDING -> DONE with the handler's result, by a CAS on the attempt. May be repeated at will.
+
+        Args:
+            ref: the run.
+            attempt: that acquired the keys.
+            finished: (hash, result or None), no hash twice.
+
+        Returns:
+            The hashes that were still this attempt's. Others have taken over the rest: their effect may have happened
+            twice, and this attempt's result is not recorded.
+        """
+        del ref  # the attempt is of one run only
+        results = sorted(finished)
+        mine: set[bytes] = set()
+        for part in in_parts(results):
+            mine |= self._finish(_checked_attempt(attempt), part)
+        return mine
+
+    def renew_claims(self, attempt: bytes, hashes: Iterable[bytes], lease_s: float) -> set[bytes]:
+        """Let the leases of pending claims end `lease_s` seconds from now. Those that are still this attempt's."""
+        mine: set[bytes] = set()
+        for part in in_parts(sorted(hashes)):
+            mine |= self._renew_pending(_checked_attempt(attempt), part, _lease_us(lease_s))
+        return mine
+
+    def give_up(self, attempt: bytes, hashes: Iterable[bytes]) -> None:
+        """Free pending claims of this attempt for the retry: their handlers raised. Finished ones stay."""
+        for part in in_parts(sorted(hashes)):
+            self._give_up(_checked_attempt(attempt), part)
+
+    def _acquire_part(
+        self, holder: Holder, hashes: Sequence[bytes], answers: dict[bytes, Held]
+    ) -> list[bytes]:
+        """Answer what can be answered; the hashes to look at again."""
+        rows = self._insert_pending(holder, hashes)
+        strangers = {row.token for row in rows.values() if _is_held(row, holder)}
+        aborted = {token for token, state in self.state_of(strangers).items() if state is RunState.ABORTED}
+        free: list[PendingRow] = []
+        for key_hash, row in rows.items():
+            if _is_held(row, holder) and _may_take_over(row, holder, aborted):
+                free.append(row)
+            else:
+                answers[key_hash] = _answer(row, holder)
+        taken = self._take_over(holder, free) if free else set()
+        for row in free:
+            if row.key_hash in taken:
+                answers[row.key_hash] = Held(Hold.MINE, holder.token, holder.attempt)
+        return [key_hash for key_hash in hashes if key_hash not in answers]
+
+    @abstractmethod
+    def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
+        """Insert pending claims of the keys that have none, iff the run is OPEN, in one atomic step. Rows of all."""
+
+    @abstractmethod
+    def _take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
+        """Make pending claims the holder's, iff attempt and lease are as seen and the run is OPEN; those that are."""
+
+    @abstractmethod
+    def _finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+        """Make claims of the attempt DONE, with their results; those that were its own."""
+
+    @abstractmethod
+    def _renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
+        """Renew pending claims of the attempt; those that were its own."""
+
+    @abstractmethod
+    def _give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
+        """Delete pending claims of the attempt."""
+
+
+def explain_refusal(ref: RunRef, state: RunState, where: str) -> None:
+    """Why the store inserted nothing for a run in this state. Returns if it is OPEN.
+
+    Raises:
+        RunFencedError: it was aborted.
+        RunInputChangedError: it has made all its claims.
+        StoreReplacedError: the store does not know it.
+    """
+    if state is RunState.OPEN:
+        return
+    if state is RunState.UNKNOWN:
+        raise StoreReplacedError(
+            f"{where} does not know {ref}: it is another store, was emptied, or forgot it"
+        )
+    if state is RunState.ABORTED:
+        raise RunFencedError(f"{ref} was aborted: its lease ended, or its driver gave it up. Begin it again")
+    raise RunInputChangedError(
+        f"{ref} is {state.name}, has made all its claims, and now meets a key that it did not claim: its input "
+        "changed, or no action went over all of it before PREPARED"
+    )
+
+
+def _is_held(row: PendingRow, holder: Holder) -> bool:
+    return row.state is ClaimState.PENDING and row.attempt != holder.attempt
+
+
+def _may_take_over(row: PendingRow, holder: Holder, aborted: set[int]) -> bool:
+    """The rule. What it saw is the condition of the change."""
+    older = row.token == holder.token and row.epoch < holder.epoch
+    return older or row.lease_until_us < row.now_us or row.token in aborted
+
+
+def _answer(row: PendingRow, holder: Holder) -> Held:
+    if row.state is ClaimState.OWNED:
+        raise ConfigurationError(
+            "a key is claimed in mode dedup and now in mode replay or effect: give each its own consumer"
+        )
+    if row.state is ClaimState.DONE:
+        return Held(Hold.DONE, row.token, row.attempt, result=row.result)
+    if row.attempt == holder.attempt:
+        return Held(Hold.MINE, row.token, row.attempt)
+    rest_s = (row.lease_until_us - row.now_us) / MICROSECONDS
+    return Held(Hold.HELD, row.token, row.attempt, lease_rest_s=rest_s)
+
+
+def _checked_attempt(attempt: bytes) -> bytes:
+    if len(attempt) != ATTEMPT_BYTES:
+        raise ValueError(f"an attempt has {ATTEMPT_BYTES} bytes")
+    return attempt
+
+
+def _lease_us(lease_s: float) -> int:
+    if not lease_s > 0:
+        raise ConfigurationError(f"lease_s must be a positive number of seconds, not {lease_s!r}")
+    return max(int(lease_s * MICROSECONDS), 1)
