@@ -1,1 +1,50 @@
 """Spark: the effect of every row happens once, however often Spark evaluates it. Importing this imports no pyspark."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .api import idempotent_batches, idempotent_foreach, idempotent_partitions, idempotent_udf
+    from .bulk import bulk_dedup
+    from .keys import key_hash
+    from .ledger import OnConflict, StoreConfig
+    from .publication import Publication
+    from .run import IdempotentRun
+    from .streaming import foreach_batch
+
+__all__ = [
+    "IdempotentRun",
+    "OnConflict",
+    "Publication",
+    "StoreConfig",
+    "bulk_dedup",
+    "foreach_batch",
+    "idempotent_batches",
+    "idempotent_foreach",
+    "idempotent_partitions",
+    "idempotent_udf",
+    "key_hash",
+]
+
+# The ledger needs no pyspark, and its users need no wait for it.
+_MODULES: Final = {
+    "IdempotentRun": "run",
+    "OnConflict": "ledger",
+    "Publication": "publication",
+    "StoreConfig": "ledger",
+    "bulk_dedup": "bulk",
+    "foreach_batch": "streaming",
+    "idempotent_batches": "api",
+    "idempotent_foreach": "api",
+    "idempotent_partitions": "api",
+    "idempotent_udf": "api",
+    "key_hash": "keys",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,120 @@
+"""The functions that make wrappers from a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from idempotent.errors import ConfigurationError
+
+from .run import IdempotentRun
+from .session import refuse_speculation
+from .udf import status_function
+from .wrappers import BatchKeyFilter, BatchReplay, Key, Keys, PartitionEffects, PartitionFilter
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+T = TypeVar("T")
+
+
+def idempotent_partitions(
+    run: IdempotentRun, *, key: Key, chunk: int | None = None
+) -> Callable[[Iterable[T]], Iterator[T]]:
+    """For `rdd.mapPartitions` (classic Spark): the rows whose keys are new to the run's consumer.
+
+    Keys must be unique in the run: rows of one key in it are all emitted. Guarantee: see `IdempotentRun`.
+
+    Args:
+        run: which claims the keys.
+        key: names of fields, or a function of a row.
+        chunk: keys in one round trip; default: the run's.
+    """
+    return PartitionFilter(run.handle.with_chunk(chunk), Keys(run.consumer, key))
+
+
+def idempotent_foreach(
+    run: IdempotentRun,
+    *,
+    key: Key,
+    handler: Callable[[Any], object],
+    chunk: int | None = None,
+    allow_speculation: bool = False,
+) -> Callable[[Iterable[Any]], None]:
+    """For `foreachPartition` of RDDs (classic) and of frames (classic and Connect): an effect for each key.
+
+    Guarantee (mode effect): when the job has succeeded, the handler has finished at least once for each key; exactly
+    once if no lease ends under a live holder and nobody dies between an effect and its record. Which row of a key is
+    handled is not decided: they are duplicates. A handler that raises fails the task, and its key is tried again.
+
+    Args:
+        run: which holds the keys.
+        key: names of fields, or a function of a row.
+        handler: has the effect; called with a row.
+        chunk: keys acquired together; default: the run's.
+        allow_speculation: although `spark.speculation` is on.
+
+    Raises:
+        ConfigurationError: speculation is on and not allowed.
+    """
+    refuse_speculation(allowed=allow_speculation)
+    return PartitionEffects(run.handle.with_chunk(chunk), Keys(run.consumer, key), handler)
+
+
+def idempotent_batches(
+    run: IdempotentRun,
+    *,
+    key: Key,
+    handler: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    mode: Literal["dedup", "replay"] = "dedup",
+    schema: StructType | None = None,
+    chunk: int | None = None,
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """For `df.mapInArrow` (classic and Connect).
+
+    - `mode="dedup"`: the rows whose keys are new. Keys must be unique in the run; `run.dedup` sees to that.
+      Guarantee: see `IdempotentRun`.
+    - `mode="replay"`: `handler(row)` for each key, and its stored result for every later row of the key: one row out
+      for each row in. Guarantee: the recorded result of a key is one; the handler's effect happens at least once.
+
+    Args:
+        run: which claims the keys.
+        key: names of columns, or a function of a row as a dict.
+        handler: replay: returns the output row as a dict of JSON values, at most 64 KB.
+        mode: see above.
+        schema: replay: of the output rows, as given to `mapInArrow`.
+        chunk: keys in one round trip; default: the run's.
+
+    Raises:
+        ConfigurationError: arguments that do not go together.
+    """
+    handle, keys = run.handle.with_chunk(chunk), Keys(run.consumer, key)
+    if mode == "dedup":
+        if handler is not None or schema is not None:
+            raise ConfigurationError('handler and schema go with mode="replay"')
+        return BatchKeyFilter(handle, keys)
+    if mode != "replay":
+        raise ConfigurationError(
+            f"mode must be dedup or replay, not {mode!r}; effects are for idempotent_foreach"
+        )
+    if handler is None or schema is None:
+        raise ConfigurationError('mode="replay" needs a handler, and the schema that mapInArrow gets')
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return BatchReplay(handle, keys, handler, to_arrow_schema(schema))
+
+
+def idempotent_udf(run: IdempotentRun, *, parts: int = 1) -> Any:
+    """A column function that says `new`, `duplicate` or `conflict` of a key. Non-deterministic to Spark.
+
+    Correct because the owner of a claim is the run: evaluated twice, it says the same. But Spark prunes a column that
+    nobody reads, and evaluates it for rows that a later `limit` drops: prefer `run.dedup`. Keys must be unique in the
+    run.
+
+    Args:
+        run: which claims the keys.
+        parts: how many columns a key has.
+    """
+    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
+
+    return arrow_udf(status_function(run.handle, parts), "string").asNondeterministic()

@@ -1,0 +1,125 @@
+"""bulk_dedup: an anti-join against the keys of committed runs in Parquet, for what outgrows a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from idempotent.errors import RunConflictError, StoreReplacedError
+
+from .deduplication import one_per_key
+from .handle import RunHandle
+from .keys import HASH_COLUMN, key_hash, with_hash
+from .ledger.base import Ledger
+from .ledger.claims import OnConflict
+from .ledger.holding import explain_refusal
+from .ledger.runs import RunState
+from .run import IdempotentRun
+from .wrappers import names_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_RUN: Final = "run"
+_LOOK_S: Final = 0.5
+
+
+def bulk_dedup(
+    df: DataFrame,
+    *,
+    claims: str,
+    key: str | Sequence[str],
+    run: IdempotentRun,
+    order_by: Sequence[str | Column] = (),
+    unique: bool = False,
+) -> DataFrame:
+    """The rows whose keys are in no committed run of the consumer, one of each key; the same in every evaluation.
+
+    The keys are kept in Parquet, 20 bytes each and in a folder for each run, instead of one by one in a store. A run
+    counts when the ledger says that it is committed. As an anti-join sees a snapshot, runs of a consumer take turns:
+    this call waits until no other is between its `bulk_dedup` and its end (or fails, as the run's `on_conflict` says).
+
+    It writes the keys of the new rows, which evaluates the frame once; use `run.publishing()` afterwards. Guarantee: see
+    `IdempotentRun`.
+
+    Args:
+        df: the frame.
+        claims: folder of the keys, of this consumer alone; made when it is missing.
+        key: columns of texts, integers, dates or bytes. A null fails the job.
+        run: the unit of work.
+        order_by: which row of a key stays, see `IdempotentRun.dedup`.
+        unique: no key is in the frame twice.
+
+    Raises:
+        RunConflictError: another run goes first, and is not waited for (any longer).
+        StoreReplacedError: the ledger does not know a run whose keys are there: they are older than its retention, or
+            of another ledger. Move their folder away, or look where it belongs.
+        RunFencedError, StoreError: see `IdempotentRun`.
+    """
+    if not run.is_committed:
+        _take_turn(run.ledger, run.handle)
+    spark = df.sparkSession
+    frame = with_hash(df, run.consumer, names_of(key))
+    if not unique:
+        frame = one_per_key(frame, order_by)
+    known = _committed_keys(spark, claims, run)
+    if known is not None:
+        frame = frame.join(known, HASH_COLUMN, "left_anti")
+    if not (run.is_prepared or run.is_committed):
+        own = f"{claims.rstrip('/')}/{_RUN}={run.handle.ref.token}"
+        frame.select(HASH_COLUMN).write.mode("overwrite").parquet(own)
+    return frame.select(*df.columns)
+
+
+def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> DataFrame | None:
+    """The keys of the other committed runs; None: there are none."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    try:
+        table = spark.read.parquet(claims)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+    tokens = {row[_RUN] for row in table.select(F.col(_RUN).cast("bigint").alias(_RUN)).distinct().collect()}
+    tokens.discard(run.handle.ref.token)
+    states = run.ledger.state_of(tokens)
+    unknown = [token for token, state in states.items() if state is RunState.UNKNOWN]
+    if unknown:
+        raise StoreReplacedError(
+            f"{run.handle.store.where} does not know {len(unknown)} runs whose keys are in {claims}, for example "
+            f"{_RUN}={unknown[0]}: they are older than the ledger's retention, or of another ledger"
+        )
+    committed = [token for token, state in states.items() if state is RunState.COMMITTED]
+    if not committed:
+        return None
+    return table.where(F.col(_RUN).cast("bigint").isin(committed)).select(HASH_COLUMN)
+
+
+def _take_turn(ledger: Ledger, handle: RunHandle) -> None:
+    """Wait until this run owns the consumer's turn, a claim that whoever comes next takes over from who has ended."""
+    turn = key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
+    deadline = time.monotonic() + handle.wait_s
+    while True:
+        (owner,) = ledger.claim(handle.ref, [turn])
+        if owner is None:
+            # The store claims for OPEN runs only: this one has ended, or never had its turn.
+            state = ledger.state_of([handle.ref.token])[handle.ref.token]
+            explain_refusal(handle.ref, state, handle.store.where)
+            continue
+        if owner.token == handle.ref.token:
+            return
+        state = ledger.state_of([owner.token])[owner.token]
+        if state in (RunState.COMMITTED, RunState.ABORTED):
+            ledger.steal(handle.ref, owner.token, [turn])
+            continue
+        if ledger.abort_lapsed(owner.token):
+            continue
+        if handle.on_conflict is not OnConflict.WAIT or time.monotonic() > deadline:
+            raise RunConflictError(
+                f"another run of consumer {handle.ref.consumer!r} is {state.name} and has the turn; {handle.ref} waits "
+                "for it no longer"
+            )
+        time.sleep(_LOOK_S)

@@ -1,0 +1,16 @@
+"""Chunks: rows in slices that make one round trip each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def chunks(rows: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of at most `size` rows, in order; the last may be shorter."""
+    source = iter(rows)
+    while part := list(islice(source, size)):
+        yield part

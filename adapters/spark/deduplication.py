@@ -1,0 +1,53 @@
+"""One row for each key of a frame, chosen the same way in every evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from idempotent.errors import ConfigurationError
+
+from .filtering import PAYLOAD_COLUMN
+from .keys import HASH_COLUMN, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_STAYS: Final = "_idem_stays"
+_UNSORTABLE: Final = ("map", "variant")
+
+
+def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
+    """The first row of each key by `order_by`; rows that are equal in it, by all their columns.
+
+    With `PAYLOAD_COLUMN`, also the rows of a key whose payload is not the first one's.
+
+    Raises:
+        ConfigurationError: there is no order, because of maps among the columns.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    rest = [name for name, kind in df.dtypes if name != HASH_COLUMN and not _is_unsortable(kind)]
+    if len(rest) + 1 < len(df.columns) and not order_by:
+        raise ConfigurationError(
+            "maps and variants have no order: name columns in order_by that decide which row of a key stays"
+        )
+    order = [F.col(quoted(each)) if isinstance(each, str) else each for each in order_by]
+    ties = [F.col(quoted(name)) for name in rest]
+    window = Window.partitionBy(HASH_COLUMN).orderBy(*order, *ties)
+    stays = F.row_number().over(window) == 1
+    if PAYLOAD_COLUMN in df.columns:
+        stays |= F.first(PAYLOAD_COLUMN).over(window) != F.col(PAYLOAD_COLUMN)
+    return df.withColumn(_STAYS, stays).where(_STAYS).drop(_STAYS)
+
+
+def with_payload(df: DataFrame, payload: Sequence[str]) -> DataFrame:
+    """The frame with a fingerprint of these columns in `PAYLOAD_COLUMN`."""
+    from pyspark.sql import functions as F
+
+    return df.withColumn(PAYLOAD_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in payload)))
+
+
+def _is_unsortable(kind: str) -> bool:
+    return any(word in kind for word in _UNSORTABLE)

@@ -1,0 +1,108 @@
+"""Key hashes: the same 20 bytes for the same key, whether Spark's JVM computes them or Python does."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from idempotent.errors import ConfigurationError, MissingKeyError
+
+from .ledger.owned import HASH_BYTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+HASH_COLUMN: Final = "_idem_key"
+"""The column that carries key hashes between Spark's stages."""
+
+_JVM_TYPES: Final = frozenset({"string", "binary", "tinyint", "smallint", "int", "bigint", "date"})
+
+
+def key_hash(consumer: str, parts: Sequence[Any]) -> bytes:
+    """The hash of one key.
+
+    SHA-256, cut to 20 bytes, over the consumer and the parts, each as a netstring: its length in bytes, a colon, the
+    bytes (https://cr.yp.to/proto/netstrings.txt). The number 7 and the text "7" are the same key.
+
+    Args:
+        consumer: whose key it is.
+        parts: texts, bytes, integers and dates.
+
+    Raises:
+        MissingKeyError: a part is None.
+        ConfigurationError: a part is of another type.
+    """
+    digest = _prefix(consumer).copy()
+    for part in parts:
+        digest.update(_netstring(_encoded(part)))
+    return digest.digest()[:HASH_BYTES]
+
+
+def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
+    """The frame with the hash of its key in `HASH_COLUMN`, computed in the JVM. A null key fails the job.
+
+    Raises:
+        ConfigurationError: no such column, or one whose texts are not the same everywhere, such as a float.
+    """
+    from pyspark.sql import functions as F
+
+    types = dict(df.dtypes)
+    for name in key:
+        if name not in types:
+            raise ConfigurationError(f"no column {name!r} for the key; there are {', '.join(types)}")
+        if types[name] not in _JVM_TYPES:
+            raise ConfigurationError(
+                f"column {name!r} is of type {types[name]}, which has more than one text for the same value: "
+                "cast it to string first, in the form that you want to compare"
+            )
+    if not key:
+        raise ConfigurationError("a key has at least one column")
+
+    def netstring(data: Column) -> Column:
+        return F.concat(F.encode(F.concat(F.octet_length(data).cast("string"), F.lit(":")), "utf-8"), data)
+
+    def encoded(name: str) -> Column:
+        column = F.col(quoted(name))
+        if types[name] == "binary":
+            return netstring(column)
+        return netstring(F.encode(column.cast("string"), "utf-8"))
+
+    head = F.lit(bytearray(_netstring(consumer.encode())))
+    whole = F.concat(head, *(encoded(name) for name in key))
+    hashed = F.substring(F.unhex(F.sha2(whole, 256)), 1, HASH_BYTES)
+    null_key = F.raise_error(F.lit(f"null key: a row has no value in one of {', '.join(key)}"))
+    return df.withColumn(HASH_COLUMN, F.coalesce(hashed, null_key.cast("binary")))
+
+
+def quoted(name: str) -> str:
+    """A column's name, whatever is in it."""
+    return f"`{name.replace('`', '``')}`"
+
+
+@lru_cache(maxsize=8)
+def _prefix(consumer: str) -> hashlib._Hash:
+    return hashlib.sha256(_netstring(consumer.encode()))
+
+
+def _netstring(data: bytes) -> bytes:
+    return b"%d:%b" % (len(data), data)
+
+
+def _encoded(part: Any) -> bytes:
+    if isinstance(part, str):
+        return part.encode()
+    if isinstance(part, (bytes, bytearray)):
+        return bytes(part)
+    if isinstance(part, int) and not isinstance(part, bool):
+        return str(part).encode()
+    if type(part) is datetime.date:
+        return part.isoformat().encode()
+    if part is None:
+        raise MissingKeyError("null key: a row has no value in a part of its key")
+    raise ConfigurationError(
+        f"a key is made of texts, bytes, integers and dates, not of {type(part).__name__}: "
+        "turn it into the text that you want to compare"
+    )

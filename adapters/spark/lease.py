@@ -1,0 +1,47 @@
+"""RunLease: a driver's thread that shows that its run is alive."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from idempotent.errors import IdempotentError
+
+from .ledger.base import Ledger
+from .ledger.runs import RunRef
+
+log = logging.getLogger(__name__)
+_TIMES_A_LEASE: Final = 3
+
+
+class RunLease:
+    """Renews a run's lease three times a lease, until it is stopped or the run is over.
+
+    Args:
+        ledger: where the run is; safe for threads.
+        ref: the run.
+        lease_s: seconds of one lease.
+    """
+
+    def __init__(self, ledger: Ledger, ref: RunRef, lease_s: float) -> None:
+        """Begin."""
+        self._ledger = ledger
+        self._ref = ref
+        self._lease_s = lease_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idempotent-run-lease", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._lease_s / _TIMES_A_LEASE):
+            try:
+                self._ledger.renew(self._ref, self._lease_s)
+            except IdempotentError as error:
+                # Nothing is decided here: whether the run was aborted meanwhile is asked when it publishes.
+                log.warning("run_not_renewed", extra={"run": str(self._ref), "error": str(error)})

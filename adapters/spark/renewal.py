@@ -1,0 +1,88 @@
+"""Renewal: a thread that keeps leases alive, and knows when it could not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from idempotent.errors import StoreError
+
+log = logging.getLogger(__name__)
+_TIMES_A_LEASE: Final = 3
+
+
+class Renewal:
+    """Renews the leases of keys that were just acquired, three times a lease.
+
+    Args:
+        renew: renews these keys; returns those that are still ours.
+        hashes: of the keys.
+        lease_s: seconds of one lease.
+    """
+
+    def __init__(self, renew: Callable[[set[bytes]], set[bytes]], hashes: set[bytes], lease_s: float) -> None:
+        """Their leases began a moment ago."""
+        self._renew_keys = renew
+        self._hashes = hashes
+        self._lease_s = lease_s
+        self._safe_until = time.monotonic() + lease_s - lease_s / _TIMES_A_LEASE
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idempotent-renewal", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+        self.stop()
+
+    @property
+    def outstanding(self) -> set[bytes]:
+        """Keys that are still ours and not forgotten."""
+        return set(self._hashes)
+
+    def holds(self, key_hash: bytes) -> bool:
+        """Whether the key is ours for at least a third of a lease from now, asking the store if that is not sure.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if time.monotonic() > self._safe_until:
+            self._renew()
+        return key_hash in self._hashes
+
+    def forget(self, key_hash: bytes) -> None:
+        """Nothing to renew any more."""
+        with self._lock:
+            self._hashes.discard(key_hash)
+
+    def stop(self) -> None:
+        """Renew nothing more."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._lease_s / _TIMES_A_LEASE):
+            try:
+                self._renew()
+            except StoreError as error:
+                # The next one may do it; until then `holds` asks by itself.
+                log.warning("claims_not_renewed", extra={"error": str(error)})
+
+    def _renew(self) -> None:
+        with self._lock:
+            if not self._hashes:
+                return
+            asked = time.monotonic()
+            self._hashes &= self._renew_keys(set(self._hashes))
+            self._safe_until = asked + self._lease_s - self._lease_s / _TIMES_A_LEASE
