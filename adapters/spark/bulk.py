@@ -40,8 +40,8 @@ def bulk_dedup(
     counts when the ledger says that it is committed. As an anti-join sees a snapshot, runs of a consumer take turns:
     this call waits until no other is between its `bulk_dedup` and its end (or fails, as the run's `on_conflict` says).
 
-    It writes the keys of the new rows, which evaluates the frame once; use `run.publishing()` afterwards. Guarantee: see
-    `IdempotentRun`.
+    It writes the keys of the new rows, which evaluates the frame once; use `run.publishing()` afterwards.
+    Guarantee: see `IdempotentRun`.
 
     Args:
         df: the frame.

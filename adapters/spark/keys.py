@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -98,7 +98,7 @@ def _encoded(part: Any) -> bytes:
         return bytes(part)
     if isinstance(part, int) and not isinstance(part, bool):
         return str(part).encode()
-    if type(part) is datetime.date:
+    if type(part) is dt.date:
         return part.isoformat().encode()
     if part is None:
         raise MissingKeyError("null key: a row has no value in a part of its key")

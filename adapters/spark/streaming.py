@@ -39,8 +39,8 @@ def foreach_batch(
     resumed then; one that is committed is not handled again.
 
     A new checkpoint counts batches from 0 again. To a sink that knows these numbers that is an error, not a batch that
-    was done: give the new checkpoint a new `sink_id`, or a store of its own. It is told by the query's id, which lives in
-    the checkpoint; on Spark Connect, where tasks and driver do not see it, by a checksum over the rows.
+    was done: give the new checkpoint a new `sink_id`. It is told by the query's id, which lives in the checkpoint; on
+    Spark Connect, which does not say it, by a checksum over the rows.
 
     Guarantee: that of `IdempotentRun`, if what `handler` does is idempotent by `publication.run_id`.
 
