@@ -36,6 +36,9 @@ DEFAULT_TABLE: Final = "deduplicate_tbl"
 MAX_TABLE_NAME: Final = 40
 """Longest table name in characters: ``ix_<table>_failures_expires_at`` has to fit PostgreSQL's 63."""
 
+OUTPUT_REF_LENGTH: Final = 1000
+"""Width of ``output_ref``, where the output of a run is, in characters."""
+
 KEY_TEXT_LENGTH: Final = 255
 """Width of ``k``, the readable text of a key, in characters. The key itself is ``key_hash``."""
 
@@ -59,6 +62,19 @@ class DedupTables:
     keys: Table
     failures: Table
     offsets: Table
+
+
+@dataclass(frozen=True, slots=True)
+class RunTables:
+    """The tables of one run ledger. They share nothing with the keys but the beginning of their names.
+
+    Attributes:
+        runs: one row a generation of a run.
+        claims: one row a key that a run has claimed.
+    """
+
+    runs: Table
+    claims: Table
 
 
 def validate_table_name(name: str) -> str:
@@ -85,6 +101,16 @@ def offsets_name(table: str) -> str:
     return f"{table}_offsets"
 
 
+def runs_name(table: str) -> str:
+    """Name of the table of runs that belongs to `table`."""
+    return f"{table}_runs"
+
+
+def run_claims_name(table: str) -> str:
+    """Name of the table of runs' claims that belongs to `table`."""
+    return f"{table}_run_claims"
+
+
 def version_name(table: str) -> str:
     """Name of the table in which the packaged migrations note the revision of `table`."""
     return f"{table}_alembic_version"
@@ -107,6 +133,18 @@ def dedup_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> DedupTables:
     )
 
 
+def run_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> RunTables:
+    """Define the tables of the run ledger beside `table` in `metadata`, or find them there from an earlier call.
+
+    Only Spark needs them. Raises what `dedup_tables` raises.
+    """
+    validate_table_name(table)
+    return RunTables(
+        runs=_runs(metadata, runs_name(table)),
+        claims=_run_claims(metadata, run_claims_name(table)),
+    )
+
+
 def _keys(metadata: MetaData, name: str) -> Table:
     table = _table(
         metadata,
@@ -121,6 +159,7 @@ def _keys(metadata: MetaData, name: str) -> Table:
         Column("result", LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=True),
         Column("update_at", BigInteger, nullable=False),
         Column("expires_at", BigInteger, nullable=False),
+        Index(f"ix_{name}_expires_at", "expires_at"),
     )
     # Every key is updated once: room on the page keeps that update out of the indexes. An event, because
     # SQLAlchemy 2.0 has no table option for it.
@@ -139,6 +178,7 @@ def _failures(metadata: MetaData, name: str) -> Table:
         Column("last_error", _text(ERROR_TEXT_LENGTH), nullable=False),
         Column("update_at", BigInteger, nullable=False),
         Column("expires_at", BigInteger, nullable=False),
+        Index(f"ix_{name}_expires_at", "expires_at"),
     )
 
 
@@ -154,20 +194,58 @@ def _offsets(metadata: MetaData, name: str) -> Table:
     )
 
 
-def _table(metadata: MetaData, name: str, *columns: SchemaItem) -> Table:
+def _runs(metadata: MetaData, name: str) -> Table:
+    return _table(
+        metadata,
+        name,
+        Column("token", BigInteger, nullable=False, autoincrement=False),
+        Column("run_hash", _binary(20), nullable=False),
+        Column("generation", Integer, nullable=False),
+        Column("k", _text(KEY_TEXT_LENGTH), nullable=False),
+        Column("state", SmallInteger, nullable=False),
+        Column("epoch", Integer, nullable=False),
+        Column(
+            "fingerprint", LargeBinary().with_variant(mysql.VARBINARY(64), "mysql", "mariadb"), nullable=True
+        ),
+        Column("output_ref", _text(OUTPUT_REF_LENGTH), nullable=True),
+        Column("lease_until", BigInteger, nullable=False),
+        Column("began_at", BigInteger, nullable=False),
+        Column("update_at", BigInteger, nullable=False),
+        Column("ended_at", BigInteger, nullable=True),
+        Index(f"uq_{name}_generation", "run_hash", "generation", unique=True),
+        Index(f"ix_{name}_ended_at", "ended_at"),
+        key="token",
+    )
+
+
+def _run_claims(metadata: MetaData, name: str) -> Table:
+    return _table(
+        metadata,
+        name,
+        Column("key_hash", _binary(20), nullable=False),
+        Column("run", BigInteger, nullable=False),
+        Column("state", SmallInteger, nullable=False),
+        Column("epoch", Integer, nullable=True),
+        Column("attempt", _binary(16), nullable=True),
+        Column("lease_until", BigInteger, nullable=True),
+        Column("fingerprint", _binary(8), nullable=True),
+        Column("result", LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=True),
+        Index(f"ix_{name}_run", "run"),
+    )
+
+
+def _table(metadata: MetaData, name: str, *columns: SchemaItem, key: str = "key_hash") -> Table:
     known = metadata.tables.get(name)
     if known is not None:
         if _OURS in known.info:
             return known
         raise ConfigurationError(f"the metadata has another table {name!r}: choose a name with table=")
-    expires = any(isinstance(column, Column) and column.name == "expires_at" for column in columns)
     return Table(
         name,
         metadata,
         *columns,
         # Named, so that an application's naming convention does not change what is created.
-        PrimaryKeyConstraint("key_hash", name=f"pk_{name}"),
-        *([Index(f"ix_{name}_expires_at", "expires_at")] if expires else []),
+        PrimaryKeyConstraint(key, name=f"pk_{name}"),
         schema=BLANK_SCHEMA,
         info={_OURS: True},
         mysql_engine="InnoDB",

@@ -1,12 +1,17 @@
 """Create, change, check and remove the deduplication tables.
 
 Either the library runs the migrations (`upgrade`), or the application's own Alembic history does
-(`create_dedup_table`, `drop_dedup_table`). A checker never creates or alters tables by itself.
+(`create_dedup_table`, `create_run_tables`, and back). A checker never creates or alters tables by itself.
 """
 
 from idempotent.migrations.autogenerate import ignore_dedup_tables
 from idempotent.migrations.drift import Drift, DriftKind, check
-from idempotent.migrations.own_history import create_dedup_table, drop_dedup_table
+from idempotent.migrations.own_history import (
+    create_dedup_table,
+    create_run_tables,
+    drop_dedup_table,
+    drop_run_tables,
+)
 from idempotent.migrations.runner import current, downgrade, upgrade
 
 __all__ = [
@@ -14,9 +19,11 @@ __all__ = [
     "DriftKind",
     "check",
     "create_dedup_table",
+    "create_run_tables",
     "current",
     "downgrade",
     "drop_dedup_table",
+    "drop_run_tables",
     "ignore_dedup_tables",
     "upgrade",
 ]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from idempotent.schema import DEFAULT_TABLE, failures_name, offsets_name, validate_table_name, version_name
+from idempotent.schema import (
+    DEFAULT_TABLE,
+    failures_name,
+    offsets_name,
+    run_claims_name,
+    runs_name,
+    validate_table_name,
+    version_name,
+)
 
 IncludeObject = Callable[[Any, str | None, Any, bool, Any], bool]
 """The shape of Alembic's ``include_object`` hook: object, name, type, reflected, compare_to."""
@@ -23,7 +31,14 @@ def ignore_dedup_tables(*tables: str, include_object: IncludeObject | None = Non
     ours = {
         name
         for table in map(validate_table_name, tables or (DEFAULT_TABLE,))
-        for name in (table, failures_name(table), offsets_name(table), version_name(table))
+        for name in (
+            table,
+            failures_name(table),
+            offsets_name(table),
+            runs_name(table),
+            run_claims_name(table),
+            version_name(table),
+        )
     }
 
     def hook(item: Any, name: str | None, type_: Any, reflected: bool, compare_to: Any) -> bool:  # noqa: FBT001 - Alembic calls it so

@@ -14,7 +14,7 @@ from sqlalchemy.engine.reflection import Inspector
 
 from idempotent.errors import SchemaError
 from idempotent.migrations.store import connect
-from idempotent.schema import DEFAULT_TABLE, dedup_tables
+from idempotent.schema import DEFAULT_TABLE, dedup_tables, run_tables, version_name
 
 _QMQ_COLUMNS = {"id", "k", "update_at"}
 
@@ -56,13 +56,19 @@ def check(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> list[Dri
     """Compare the tables in the store at `target` with what this version of the library expects.
 
     Empty when they are equal. Reads only. An index that is not unique, or a storage parameter, that somebody
-    added is no drift.
+    added is no drift, nor that an application's own history made no run ledger.
 
     Raises ConfigurationError for an invalid name or database, and the database's own errors.
     """
     metadata = MetaData()
     dedup_tables(metadata, table)
     with connect(target) as connection:
+        ledger = MetaData()
+        run_tables(ledger, table)
+        existing = set(inspect(connection).get_table_names())
+        without_runs = table in existing and not existing & {version_name(table), *ledger.tables}
+        if not without_runs:
+            run_tables(metadata, table)
         return compare(connection, metadata)
 
 

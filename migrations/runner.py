@@ -16,10 +16,12 @@ from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations.drift import refuse_foreign
 from idempotent.migrations.store import connect, exclusive
 from idempotent.migrations.versions import r0001_create_tables as first
+from idempotent.migrations.versions import r0002_create_run_tables as second
 from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
 
 HEAD: Final = "head"
 BASE: Final = "base"
+_REVISIONS: Final = (first, second)
 
 
 def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = HEAD) -> None:
@@ -39,7 +41,7 @@ def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision:
     with exclusive(target, table) as connection:
         # Private, but what Alembic's own upgrade command calls; its public form needs process-wide proxies.
         steps = partial(script._upgrade_revs, revision)  # noqa: SLF001
-        run(_context(connection, table, script, steps), table)
+        run(_context(connection, table, script, steps), table, upto=revision)
 
 
 def downgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = BASE) -> None:
@@ -56,7 +58,7 @@ def downgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revisio
         steps = partial(script._downgrade_revs, revision)  # noqa: SLF001 - as in upgrade
         context = _context(connection, table, script, steps)
         if context.get_current_heads():
-            run(context, table)
+            run(context, table, upto=BASE)
         if not context.get_current_heads():
             Table(version_name(table), MetaData()).drop(connection, checkfirst=True)
 
@@ -81,10 +83,16 @@ def options(table: str) -> dict[str, Any]:
     return {"version_table": version_name(table)}
 
 
-def run(context: MigrationContext, table: str) -> None:
-    """Run the steps of `context`. A store without a revision is empty or holds what the first one makes."""
-    if context.as_sql or not context.get_current_heads():
-        refuse_foreign(context, first.tables(table))
+def run(context: MigrationContext, table: str, *, upto: str = HEAD) -> None:
+    """Run the steps of `context`. What revisions up to `upto` are to make is not there yet, or is what they make."""
+    heads = () if context.as_sql else context.get_current_heads()
+    wanted = MetaData()
+    for revision in _REVISIONS:
+        missing = all(revision.revision > head for head in heads)
+        if missing and (upto == HEAD or revision.revision <= upto) and upto != BASE:
+            for definition in revision.tables(table).tables.values():
+                definition.to_metadata(wanted)
+    refuse_foreign(context, wanted)
     context.run_migrations(op=Operations(context), table=table)
 
 

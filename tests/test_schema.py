@@ -8,7 +8,16 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, inspect, text
 
 from idempotent.errors import ConfigurationError
-from idempotent.schema import DEFAULT_TABLE, dedup_tables, failures_name, validate_table_name, version_name
+from idempotent.schema import (
+    DEFAULT_TABLE,
+    dedup_tables,
+    failures_name,
+    run_claims_name,
+    run_tables,
+    runs_name,
+    validate_table_name,
+    version_name,
+)
 
 DECISION = Path(__file__).parent.parent / "docs/decisions/0002-times-are-microseconds.md"
 NOON_UTC = 1_760_961_600_123_456  # 2025-10-20 12:00:00.123456
@@ -77,6 +86,7 @@ def test_the_longest_name_leaves_room_for_every_name_made_from_it():
     longest = "a" * 40
     metadata = MetaData()
     dedup_tables(metadata, longest)
+    run_tables(metadata, longest)
     made = [version_name(longest) + "_pkc"]
     for table in metadata.tables.values():
         made += [table.name, str(table.primary_key.name), *(str(index.name) for index in table.indexes)]
@@ -87,6 +97,11 @@ def test_both_tables_follow_the_name():
     tables = dedup_tables(MetaData(), "mine")
     assert (tables.keys.name, tables.failures.name) == ("mine", failures_name("mine"))
     assert dedup_tables(MetaData()).keys.name == DEFAULT_TABLE == "deduplicate_tbl"
+
+
+def test_the_run_ledger_has_two_tables_beside_them():
+    tables = run_tables(MetaData(), "mine")
+    assert (tables.runs.name, tables.claims.name) == (runs_name("mine"), run_claims_name("mine"))
 
 
 def test_the_pair_of_tables_is_frozen():
@@ -170,6 +185,7 @@ def test_sqlite_needs_no_second_tree_for_the_key(tmp_path):
     engine = create_engine(f"sqlite:///{tmp_path}/s.db")
     metadata = MetaData()
     dedup_tables(metadata)
+    run_tables(metadata)
     with engine.begin() as connection:
         metadata.create_all(connection)
         statements = (

@@ -19,10 +19,25 @@ MAX_KEYS: Final = 1000
 _NO_SCRIPT = redis.exceptions.NoScriptError
 
 
-class Script:
-    """A Lua file of this folder, the layout where it asks for it."""
+class Lua:
+    """A program for the server, and the name under which the server keeps it.
+
+    Args:
+        text: the program.
+    """
 
     __slots__ = ("sha", "source")
+
+    def __init__(self, text: str) -> None:
+        """Hash it once."""
+        self.source: Final = text.encode()
+        self.sha: Final = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
+class Script(Lua):
+    """A Lua file of this folder, the layout where it asks for it."""
+
+    __slots__ = ()
 
     def __init__(self, name: str, *, lease_us: int = 0, retention_us: int = 0) -> None:
         """Read it from the package.
@@ -42,8 +57,7 @@ class Script:
             f"local LEASE, RETENTION, REMEMBER_MS = {lease_us}, {retention_us}, '{remember_ms}'\n"
             f"local REASON = [[{UNKNOWN_EFFECT}]]\n"
         )
-        self.source: Final = (constants + text).encode()
-        self.sha: Final = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+        super().__init__(constants + text)
 
 
 class RedisStore:
@@ -64,7 +78,7 @@ class RedisStore:
         self._execute: Callable[..., Any] = client.execute_command
         self._options: dict[str, Any] = {redis.client.NEVER_DECODE: True} if decodes(client) else {}
 
-    def run(self, script: Script, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
+    def run(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         """Run a script over keys of one slot.
 
         A lost answer is asked for again, once, unless the client does that itself: every script of ours may run
@@ -84,7 +98,7 @@ class RedisStore:
         except REDIS_ERRORS as error:
             raise as_store_error(error, self.where) from error
 
-    def run_many(self, script: Script, names: Sequence[bytes], bodies: Sequence[bytes]) -> list[Any]:
+    def run_many(self, script: Lua, names: Sequence[bytes], bodies: Sequence[bytes]) -> list[Any]:
         """Run a script over any keys, with one argument each, and put its answers in their order.
 
         Raises:
@@ -126,7 +140,7 @@ class RedisStore:
         except REDIS_ERRORS as error:
             raise as_store_error(error, self.where) from error
 
-    def _again(self, script: Script, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
+    def _again(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         with self.edge():
             # EVAL, which loads the script too: between SCRIPT LOAD and EVALSHA it might be flushed again.
             return self._execute("EVAL", script.source, len(names), *names, *arguments, **self._options)

@@ -16,7 +16,13 @@ def bare(sql_store):
     yield ["--url", sql_store.url, "--table", table]
     engine = create_engine(sql_store.url)
     with engine.begin() as connection:
-        for name in (table, f"{table}_failures", f"{table}_alembic_version"):
+        for name in (
+            table,
+            f"{table}_failures",
+            f"{table}_runs",
+            f"{table}_run_claims",
+            f"{table}_alembic_version",
+        ):
             connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
     engine.dispose()
 
@@ -24,10 +30,10 @@ def bare(sql_store):
 def test_upgrade_makes_the_tables_and_is_a_no_op_after_that(cli, bare):
     answer = cli("migrate", "upgrade", *bare, "--json")
     assert answer.code == 0
-    assert answer.line == {"table": bare[3], "before": None, "revision": "0001"}
+    assert answer.line == {"table": bare[3], "before": None, "revision": "0002"}
     assert "Up to date" in cli("migrate", "upgrade", *bare).out
     assert cli("migrate", "check", *bare).code == 0
-    assert cli("migrate", "current", *bare, "--json").line == {"table": bare[3], "revision": "0001"}
+    assert cli("migrate", "current", *bare, "--json").line == {"table": bare[3], "revision": "0002"}
 
 
 def test_current_without_tables_is_none(cli, bare):

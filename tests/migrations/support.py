@@ -11,7 +11,15 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, func, insert, inspect, select, text
 
-from idempotent.schema import dedup_tables, failures_name, offsets_name, version_name
+from idempotent.schema import (
+    dedup_tables,
+    failures_name,
+    offsets_name,
+    run_claims_name,
+    run_tables,
+    runs_name,
+    version_name,
+)
 
 
 def names(engine, table):
@@ -19,12 +27,24 @@ def names(engine, table):
 
 
 def everything(table):
-    return sorted([table, failures_name(table), offsets_name(table), version_name(table)])
+    return sorted([*first(table), *second(table), version_name(table)])
 
 
-def expected(table):
+def first(table):
+    """What revision 0001 makes."""
+    return [table, failures_name(table), offsets_name(table)]
+
+
+def second(table):
+    """What revision 0002 makes."""
+    return [run_claims_name(table), runs_name(table)]
+
+
+def expected(table, *, runs=True):
     metadata = MetaData()
     dedup_tables(metadata, table)
+    if runs:
+        run_tables(metadata, table)
     return metadata
 
 

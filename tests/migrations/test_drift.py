@@ -17,7 +17,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 
 from idempotent.migrations import Drift, DriftKind, check, current, upgrade
-from idempotent.schema import failures_name, offsets_name
+from idempotent.schema import failures_name, offsets_name, run_claims_name, runs_name
 from tests.migrations.support import expected, names, scratch
 
 
@@ -26,6 +26,8 @@ def test_says_what_is_missing(url, table):
         f"{table}: missing table: run the migrations",
         f"{table}_failures: missing table: run the migrations",
         f"{table}_offsets: missing table: run the migrations",
+        f"{table}_runs: missing table: run the migrations",
+        f"{table}_run_claims: missing table: run the migrations",
     ]
 
 
@@ -35,6 +37,37 @@ def test_one_table_missing(url, engine, table):
     assert [(d.kind, d.table) for d in check(url, table=table)] == [
         (DriftKind.MISSING_TABLE, f"{table}_failures")
     ]
+
+
+def test_an_own_history_without_the_run_ledger_is_no_drift(url, engine, table):
+    expected(table, runs=False).create_all(engine)
+    assert check(url, table=table) == []
+
+
+def test_one_of_the_ledgers_two_tables_missing(url, engine, table):
+    expected(table).create_all(engine)
+    expected(table).tables[run_claims_name(table)].drop(engine)
+    assert [(d.kind, d.table) for d in check(url, table=table)] == [
+        (DriftKind.MISSING_TABLE, run_claims_name(table))
+    ]
+
+
+def test_a_store_at_the_first_revision_lacks_the_run_ledger(url, table):
+    upgrade(url, table=table, revision="0001")
+    assert [(d.kind, d.table) for d in check(url, table=table)] == [
+        (DriftKind.MISSING_TABLE, runs_name(table)),
+        (DriftKind.MISSING_TABLE, run_claims_name(table)),
+    ]
+
+
+def test_a_missing_index_of_the_ledger(url, engine, table):
+    upgrade(url, table=table)
+    indexes = expected(table).tables[runs_name(table)].indexes
+    next(index for index in indexes if index.unique).drop(engine)
+    (drift,) = check(url, table=table)
+    assert str(drift) == (
+        f"{table}_runs.uq_{table}_runs_generation: missing index: on (run_hash, generation)"
+    )
 
 
 def test_a_missing_column(url, engine, table):

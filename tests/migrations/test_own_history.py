@@ -7,8 +7,10 @@ from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations import (
     check,
     create_dedup_table,
+    create_run_tables,
     current,
     drop_dedup_table,
+    drop_run_tables,
     ignore_dedup_tables,
     upgrade,
 )
@@ -19,6 +21,7 @@ from tests.migrations.support import (
     differences,
     everything,
     expected,
+    first,
     names,
     operations,
     rows,
@@ -30,8 +33,29 @@ class TestOwnHistory:
     def test_creates_what_the_library_creates(self, url, engine, table):
         with operations(engine):
             create_dedup_table(table=table)
+        assert names(engine, table) == sorted(first(table))
+        assert check(url, table=table) == []
+        assert differences(engine, expected(table, runs=False), table) == []
+
+    def test_the_run_ledger_comes_with_a_step_of_its_own(self, url, engine, table):
+        with operations(engine):
+            create_dedup_table(table=table)
+        add_key(engine, table)
+        with operations(engine):
+            create_run_tables(table=table)
         assert check(url, table=table) == []
         assert differences(engine, expected(table), table) == []
+        with operations(engine):
+            create_run_tables(table=table)  # equal ones are kept
+            drop_run_tables(table=table)
+        assert names(engine, table) == sorted(first(table))
+        assert rows(engine, table) == 1
+
+    def test_the_run_ledger_refuses_a_foreign_table(self, engine, table):
+        Table(f"{table}_runs", MetaData(), Column("id", Integer, primary_key=True)).create(engine)
+        with operations(engine), pytest.raises(SchemaError, match="missing column"):
+            create_run_tables(table=table)
+        assert names(engine, table) == [f"{table}_runs"]
 
     def test_drops_it_again(self, engine, table):
         with operations(engine):
@@ -50,7 +74,8 @@ class TestOwnHistory:
             create_dedup_table(table=table)
         add_key(engine, table)
         upgrade(url, table=table)
-        assert current(url, table=table) == "0001"
+        assert current(url, table=table) == "0002"
+        assert check(url, table=table) == []
         assert rows(engine, table) == 1
 
     def test_can_take_over_from_the_library(self, url, engine, table):
@@ -115,6 +140,7 @@ class TestAutogenerate:
     def test_finds_them_equal_with_the_metadata(self, url, engine, table):
         with operations(engine):
             create_dedup_table(table=table)
+            create_run_tables(table=table)
         assert differences(engine, expected(table), table) == []
 
     def test_the_hook_asks_the_applications_own_about_the_rest(self, url, engine, table):
@@ -130,7 +156,7 @@ class TestAutogenerate:
             return hook(Table(name, MetaData()), name, "table", True, None)
 
         default, two = ignore_dedup_tables(), ignore_dedup_tables("a", "b")
-        assert [kept(default, name) for name in (*everything(DEFAULT_TABLE), "shop")] == [False] * 4 + [True]
+        assert [kept(default, name) for name in (*everything(DEFAULT_TABLE), "shop")] == [False] * 6 + [True]
         assert [kept(two, name) for name in ("a", "b_failures", DEFAULT_TABLE)] == [False, False, True]
 
     def test_the_hook_checks_names(self):

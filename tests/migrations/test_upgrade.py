@@ -1,7 +1,6 @@
 """`upgrade`, `downgrade` and `current`."""
 
 import logging
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,17 +23,19 @@ from sqlalchemy.exc import OperationalError
 from idempotent import migrations
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations import DriftKind, check, current, downgrade, upgrade
-from idempotent.migrations.versions import r0001_create_tables
-from idempotent.schema import failures_name, offsets_name, version_name
+from idempotent.migrations.versions import r0001_create_tables, r0002_create_run_tables
+from idempotent.schema import failures_name, runs_name, version_name
 from tests.migrations.support import (
     TRANSACTIONAL_DDL,
     add_key,
     differences,
     everything,
     expected,
+    first,
     names,
     python,
     rows,
+    second,
 )
 
 
@@ -52,7 +53,17 @@ class TestUpgrade:
     def test_notes_its_revision(self, url, table):
         assert current(url, table=table) is None
         upgrade(url, table=table)
+        assert current(url, table=table) == "0002"
+
+    def test_from_the_first_revision_keeps_all_keys(self, url, engine, table):
+        upgrade(url, table=table, revision="0001")
         assert current(url, table=table) == "0001"
+        assert names(engine, table) == sorted([*first(table), version_name(table)])
+        add_key(engine, table)
+        upgrade(url, table=table)
+        assert current(url, table=table) == "0002"
+        assert check(url, table=table) == []
+        assert rows(engine, table) == 1
 
     def test_a_second_time_keeps_the_keys(self, url, engine, table):
         upgrade(url, table=table)
@@ -95,8 +106,16 @@ class TestUpgrade:
         add_key(engine, table)
         upgrade(url, table=table)
         assert check(url, table=table) == []
-        assert current(url, table=table) == "0001"
+        assert current(url, table=table) == "0002"
         assert rows(engine, table) == 1
+
+    def test_finishes_a_second_step_that_was_killed_between_its_tables(self, url, engine, table):
+        upgrade(url, table=table, revision="0001")
+        runs = expected(table).tables[runs_name(table)]
+        runs.create(engine)
+        next(iter(runs.indexes)).drop(engine)
+        upgrade(url, table=table)
+        assert check(url, table=table) == []
 
     @pytest.mark.parametrize("url", TRANSACTIONAL_DDL, indirect=True)
     def test_an_error_inside_leaves_nothing_where_ddl_is_transactional(self, engine, table):
@@ -174,13 +193,28 @@ class TestDowngrade:
 
     def test_to_the_revision_it_is_at_changes_nothing(self, url, engine, table):
         upgrade(url, table=table)
-        downgrade(url, table=table, revision="0001")
+        downgrade(url, table=table, revision="0002")
         assert names(engine, table) == everything(table)
+
+    def test_to_the_first_revision_removes_the_run_ledger_alone(self, url, engine, table):
+        upgrade(url, table=table)
+        add_key(engine, table)
+        downgrade(url, table=table, revision="0001")
+        assert names(engine, table) == sorted([*first(table), version_name(table)])
+        assert current(url, table=table) == "0001"
+        assert rows(engine, table) == 1
+
+    def test_is_not_stopped_by_a_table_in_the_way_of_a_later_step(self, url, engine, table):
+        upgrade(url, table=table, revision="0001")
+        Table(runs_name(table), MetaData(), Column("id", Integer, primary_key=True)).create(engine)
+        upgrade(url, table=table, revision="0001")
+        downgrade(url, table=table)
+        assert names(engine, table) == [runs_name(table)]
 
     def test_leaves_tables_alone_that_no_upgrade_noted(self, url, engine, table):
         expected(table).create_all(engine)
         downgrade(url, table=table)
-        assert names(engine, table) == [table, failures_name(table), offsets_name(table)]
+        assert names(engine, table) == sorted([*first(table), *second(table)])
 
     def test_survives_a_table_dropped_by_hand(self, url, engine, table):
         upgrade(url, table=table)
@@ -223,6 +257,15 @@ class TestOtherTablesInTheWay:
         assert check(url, table=f"{table}_ours") == []
         assert rows(engine, table) == 1
 
+    @pytest.mark.parametrize("suffix", ["_runs", "_run_claims"])
+    def test_a_table_in_the_way_of_the_second_step_is_refused_before_it(self, url, engine, table, suffix):
+        upgrade(url, table=table, revision="0001")
+        Table(table + suffix, MetaData(), Column("name", String(9), primary_key=True)).create(engine)
+        with pytest.raises(SchemaError, match=r"name: extra column.*Nothing was changed"):
+            upgrade(url, table=table)
+        assert current(url, table=table) == "0001"
+        assert names(engine, table) == sorted([*first(table), table + suffix, version_name(table)])
+
     @pytest.mark.parametrize("suffix", ["", "_failures", "_offsets"])
     def test_any_other_table_is_refused_with_what_differs(self, url, engine, table, suffix):
         Table(table + suffix, MetaData(), Column("name", String(9), primary_key=True)).create(engine)
@@ -255,6 +298,7 @@ def test_the_public_names_are_the_documented_ones():
 
 
 def test_a_released_revision_does_not_use_the_schema_of_today():
-    source = Path(import_module("idempotent.migrations.versions.r0001_create_tables").__file__).read_text()
-    assert "idempotent" not in source
-    assert list(r0001_create_tables.tables("t").tables) == ["t", "t_failures", "t_offsets"]
+    for revision in (r0001_create_tables, r0002_create_run_tables):
+        assert "idempotent" not in Path(revision.__file__).read_text()
+    assert list(r0001_create_tables.tables("t").tables) == first("t")
+    assert sorted(r0002_create_run_tables.tables("t").tables) == second("t")

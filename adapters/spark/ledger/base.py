@@ -31,7 +31,7 @@ class Ledger(KeyHolding):
         - Runs of which nothing is left, a retention after their end.
         - OPEN runs that began a retention ago and whose lease has ended are aborted: they cannot be prepared any more.
 
-        Never claims of OPEN or PREPARED runs. Redis forgets by itself, and then only aborts.
+        Never claims of OPEN or PREPARED runs. Redis forgets by itself: nothing happens.
 
         Args:
             limit: claims at most.

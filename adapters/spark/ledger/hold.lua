@@ -1,0 +1,15 @@
+-- KEYS: the run, then claims. ARGV: milliseconds to remember, the head of the value, lease in microseconds.
+-- The time, then for each claim its value, or nil if it is nobody's.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local open = redis.call('HGET', KEYS[1], 'state') == '1'
+local value = ARGV[2] .. struct.pack('>I8', now + ARGV[3])
+local answers = {now}
+for i = 2, #KEYS do
+  if open and redis.call('SET', KEYS[i], value, 'NX', 'PX', ARGV[1]) then
+    answers[i] = value
+  else
+    answers[i] = redis.call('GET', KEYS[i])
+  end
+end
+return answers

@@ -1,0 +1,37 @@
+-- KEYS: the run. ARGV: the fields of RunChange in their order ('': none; states as digits), milliseconds to remember an
+-- ended run, memory of the server for a run that is resumed while OPEN. 1: the conditions held, and it is changed.
+local within, to, lease, seen_epoch, max_age, only_lapsed, fingerprint, output_ref, keep_ms, memory = unpack(ARGV)
+local key = KEYS[1]
+local row = redis.call('HMGET', key, 'state', 'epoch', 'lease', 'began', 'fingerprint', 'pointer')
+local state = row[1]
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+if not state or not within:find(state, 1, true)
+  or (seen_epoch ~= '' and row[2] ~= seen_epoch)
+  or (max_age ~= '' and now > row[4] + max_age)
+  or (only_lapsed == '1' and row[3] + 0 >= now) then
+  return 0
+end
+if lease ~= '' then
+  redis.call('HSET', key, 'lease', string.format('%.0f', now + lease))
+end
+if seen_epoch ~= '' then
+  redis.call('HINCRBY', key, 'epoch', 1)
+  if state == '1' then
+    redis.call('HSET', key, 'memory', memory)
+  end
+end
+if fingerprint ~= '' and row[5] == '' then
+  redis.call('HSET', key, 'fingerprint', fingerprint)
+end
+if output_ref ~= '' then
+  redis.call('HSET', key, 'output_ref', output_ref)
+end
+if to ~= '' then
+  redis.call('HSET', key, 'state', to)
+  if to == '3' or to == '4' then
+    redis.call('PEXPIRE', key, keep_ms)
+    redis.call('PEXPIRE', row[6], keep_ms)
+  end
+end
+return 1

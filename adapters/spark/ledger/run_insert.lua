@@ -1,0 +1,12 @@
+-- KEYS: pointer to the newest generation, the new run. ARGV: token, the newest as seen ('': none), generation, fingerprint
+-- ('': none), lease in microseconds, memory of the server.
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[2] then
+  return 0
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[2], 'state', '1', 'epoch', '1', 'generation', ARGV[3], 'fingerprint', ARGV[4],
+  'lease', string.format('%.0f', now + ARGV[5]), 'began', string.format('%.0f', now), 'memory', ARGV[6],
+  'pointer', KEYS[1])
+return 1

@@ -1,0 +1,16 @@
+-- KEYS: a run, or the pointer to one. ARGV: if it is a pointer, what the names of runs start with.
+-- The time, the token if it was a pointer, then the fields; nothing if there is no such run.
+local key, token = KEYS[1], false
+if ARGV[1] then
+  token = redis.call('GET', key)
+  if not token then
+    return {}
+  end
+  key = ARGV[1] .. token
+end
+local row = redis.call('HMGET', key, 'state', 'generation', 'epoch', 'fingerprint', 'output_ref', 'lease', 'began')
+if not row[1] then
+  return {}
+end
+local time = redis.call('TIME')
+return {time[1] * 1000000 + time[2], token, unpack(row)}

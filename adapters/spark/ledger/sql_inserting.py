@@ -1,0 +1,82 @@
+"""InsertIfAbsent: insert the claims of keys that nobody has, while their run is OPEN, and read the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from idempotent.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.sql.dialects import Conflict, SqlDialect
+
+
+class InsertIfAbsent:
+    """One multi-row INSERT, and a SELECT of what it did not tell.
+
+    Args:
+        dialect: what differs between the databases.
+        table: of the claims.
+        columns: what is inserted beside `key_hash` and `fingerprint`, each with its SQL expression.
+        answer: the columns of the answer; the first is `key_hash`.
+        condition: under which anything is inserted at all.
+    """
+
+    def __init__(
+        self, dialect: SqlDialect, table: str, *, columns: dict[str, str], answer: str, condition: str
+    ) -> None:
+        """Make the parts of the statements that do not change."""
+        self._dialect = dialect
+        self._into = f"INSERT INTO {table} (key_hash, fingerprint, {', '.join(columns)})"
+        self._select = (
+            f"SELECT CAST(v.h AS {dialect.blob}), CAST(v.f AS {dialect.blob}), {', '.join(columns.values())}"
+            f" FROM v WHERE {condition}"
+        )
+        self._conflict = {
+            Conflict.RETURNS_NEW: f"ON CONFLICT (key_hash) DO NOTHING RETURNING {answer}",
+            Conflict.RETURNS_ALL: f"ON DUPLICATE KEY UPDATE key_hash = {table}.key_hash RETURNING {answer}",
+            Conflict.SILENT: f"ON DUPLICATE KEY UPDATE key_hash = {table}.key_hash",
+        }[dialect.conflict]
+        self._answer = f"SELECT {answer} FROM {table} WHERE key_hash IN "
+        self._insert = lru_cache(maxsize=64)(self._insert_rows)
+        self._reads: Final = lru_cache(maxsize=64)(self._read_keys)
+
+    def run(
+        self, connection: DriverConnection, keys: Sequence[tuple[bytes, bytes | None]], values: Sequence[Any]
+    ) -> dict[bytes, Row]:
+        """Insert, then the rows of all keys that have one.
+
+        Args:
+            connection: a driver connection in autocommit.
+            keys: (hash, fingerprint), sorted.
+            values: parameters of the columns and of the condition.
+        """
+        params = [part for key in keys for part in key]
+        statement = self._insert(len(keys))
+        if self._dialect.conflict is Conflict.SILENT:
+            execute(connection, statement, (*params, *values))
+            return self.read(connection, [key_hash for key_hash, _ in keys])
+        rows = {bytes(row[0]): row for row in query(connection, statement, (*params, *values))}
+        missing = [key_hash for key_hash, _ in keys if key_hash not in rows]
+        return rows | self.read(connection, missing) if missing else rows
+
+    def read(self, connection: DriverConnection, hashes: Sequence[bytes]) -> dict[bytes, Row]:
+        """The rows of the keys that have one."""
+        found = query(connection, self._reads(len(hashes)), hashes)
+        return {bytes(row[0]): row for row in found}
+
+    def _insert_rows(self, count: int) -> str:
+        # MySQL writes VALUES with ROW() here, and nobody else does; MariaDB is faster with VALUES.
+        if self._dialect.conflict is Conflict.SILENT:
+            rows = " UNION ALL ".join(["SELECT ?, ?"] * count)
+        else:
+            rows = "VALUES " + ", ".join(["(?, ?)"] * count)
+        statement = f"{self._into} WITH v(h, f) AS ({rows}) {self._select} {self._conflict}"
+        return self._dialect.markers(statement)
+
+    def _read_keys(self, count: int) -> str:
+        return self._dialect.markers(self._answer + listed(count))
+
+
+def listed(count: int) -> str:
+    """`(?, ?, ...)`."""
+    return f"({', '.join('?' * count)})"
