@@ -16,7 +16,7 @@ from idempotent import Message, Outcome, Result
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.errors import AdapterError, ConfigurationError
-from tests.adapters.rabbit import Rabbit, consumer_of, keep_working, receive
+from tests.adapters.rabbit import Rabbit, consumer_of, receive
 
 ACK = Result(Outcome.PROCESSED)
 SECRET = "hunter2"
@@ -177,19 +177,6 @@ def test_headers_that_cannot_be_sent_harm_no_other_message(rabbit, headers, word
     adapter.publish(Message(queue, id="2"))
     assert receive(adapter)[0].message.id == "2"
     adapter.close()
-
-
-def test_headers_with_no_room_for_a_reason_do_not_end_the_connection(rabbit):
-    queue = rabbit.declare(rabbit.name())
-    adapter = rabbit.adapter()
-    adapter.open([consumer_of(queue)])
-    rabbit.send(Message(queue, id="1", headers={"big": "x" * 130_800}))
-    (delivery,) = receive(adapter)
-    adapter.settle(delivery, Result(Outcome.DEAD, error=ValueError("a long reason " * 100)))
-    keep_working(adapter, 0.5)
-    adapter.close()
-    # Here it stays until somebody takes it out, in sight and unharmed.
-    assert rabbit.depth(queue) == 1
 
 
 # TLS
