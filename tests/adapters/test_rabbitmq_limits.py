@@ -15,7 +15,7 @@ from tests.adapters.test_rabbitmq import run_for
 DEAD = Result(Outcome.DEAD, error=ValueError("a long reason " * 100))
 FAILED = Result(Outcome.FAILED, error=ValueError("not now"), retry_after_s=0.3)
 # With these, headers of RabbitMQ's own length just fit into a frame, and ours do not fit beside them.
-ALMOST_A_FRAME = "x" * 130_800
+ALMOST_A_FRAME = "x" * 130_930
 
 
 @pytest.fixture
