@@ -17,7 +17,7 @@ from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, OUTCOME_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka_records import TIMESTAMP_HEADER
 from idempotent.checkers import MemoryChecker
-from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError
+from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import AdapterContract, until
 from tests.adapters.kafka_broker import Broker
@@ -428,6 +428,17 @@ def test_two_groups_each_get_every_message(broker, topic, opened):
         assert delivery.message.body == b"0"
 
 
+def test_a_message_has_its_effect_once_in_each_group_although_they_share_a_store(broker, topic):
+    broker.send(topic, b"0", **{KEY_HEADER: "m-1"})
+    broker.flush()
+    done, checker = [], MemoryChecker()
+    for group in ("billing", "mail", "billing"):
+        adapter = KafkaAdapter(broker.bootstrap, commit_interval_s=0.1)
+        with working(adapter, topic, lambda _, to=group: done.append(to), group=group, checker=checker):
+            until(lambda to=group: broker.committed(to, topic) == 1, "a commit")
+    assert done == ["billing", "mail"]
+
+
 def test_consumers_of_two_groups_do_not_fit_one_adapter(kafka_bootstrap):
     registry = Registry()
     consumers = [
@@ -519,24 +530,6 @@ def test_a_handler_may_take_longer_than_the_group_waits_for_a_member(broker, top
 # A worker's promises
 
 
-def test_copies_of_a_message_run_once_whichever_partitions_they_are_in(broker):
-    topic = f"orders-{secrets.token_hex(6)}"
-    broker.make(topic, 2)
-    for number in range(2):
-        broker.send(topic, b"", partition=number, **{KEY_HEADER: "m-1"})
-    broker.flush()
-    done = []
-
-    def handle(message):
-        time.sleep(0.5)
-        done.append(message.id)
-
-    with working(KafkaAdapter(broker.bootstrap), topic, handle, concurrency=2) as worker:
-        until(lambda: worker._outcomes.total() == 2, "two outcomes")
-    assert done == ["m-1"]
-    assert [broker.committed(GROUP, topic, number) for number in range(2)] == [1, 1]
-
-
 def test_a_stop_in_order_leaves_nothing_finished_to_come_again(broker, topic):
     send(broker, topic, 50)
     done, checker = [], MemoryChecker()
@@ -556,33 +549,6 @@ def test_a_stop_in_order_leaves_nothing_finished_to_come_again(broker, topic):
         until(lambda: len(done) == 50, "the rest")
     assert worker._outcomes[Outcome.DUPLICATE] == 0
     assert broker.committed(GROUP, topic) == 50
-
-
-def test_what_was_not_stored_is_not_committed(broker, topic):
-    class Failing(MemoryChecker):
-        def _complete(self, *_, **__):
-            raise StoreUnavailableError
-
-    send(broker, topic, 1)
-    done = []
-    adapter = KafkaAdapter(broker.bootstrap, commit_interval_s=0.1)
-    with working(adapter, topic, done.append, checker=Failing()):
-        until(lambda: done, "a call")
-        time.sleep(0.5)
-    assert broker.committed(GROUP, topic) is None
-
-
-def test_a_handler_that_is_interrupted_leaves_its_message(broker, topic):
-    send(broker, topic, 1)
-    registry = Registry()
-
-    @registry.consumer(topic, group=GROUP, checker=MemoryChecker())
-    def handle(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Worker(registry, KafkaAdapter(broker.bootstrap), gc_interval_s=None).run()
-    assert broker.committed(GROUP, topic) is None
 
 
 def test_poison_becomes_a_dead_letter_after_its_attempts_across_restarts(broker, topic):

@@ -1,7 +1,6 @@
 """RabbitMqAdapter, and brokers, connections and processes that go away."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -96,15 +95,9 @@ def all_settled(rabbit, queue, worker):
 @pytest.mark.parametrize(
     ("ack", "point"),
     [
-        ("manual", "before_effect:3"),
-        ("manual", "after_effect:3"),
         ("manual", "before_commit:3"),
         ("manual", "after_commit:3"),
-        ("manual", "before_ack:3"),
         ("manual", "after_ack:3"),
-        ("batched", "after_effect:3"),
-        ("batched", "before_ack:3"),
-        ("batched", "after_ack:3"),
     ],
 )
 def test_a_worker_killed_at_any_step_repeats_no_effect_and_loses_none(
@@ -117,40 +110,6 @@ def test_a_worker_killed_at_any_step_repeats_no_effect_and_loses_none(
     until(lambda: rabbit.depth(queue) == 0, "an empty queue")
     assert all_settled(rabbit, queue, second)
     assert effects(database) == sorted(f"m-{number}" for number in range(10))
-
-
-@pytest.mark.slow
-def test_workers_with_batched_acks_killed_at_random_repeat_no_effect_and_lose_none(
-    rabbit, queue, database, start
-):
-    rabbit.send(*numbered(queue, 700))
-    chance = random.Random(7)
-    for _ in range(3):
-        child = start("batched")
-        done = len(effects(database))
-        until(
-            lambda child=child, done=done: len(effects(database)) > done or child.poll() is not None,
-            "a start",
-        )
-        time.sleep(chance.uniform(0.0, 0.4))
-        child.kill()
-        child.wait()
-    assert len(effects(database)) < 700, "killed too late to mean anything"
-    last = start("batched")
-    until(lambda: len(effects(database)) >= 700, "all effects")
-    until(lambda: rabbit.depth(queue) == 0, "an empty queue")
-    assert all_settled(rabbit, queue, last)
-    assert effects(database) == sorted(f"m-{number}" for number in range(700))
-
-
-def test_attempts_are_counted_over_processes(rabbit, queue, start):
-    rabbit.send(Message(queue, id="poison"))
-    assert is_killed(start(crash_at="after_ack"))
-    child = start()
-    (letter,) = until(lambda: rabbit.look(f"{queue}.dead"), "a dead letter")
-    assert letter.id == "poison"
-    assert letter.headers["x-idempotent-attempt"] == "2"
-    assert all_settled(rabbit, queue, child)
 
 
 # Connections that are lost at the worst moment

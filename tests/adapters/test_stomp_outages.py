@@ -482,29 +482,6 @@ def counting(name, store, effects):
     return registry
 
 
-def test_killed_after_the_commit_and_before_the_acknowledgement_the_effect_is_not_repeated(
-    stomp_url, store, name
-):
-    send(stomp_url, name, "a")
-    assert killed_at("ACK", stomp_url, store, name) == 1
-    until_left(stomp_url, name, "a")
-    effects = []
-    summary = run_until(counting(name, store, effects), stomp_url, lambda: not left(stomp_url, name))
-    assert (effects, summary[Outcome.DUPLICATE]) == ([], 1)
-
-
-def test_killed_in_the_handler_the_message_comes_again_and_has_its_effect_once(stomp_url, store, name):
-    send(stomp_url, name, "a")
-    assert killed_at("handler", stomp_url, store, name) == 0
-    until_left(stomp_url, name, "a")
-    effects = []
-    registry = Registry()
-    checker = SqlChecker(store, lease_s=1.0)
-    registry.consumer(name, checker=checker, max_attempts=5)(lambda message: effects.append(message.id))
-    run_until(registry, stomp_url, lambda: not left(stomp_url, name))
-    assert effects == ["a"]
-
-
 @pytest.mark.parametrize("point", ["SEND", "ACK"], ids=["before the copy", "after it"])
 def test_killed_between_the_verdict_and_the_dead_letter_nothing_is_lost(stomp_url, store, name, point):
     send(stomp_url, name, "a", body=b"poison")
