@@ -39,9 +39,7 @@ class PrivateActiveMq(PrivateServer):
     def __init__(self, *options: str) -> None:
         super().__init__()
         self._features = frozenset(options)
-        self._tls_port = self.port
-        while self._tls_port == self.port:
-            self._tls_port = free_port()
+        self._tls_port = free_port()
 
     @classmethod
     def find(cls, program: str) -> str | None:

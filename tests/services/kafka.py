@@ -67,7 +67,7 @@ class PrivateKafka(PrivateServer):
     def __init__(self, *options: str) -> None:
         super().__init__(*(option for option in options if option != "secured"))
         self._is_secured = "secured" in options
-        self._controller_port, self._tls_port, self._sasl_port = _free_ports(3)
+        self._controller_port, self._tls_port, self._sasl_port = free_port(), free_port(), free_port()
 
     @property
     def url(self) -> str:
@@ -157,13 +157,6 @@ class PrivateKafka(PrivateServer):
                 finally:
                     shutil.rmtree(fresh, ignore_errors=True)
         return jars
-
-
-def _free_ports(count: int) -> list[int]:
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(free_port())
-    return list(ports)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.services.process import (
 )
 
 USER = PASSWORD = "idempotent"
-_CTL_TRIES = 5
+_CTL_TIMEOUT_S = 60.0
 # epmd, which every Erlang node needs, would start by itself, as a daemon that nobody stops.
 _SCRIPT = """
 {guard} epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" &
@@ -60,16 +60,22 @@ class PrivateRabbitMq(PrivateServer):
     def ctl(self, *words: str) -> str:
         """What `rabbitmqctl` says."""
         command = [*self._environment(), str(self.find("rabbitmqctl")), "--quiet", *words]
-        for remaining in reversed(range(_CTL_TRIES)):
+        until = time.monotonic() + _CTL_TIMEOUT_S
+        while True:
             done = subprocess.run(
-                command, check=False, capture_output=True, text=True, timeout=60, **self._identity()
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=_CTL_TIMEOUT_S,
+                **self._identity(),
             )
-            if done.returncode == 0:
-                break
-            if not remaining:
+            # A try that failed may have done it.
+            if done.returncode == 0 or "already exists" in done.stderr:
+                return done.stdout
+            if time.monotonic() > until:
                 raise ServerFailedError(f"rabbitmqctl {words[0]}: {done.stderr}")
             time.sleep(1)  # it takes connections a moment before it is ready for this
-        return done.stdout
 
     def stop(self) -> None:
         family = self._family()
