@@ -18,19 +18,9 @@ receive = AdapterContract.receive
 nothing_comes = AdapterContract.nothing_comes
 
 
-@pytest.fixture(scope="module")
-def kafka():
-    """One broker for all: they only knock at its doors."""
-    from tests.services import PrivateKafka
-
-    if PrivateKafka.missing() is not None:
-        pytest.skip(PrivateKafka.missing())
-    server = PrivateKafka("secured")
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+@pytest.fixture
+def kafka(secured_kafka):
+    return secured_kafka
 
 
 @pytest.fixture
@@ -76,7 +66,7 @@ def test_without_a_user_but_encrypted_everything_works(kafka, opened):
     [
         ({"sasl_username": USER, "sasl_password": SECRET}, "Authentication failed|Invalid username"),
         ({"sasl_username": "nobody", "sasl_password": SECRET}, "Authentication failed|Invalid username"),
-        ({"sasl_username": USER, "sasl_password": SECRET, "ssl_ca_location": None}, "ssl.ca.location"),
+        ({"sasl_username": USER, "sasl_password": SECRET, "ssl_ca_location": None}, "certificate"),
     ],
     ids=["wrong password", "unknown user", "untrusted certificate"],
 )
