@@ -135,6 +135,19 @@ def private_kafka(pytestconfig: pytest.Config) -> Iterator[Callable[..., Private
 
 
 @pytest.fixture(scope="session")
+def _spare_rabbitmq(pytestconfig: pytest.Config) -> Iterator[PrivateRabbitMq]:
+    with contextmanager(_private)(pytestconfig, PrivateRabbitMq) as start:
+        yield start()
+
+
+@pytest.fixture
+def tuned_rabbitmq(_spare_rabbitmq: PrivateRabbitMq) -> Iterator[PrivateRabbitMq]:
+    """A RabbitMQ broker whose settings a test may `tune`; the next one finds it as it was, but for its queues."""
+    with _spare_rabbitmq.tuned():
+        yield _spare_rabbitmq
+
+
+@pytest.fixture(scope="session")
 def secured_kafka(pytestconfig: pytest.Config) -> Iterator[PrivateKafka]:
     """A Kafka broker with doors that ask for TLS and for a login."""
     with contextmanager(_private)(pytestconfig, PrivateKafka) as start:

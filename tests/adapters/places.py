@@ -76,7 +76,10 @@ class StompPlace(Place):
         with client(self.url) as sender:
             for message in messages:
                 key = {"x-idempotent-key": str(message.id)} if message.id else {}
-                sender.publish(f"/queue/{message.subject}", message.body, {**message.headers, **key})
+                frame = {"destination": f"/queue/{message.subject}", "persistent": "true"}
+                length = {"content-length": str(len(message.body))}
+                sender.send("SEND", {**frame, **length, **message.headers, **key}, message.body)
+            sender.publish("/queue/done-with-sending")  # its receipt is for all before it, too
 
     def dead_letters(self, subject: str) -> list[Message]:
         return in_queue(self.url, f"/queue/{subject}.dead")

@@ -242,7 +242,7 @@ def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subj
     consumer = registry.consumer(subject, group=GROUP, checker=checker)(lambda m: done.append(m.id))
     claim = checker.claim(ClaimRequest(consumer.request(Message(subject, id="1")).key)).claim
     place.send(Message(subject, id="1"))
-    timer = threading.Timer(2.0, lambda: checker.release(claim))
+    timer = threading.Timer(1.5, lambda: checker.release(claim))
     timer.start()
     summary = run_until(place, registry, lambda: done)
     timer.join()

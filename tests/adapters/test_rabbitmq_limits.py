@@ -70,42 +70,39 @@ def test_what_failed_with_no_room_for_our_headers_comes_again_whole(rabbit, queu
 # Bodies
 
 
-def test_a_body_that_the_broker_does_not_take_any_more_is_not_lost_and_holds_nobody_up(private_rabbitmq):
-    broker = private_rabbitmq()
-    rabbit = Rabbit(broker.url)
-    rabbit.declare("orders")
-    adapter = open_on(rabbit, "orders")
+def test_a_body_that_the_broker_does_not_take_any_more_is_not_lost_and_holds_nobody_up(tuned_rabbitmq):
+    rabbit = Rabbit(tuned_rabbitmq.url)
+    queue = rabbit.declare(rabbit.name())
+    adapter = open_on(rabbit, queue)
     rabbit.send(
-        Message("orders", b"x" * 5000, id="dead"),
-        Message("orders", b"x" * 5000, id="failed"),
-        Message("orders", b"x", id="small"),
+        Message(queue, b"x" * 5000, id="dead"),
+        Message(queue, b"x" * 5000, id="failed"),
+        Message(queue, b"x", id="small"),
     )
-    broker.ctl("eval", "application:set_env(rabbit, max_message_size, 1000).")
+    tuned_rabbitmq.tune("max_message_size", 1000)
     dead, failed, small = receive(adapter, 3)
     adapter.settle(dead, DEAD)
     adapter.settle(failed, FAILED)
     adapter.settle(small, DEAD)
-    assert [letter.id for letter in rabbit.look("orders.dead")] == ["small"]
+    assert [letter.id for letter in rabbit.look(f"{queue}.dead")] == ["small"]
     # What failed waits for its time here, without a copy; what is dead waits for the broker.
     (again,) = receive(adapter)
     assert again.message.id == "failed"
     assert adapter.stale_settlements == 0
     adapter.close()
-    until(lambda: rabbit.depth("orders") == 2, "both originals")
+    until(lambda: rabbit.depth(queue) == 2, "both originals")
 
 
 # Time
 
 
-@pytest.mark.parametrize("waiting", [0, 1], ids=["alone", "with one that is held back behind it"])
-def test_a_handler_longer_than_the_consumer_timeout_has_one_effect_and_a_warning(
-    private_rabbitmq, caplog, waiting
-):
-    broker = private_rabbitmq("consumer_timeout = 1000")
-    broker.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 200).")
-    rabbit = Rabbit(broker.url)
-    queue = rabbit.declare("orders", **{"x-queue-type": "quorum"})
-    rabbit.send(*numbered(queue, 1 + waiting))
+def test_a_handler_longer_than_the_consumer_timeout_has_one_effect_and_a_warning(tuned_rabbitmq, caplog):
+    tuned_rabbitmq.tune("consumer_timeout", 1000)
+    tuned_rabbitmq.tune("channel_tick_interval", 200)
+    rabbit = Rabbit(tuned_rabbitmq.url)
+    queue = rabbit.declare(rabbit.name(), **{"x-queue-type": "quorum"})
+    # The second one is only sent ahead, and runs out of time as well.
+    rabbit.send(*numbered(queue, 2))
     adapter, done, sessions = rabbit.adapter(), [], set()
     registry = Registry()
 
@@ -117,8 +114,8 @@ def test_a_handler_longer_than_the_consumer_timeout_has_one_effect_and_a_warning
 
     worker = Worker(registry, adapter, gc_interval_s=None)
     with caplog.at_level(logging.WARNING):
-        run_for(worker, lambda: len(done) > waiting and rabbit.depth(queue) == 0)
-    assert sorted(done) == ["m-0", "m-1"][: 1 + waiting]
+        run_for(worker, lambda: len(done) > 1 and rabbit.depth(queue) == 0)
+    assert sorted(done) == ["m-0", "m-1"]
     assert any("consumer_timeout" in getattr(record, "error", "") for record in caplog.records)
     assert rabbit.depth(queue) == rabbit.depth(f"{queue}.dead") == 0
 
@@ -126,22 +123,21 @@ def test_a_handler_longer_than_the_consumer_timeout_has_one_effect_and_a_warning
 # Consumers
 
 
-def test_a_consumer_that_the_broker_lost_without_a_word_is_noticed(private_rabbitmq, monkeypatch, caplog):
+def test_a_consumer_that_the_broker_lost_without_a_word_is_noticed(tuned_rabbitmq, monkeypatch, caplog):
     monkeypatch.setattr(rabbitmq_session, "_DOUBT_AFTER_S", 0.5)
-    broker = private_rabbitmq()
-    rabbit = Rabbit(broker.url)
-    rabbit.declare("orders")
-    adapter = open_on(rabbit, "orders")
+    rabbit = Rabbit(tuned_rabbitmq.url)
+    queue = rabbit.declare(rabbit.name())
+    adapter = open_on(rabbit, queue)
     keep_working(adapter, 1.2)
     assert "broker_connection_lost" not in caplog.messages
-    lost = broker.ctl(
+    lost = tuned_rabbitmq.ctl(
         "eval",
-        '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"orders">>)),'
+        f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),'
         "[{Channel, Tag, _, _, _, _, _, _} | _] = rabbit_amqqueue:consumers(Q),"
         "gen_server2:call(amqqueue:get_pid(Q), {basic_cancel, Channel, Tag, undefined, <<>>}, infinity),"
         "length(rabbit_amqqueue:consumers(Q)).",
     )
     assert lost.strip() == "0"
-    rabbit.send(Message("orders", id="1"))
+    rabbit.send(Message(queue, id="1"))
     assert receive(adapter)[0].message.id == "1"
     adapter.close()

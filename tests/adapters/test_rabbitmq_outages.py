@@ -202,7 +202,7 @@ def test_a_broker_that_comes_later_is_waited_for_call_by_call(private_rabbitmq):
     rabbit = Rabbit(broker.url)
     broker.stop()
     hasty = rabbit.adapter(fail_fast=True)
-    with pytest.raises(AdapterError, match="cannot connect to amqp://127"):
+    with pytest.raises(AdapterError, match=r"cannot connect to amqp://127.*refused"):
         hasty.open([consumer_of("orders")])
     adapter = rabbit.adapter()
     adapter.open([consumer_of("orders")])

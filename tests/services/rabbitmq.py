@@ -3,6 +3,8 @@
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -44,6 +46,7 @@ class PrivateRabbitMq(PrivateServer):
     def __init__(self, *settings: str) -> None:
         super().__init__()
         self.settings = settings
+        self._tuned: dict[str, str] = {}
         self._epmd_port = free_port()
         self._distribution_port = free_port()
 
@@ -76,6 +79,26 @@ class PrivateRabbitMq(PrivateServer):
             if time.monotonic() > until:
                 raise ServerFailedError(f"rabbitmqctl {words[0]}: {done.stderr}")
             time.sleep(1)  # it takes connections a moment before it is ready for this
+
+    def tune(self, setting: str, value: int) -> None:
+        """Changes a setting, for channels that are opened from now on."""
+        was = self.ctl("eval", f"application:get_env(rabbit, {setting}).").strip()
+        self.ctl("eval", f"application:set_env(rabbit, {setting}, {value}).")
+        self._tuned.setdefault(setting, was)
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        """Puts back in the end what was tuned meanwhile."""
+        try:
+            yield
+        finally:
+            for setting, was in self._tuned.items():
+                value = was.removeprefix("{ok,").removesuffix("}")
+                put_back = (
+                    "unset_env(rabbit, {})" if was == "undefined" else f"set_env(rabbit, {{}}, {value})"
+                )
+                self.ctl("eval", f"application:{put_back.format(setting)}.")
+            self._tuned.clear()
 
     def stop(self) -> None:
         family = self._family()
