@@ -253,17 +253,17 @@ def test_a_broker_short_of_memory_delays_dead_letters_and_loses_none(private_rab
     assert rabbit.depth(queue) == 0
 
 
-def test_what_a_quorum_queue_gives_up_is_a_dead_letter(private_rabbitmq):
-    broker = private_rabbitmq()
-    rabbit = Rabbit(broker.url)
-    broker.ctl("set_policy", "limit", ".*", '{"delivery-limit":1}', "--apply-to", "queues")
+def test_what_a_quorum_queue_gives_up_is_a_dead_letter(tuned_rabbitmq):
+    rabbit = Rabbit(tuned_rabbitmq.url)
+    queue = rabbit.name()
+    tuned_rabbitmq.ctl("set_policy", "limit", queue, '{"delivery-limit":1}', "--apply-to", "queues")
     adapter = rabbit.adapter(queue_type="quorum")
-    adapter.open([consumer_of("orders")])
-    rabbit.send(Message("orders", id="1"))
+    adapter.open([consumer_of(queue)])
+    rabbit.send(Message(queue, id="1"))
     for _ in range(2):
         adapter.requeue(receive(adapter)[0])
-    until(lambda: (keep_working(adapter, 0.1), rabbit.depth("orders.dead") == 1)[1], "a dead letter")
+    until(lambda: (keep_working(adapter, 0.1), rabbit.depth(f"{queue}.dead") == 1)[1], "a dead letter")
     adapter.close()
-    (letter,) = rabbit.look("orders.dead")
+    (letter,) = rabbit.look(f"{queue}.dead")
     assert letter.id == "1"
     assert letter.headers["x-death"][0]["reason"] == "delivery_limit"
