@@ -20,13 +20,14 @@ _BATCHED = {"amqp": "batched", "stomp": "dups_ok"}
 _IMPATIENT = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300}
 
 
-def adapter_at(url: str) -> Adapter:
+def adapter_at(url: str, *, batched: bool) -> Adapter:
+    """In no order, missed soon when it is killed, with acknowledgements in batches or one by one."""
     scheme, _, place = url.partition("://")
     if scheme == "kafka":
         from idempotent.adapters.kafka import KafkaAdapter
 
         return KafkaAdapter(place, ordering="none", commit_interval_s=0.1, consumer_config=_IMPATIENT)
-    return adapter_from_url(url, ack=_BATCHED[scheme], backoff=SOON)
+    return adapter_from_url(url, backoff=SOON, **({"ack": _BATCHED[scheme]} if batched else {}))
 
 
 def consume(url: str, subject: str, database: str, max_attempts: int, batch_size: int) -> None:
@@ -46,6 +47,6 @@ def consume(url: str, subject: str, database: str, max_attempts: int, batch_size
             time.sleep(0.002)
         write(connection, message.id)
 
-    adapter = adapter_at(url)
+    adapter = adapter_at(url, batched=batch_size > 1)
     adapter.settle = around(adapter.settle, "ack")  # type: ignore[method-assign]
     Worker(registry, adapter, concurrency=2, batch_size=batch_size, gc_interval_s=None).run()

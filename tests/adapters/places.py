@@ -26,8 +26,8 @@ class Place(ABC):
         self.url = url
 
     def adapter(self) -> Adapter:
-        """That acknowledges in batches, in no order, and is missed soon when it is killed."""
-        return adapter_at(self.url)
+        """That acknowledges each message by itself, where the broker knows such a thing."""
+        return adapter_at(self.url, batched=False)
 
     @abstractmethod
     def subject(self) -> str:

@@ -151,7 +151,10 @@ def test_workers_killed_at_random_repeat_no_effect_and_lose_none(place, subject,
         assert is_killed(child)
     assert len(effects()) < MANY, "killed too late to mean anything"
     last = start(batch_size=20)
-    until(lambda: len(effects()) >= MANY, "all effects")
+    deadline = time.monotonic() + 180
+    while len(effects()) < MANY:
+        assert time.monotonic() < deadline, last.err
+        time.sleep(0.1)
     time.sleep(0.3)  # whatever would be repeated has its chance
     finish(place, subject, start, last)
     assert effects() == ids(MANY)
