@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from idempotent.message import Message
@@ -20,6 +20,9 @@ REASON_HEADER: Final = "x-idempotent-reason"
 """Why the message is a dead letter: the exception, in one line."""
 OUTCOME_HEADER: Final = "x-idempotent-outcome"
 """The outcome that made it a dead letter."""
+_OURS: Final = "x-idempotent-"
+CUT_HEADER: Final = "x-idempotent-cut"
+"""Names of the original's headers for which a dead letter had no room."""
 _REASON_LIMIT: Final = 1000
 
 
@@ -48,8 +51,22 @@ def dead_letter_headers(message: Message, origin: str, result: Result) -> dict[s
 
 def without_reason(headers: Mapping[str, Any]) -> dict[str, Any]:
     """The headers of a dead letter that goes back to its queue: the same message, with its attempts at none."""
-    gone = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER)
+    gone = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER, CUT_HEADER)
     return {name: value for name, value in headers.items() if name not in gone}
+
+
+def fitting(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+    """A dead letter's headers, without the largest of the original's if they do not fit otherwise.
+
+    Ours stay, the names of those that go are among them, and the body is nobody's to cut.
+    """
+    kept, cut = dict(headers), []
+    while not fits(kept) and (theirs := [name for name in kept if not name.startswith(_OURS)]):
+        largest = max(theirs, key=lambda name: len(repr(kept[name])))
+        del kept[largest]
+        cut.append(largest)
+        kept[CUT_HEADER] = ", ".join(cut)[:_REASON_LIMIT]
+    return kept
 
 
 def _identity(message: Message, origin: str) -> dict[str, Any]:

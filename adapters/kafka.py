@@ -12,6 +12,7 @@ from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Action, Result
+from idempotent.policy import Backoff
 
 from .base import Adapter, Delivery
 from .copies import dead_letter_headers, delayed_headers
@@ -36,7 +37,7 @@ __all__ = ["KafkaAdapter", "Ordering", "Semantics"]
 log = logging.getLogger(__name__)
 # How long a wake may wait for the client.
 _SLICE_S: Final = 0.05
-_COPY_RETRY_S: Final = 2.0
+_COPY_AGAIN: Final = Backoff(initial_s=2.0, maximum_s=300.0)
 _CLOSE_S: Final = 5.0
 
 
@@ -287,7 +288,8 @@ class KafkaAdapter(Adapter):
             if error is None and then():
                 self._finish(partition, record)
             else:
-                partition.again(record, time.monotonic() + _COPY_RETRY_S)
+                record.refusals += 1
+                partition.again(record, time.monotonic() + _COPY_AGAIN.delay_s(record.refusals))
 
         self._sender.copy(topic, record.raw, headers, report)
 

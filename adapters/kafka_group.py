@@ -31,9 +31,12 @@ _MOST_FETCHED: Final = 500
 _BLOCKED_WAIT_S: Final = 0.02
 _UPKEEP_S: Final = 0.1
 _ANSWER_S: Final = 10.0
+_LOOK_S: Final = 0.5
 _STATISTICS_MS: Final = 2_000
 _CLOSE_S: Final = 10.0
 _SILENCE_S: Final = 10.0
+# A person must mend these; of other TLS errors a broker that starts has some too.
+_UNTRUSTED: Final = "certificate"
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -87,6 +90,8 @@ class KafkaGroup:
         self._fault: KafkaError | None = None
         self._fetched_at = 0.0
         self._is_up = True
+        self._was_up = False
+        self._last_error: KafkaError | None = None
         self._complained_at = -_SILENCE_S
         callbacks = {
             "on_commit": self.assignment.on_commit,
@@ -167,22 +172,51 @@ class KafkaGroup:
             log.warning("kafka_waits", extra=what)
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
+        all_down = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - public
+        if not all_down or self._last_error is None:
+            self._last_error = error
+        if error.fatal() or (not self._was_up and _is_for_good(error)):
             self._fault = error
         else:
             # The library connects again by itself, and says so in its statistics alone.
-            self._is_up = self._is_up and error.code() != KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - public
+            self._is_up = self._is_up and not all_down
             if time.monotonic() - self._complained_at > _SILENCE_S:
                 self._complained_at = time.monotonic()
-                log.warning("broker_unreachable", extra={"broker": self._where, "error": error_of(error)})
+                log.warning(
+                    "broker_unreachable", extra={"broker": self._where, "error": self._why_unreachable()}
+                )
+
+    def _why_unreachable(self) -> str:
+        last = self._last_error
+        if last is None:
+            return "no answer"
+        if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
+            # Where nobody listens, the library says that too.
+            return f"{error_of(last)}; does the port want TLS or a login? See security_protocol"
+        return error_of(last)
 
     def _on_statistics(self, text: str) -> None:
         brokers = json.loads(text).get("brokers", {}).values()
         self._is_up = any(broker.get("state") == "UP" for broker in brokers)
+        self._was_up = self._was_up or self._is_up
 
     def _meet(self) -> None:
-        try:
-            self.consumer.list_topics(timeout=_ANSWER_S)
-        except KafkaException as error:
-            self.consumer.close()
-            raise AdapterError(f"cannot connect to Kafka at {self._where}: {error_of(error)}") from error
+        until = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                self.consumer.list_topics(timeout=_LOOK_S)
+            except KafkaException as error:
+                self.consumer.poll(0)  # calls `_on_error`
+                if self._fault is None and time.monotonic() < until:
+                    continue
+                self.consumer.close()
+                raise AdapterError(
+                    f"cannot connect to Kafka at {self._where}: {self._why_unreachable()}"
+                ) from error
+            return
+
+
+def _is_for_good(error: KafkaError) -> bool:
+    """Whether no waiting repairs it."""
+    code, text = error.code(), error_of(error)
+    return code == KafkaError._AUTHENTICATION or (code == KafkaError._SSL and _UNTRUSTED in text)  # noqa: SLF001 - public

@@ -22,6 +22,7 @@ class Record:
         due: when it may be handed out, by the adapter's clock.
         turns: how often it was handed out.
         expected: the offset after the message before it.
+        refusals: how often the broker did not take a copy of it.
     """
 
     raw: Raw
@@ -30,6 +31,7 @@ class Record:
     due: float = 0.0
     turns: int = 0
     expected: int = 0
+    refusals: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -94,7 +94,7 @@ class RabbitMqAdapter(Adapter):
         self._consuming = Consuming(mode, batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
         self._at_most_once = mode is AckMode.AUTO
         self._reconnecting = Reconnecting(self._server.where, backoff=backoff, fail_fast=fail_fast)
-        self._copies = Copies(self._acknowledge, outlive=self._at_most_once)
+        self._copies = Copies(self._acknowledge, self._give_back, outlive=self._at_most_once)
         self._queues: tuple[str, ...] = ()
         self._session: Session | None = None
         self._connected_at: float | None = None
@@ -225,6 +225,7 @@ class RabbitMqAdapter(Adapter):
     def _lose(self, error: BaseException) -> None:
         session, self._session = self._session, None
         if session is not None:
+            error = explained(session.reason(error))
             session.abandon()
         if self._connected_at is not None and time.monotonic() - self._connected_at < _BRIEF_S:
             # Not at once again: a message that ends the connection comes with every one of them.
@@ -257,6 +258,10 @@ class RabbitMqAdapter(Adapter):
     def _acknowledge(self, token: Token) -> None:
         if token.session is self._session:
             token.session.acknowledge(token.tag)
+
+    def _give_back(self, token: Token) -> None:
+        if token.session is self._session:
+            token.session.give_back(token.tag)
 
     def _check_owner(self) -> None:
         if self._owner is not None and self._owner != threading.get_ident():

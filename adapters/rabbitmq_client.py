@@ -144,6 +144,7 @@ def what_to_check(error: BaseException) -> str | None:
     return None
 
 
+_TIMED_OUT: Final = "timed out"
 _NOT_ALLOWED: Final = 530
 _ACCESS_REFUSED: Final = 403
 _NOT_FOUND: Final = 404
@@ -156,6 +157,14 @@ def explained(error: BaseException) -> BaseException:
     if isinstance(error, pika_errors.IncompatibleProtocolError):
         # Not for good: a proxy in front of a broker that starts looks the same.
         return ConnectionError("it does not speak AMQP 0-9-1; a TLS port needs amqps://")
+    inner = getattr(error, "exception", None) or next(iter(error.args), None)
+    if not str(error) and isinstance(inner, BaseException):
+        return explained(inner)
+    if _TIMED_OUT in str(getattr(error, "reply_text", "")):
+        return ConnectionError(
+            "a message was unacknowledged for longer than the broker's consumer_timeout; all that were come again, "
+            f"and what their handlers finish is on record ({error})"
+        )
     return error
 
 

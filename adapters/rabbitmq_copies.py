@@ -15,9 +15,9 @@ from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
-from .copies import dead_letter_headers, delayed_headers
+from .copies import dead_letter_headers, delayed_headers, fitting
 from .rabbitmq_messages import properties_of
-from .rabbitmq_publisher import NotTakenError
+from .rabbitmq_publisher import NotTakenError, TooLargeError
 from .rabbitmq_session import Session, Token
 from .reconnecting import said
 
@@ -32,6 +32,8 @@ class Goal(Enum):
     DELAY = "delay"
     DEAD_LETTER = "dead_letter"
     QUEUE = "queue"
+    ORIGINAL = "original"
+    """There can be no copy: the delivery itself goes back to its queue."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,11 @@ class Copy:
         queue, message = self.token.queue, self.message
         if self.goal is Goal.DEAD_LETTER:
             assert self.result is not None
-            properties = properties_of(message, dead_letter_headers(message, queue, self.result))
+            headers = fitting(
+                dead_letter_headers(message, queue, self.result),
+                lambda some: session.publisher.takes(properties_of(message, some)),
+            )
+            properties = properties_of(message, headers)
             session.publisher.to_dead_letters(queue, message.body, properties)
             return
         properties = properties_of(message, delayed_headers(message, queue))
@@ -78,14 +84,20 @@ class Copy:
 class Copies:
     """Makes copies, and keeps those that the broker refuses for another try: their originals stay unacknowledged.
 
+    A delayed copy that is too large is not tried again: its original waits here, and is given back in time.
+
     Args:
         acknowledge: called with each token whose copy is confirmed.
+        give_back: called with each token of a message that cannot be copied, when it is due.
         outlive: a copy is wanted even when the session of its original is over, because the original is gone.
     """
 
-    def __init__(self, acknowledge: Callable[[Token], None], *, outlive: bool) -> None:
+    def __init__(
+        self, acknowledge: Callable[[Token], None], give_back: Callable[[Token], None], *, outlive: bool
+    ) -> None:
         """None yet."""
         self._acknowledge = acknowledge
+        self._give_back = give_back
         self._outlive = outlive
         self._refused: list[tuple[float, int, Copy]] = []
         self._ties = itertools.count()
@@ -100,17 +112,25 @@ class Copies:
         Raises:
             AMQPError, OSError: the connection is lost.
         """
+        if copy.goal is Goal.ORIGINAL:
+            self._give_back(copy.token)
+            return
         if session is None:
             self._later(copy)
             return
+        goal = copy.goal
         try:
             copy.publish(session)
         except NotTakenError as error:
             copy.refusals += 1
-            self._later(copy)
+            if isinstance(error, TooLargeError) and copy.goal is Goal.DELAY and not self._outlive:
+                copy.goal = Goal.ORIGINAL
+                self._push(copy, copy.due)
+            else:
+                self._later(copy)
             log.error(  # noqa: TRY400 - the reason is in the message
                 "copy_refused",
-                extra={"goal": copy.goal.value, "queue": copy.token.queue, "error": said(error)},
+                extra={"goal": goal.value, "queue": copy.token.queue, "error": said(error)},
             )
             return
         except BaseException:
@@ -131,5 +151,7 @@ class Copies:
                 self.make(session, copy)
 
     def _later(self, copy: Copy) -> None:
-        due = time.monotonic() + _AGAIN.delay_s(max(copy.refusals, 1))
+        self._push(copy, time.monotonic() + _AGAIN.delay_s(max(copy.refusals, 1)))
+
+    def _push(self, copy: Copy, due: float) -> None:
         heapq.heappush(self._refused, (due, next(self._ties), copy))

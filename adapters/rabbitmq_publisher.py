@@ -14,6 +14,8 @@ from .rabbitmq_topology import ASK_AGAIN_S, Topology
 
 # The broker's and pika's frame_max, less the frame's own bytes. A longer header ends the whole connection.
 _MOST_HEADER_BYTES: Final = 131_072 - 64
+# RabbitMQ's words for a body that is larger than its `max_message_size`.
+_MAX_MESSAGE_SIZE: Final = "max size"
 _UNENCODABLE: Final = (
     *(pika_errors.ProtocolSyntaxError, pika_errors.ShortStringTooLong),
     *(struct.error, ValueError, TypeError, AssertionError),
@@ -22,6 +24,10 @@ _UNENCODABLE: Final = (
 
 class NotTakenError(AdapterError):
     """The broker did not take the message."""
+
+
+class TooLargeError(NotTakenError):
+    """The broker will never take the message, because of its size."""
 
 
 class Publisher:
@@ -109,7 +115,17 @@ class Publisher:
         except pika_errors.NackError as error:
             raise NotTakenError(f"queue {queue!r} refuses it; is it full, or without a majority?") from error
         except pika_errors.ChannelClosedByBroker as error:
-            raise NotTakenError(f"the broker refuses it for queue {queue!r}: {error.reply_text}") from error
+            kind = TooLargeError if _MAX_MESSAGE_SIZE in error.reply_text else NotTakenError
+            raise kind(f"the broker refuses it for queue {queue!r}: {error.reply_text}") from error
+
+    @staticmethod
+    def takes(properties: Any) -> bool:
+        """Whether headers are small enough.
+
+        Raises:
+            NotTakenError: they are nothing that AMQP can carry.
+        """
+        return _size_of(properties) <= _MOST_HEADER_BYTES
 
     @staticmethod
     def _or_not_taken(queue: str, ensure: Callable[[], None]) -> None:
@@ -120,13 +136,17 @@ class Publisher:
 
 
 def _publish(channel: Any, queue: str, body: bytes, properties: Any) -> None:
-    try:
-        size = sum(map(len, properties.encode()))
-    except _UNENCODABLE as error:
-        raise NotTakenError(f"the headers cannot be sent: {error!r}") from error
+    size = _size_of(properties)
     if size > _MOST_HEADER_BYTES:
-        raise NotTakenError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
+        raise TooLargeError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
     try:
         channel.basic_publish("", queue, body, properties, mandatory=True)
     except (struct.error, pika_errors.ShortStringTooLong) as error:
         raise NotTakenError(f"there can be no queue {queue!r}") from error
+
+
+def _size_of(properties: Any) -> int:
+    try:
+        return sum(map(len, properties.encode()))
+    except _UNENCODABLE as error:
+        raise NotTakenError(f"the headers cannot be sent: {error!r}") from error

@@ -24,6 +24,8 @@ _MOST_PREFETCH: Final = 65_535
 # With deliveries at hand, how often the connection gets a turn all the same.
 _PUMP_EVERY_S: Final = 0.05
 _PULL_EVERY_S: Final = 0.1
+# After so long without a message, the broker is asked whether it still has a consumer here.
+_DOUBT_AFTER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Session:
         self._unsettled: set[int] = set()
         self._cancelled: Any = None
         self._next_pump = 0.0
+        self._heard_at = time.monotonic()
+        self._topology = topology
         self.publisher = Publisher(connection, topology)
         try:
             topology.ensure_work(connection, queues)
@@ -145,6 +149,17 @@ class Session:
             raise pika_errors.ConsumerCancelled(self._cancelled)
         if not self._channel.is_open:
             raise pika_errors.ChannelWrongStateError("the broker closed the channel")
+        if not self._consuming.pull:
+            self._doubt()
+
+    def _doubt(self) -> None:
+        """See whether the broker has lost a consumer without a word, which happens to clusters."""
+        if time.monotonic() - self._heard_at < _DOUBT_AFTER_S:
+            return
+        self._heard_at = time.monotonic()
+        for queue in self._queues:
+            if not self._topology.consumers(self._connection, queue):
+                raise pika_errors.ChannelError(f"queue {queue!r} has no consumer any more")
 
     # Settlements
 
@@ -165,6 +180,12 @@ class Session:
         self._acks.give_back(tag)
 
     # Ends
+
+    def reason(self, error: BaseException) -> BaseException:
+        """Why it is over, in the broker's own words if there are any."""
+        # pika tells nobody, unless one waits for an answer of that channel.
+        said = getattr(self._channel, "_closing_reason", None)
+        return said if isinstance(said, pika_errors.ChannelClosedByBroker) else error
 
     def wake(self) -> None:
         """End a `pump` that waits. For any thread."""
@@ -201,6 +222,7 @@ class Session:
 
     def _on_message(self, queue: str, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         del channel
+        self._heard_at = time.monotonic()
         self._acks.delivered(method.delivery_tag)
         self._inbox.append((queue, Received(method, properties), body))
 

@@ -121,6 +121,12 @@ class Topology:
                 lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments),
             )
 
+    @staticmethod
+    def consumers(connection: Any, queue: str) -> int:
+        """How many a queue has. Raises AMQPError: there is no such queue."""
+        found = _on_a_channel(connection, lambda channel: channel.queue_declare(queue, passive=True))
+        return int(found.method.consumer_count)
+
     def _arguments(self) -> dict[str, Any]:
         return {"x-queue-type": self.queue_type.value}
 
@@ -131,8 +137,9 @@ class Topology:
         return {**_QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
 
 
-def _on_a_channel(connection: Any, act: Callable[[Any], object]) -> None:
+def _on_a_channel(connection: Any, act: Callable[[Any], Any]) -> Any:
     """A refusal closes the channel, so it is one of its own."""
     channel = connection.channel()
-    act(channel)
+    answer = act(channel)
     channel.close()
+    return answer

@@ -20,8 +20,10 @@ from .stomp_connecting import Connecting
 from .stomp_connection import Subscription
 from .stomp_epoch import Epoch, Token
 from .stomp_frames import Frame, dead_letters_of, destination_of, send_frame
-from .stomp_refusals import LostError
+from .stomp_losses import Losses
+from .stomp_refusals import CopyLostError, LostError
 from .stomp_settings import AckMode, Address, StompSettings
+from .stomp_settling import CopyOf
 
 __all__ = ["AckMode", "StompAdapter"]
 
@@ -106,6 +108,7 @@ class StompAdapter(Adapter):
         self._woken = False
         self._reconnecting = Reconnecting(str(address), backoff=backoff, fail_fast=fail_fast)
         self._connecting = Connecting(self._settings, self._reconnecting, self._arrived)
+        self._losses = Losses()
         self._subscriptions: tuple[Subscription, ...] = ()
         self._epoch: Epoch | None = None
 
@@ -144,7 +147,7 @@ class StompAdapter(Adapter):
                 headers = dead_letter_headers(message, token.destination, result)
                 headers.pop("expires", None)  # a dead letter waits for a person
                 frame = send_frame(destination_of(target), message.body, headers)
-                self._settle(token, lambda epoch: epoch.replaced(token, lambda: frame))
+                self._copy(token, lambda: frame)
             case Action.HOLD:
                 raise ValueError("HOLD is the worker's affair")
 
@@ -214,6 +217,8 @@ class StompAdapter(Adapter):
     def _lose(self, error: LostError) -> None:
         """The epoch is over: the broker delivers again what was unsettled."""
         epoch, self._epoch = self._epoch, None
+        if isinstance(error, CopyLostError):
+            self._losses.lost_over(error.positions)
         if epoch is not None:
             epoch.connection.abort()
             self._reconnecting.lost(error)
@@ -238,19 +243,30 @@ class StompAdapter(Adapter):
         def copy() -> Frame:
             return send_frame(token.destination, message.body, headers, due - time.monotonic())
 
-        self._settle(token, lambda epoch: epoch.replaced(token, copy))
+        self._copy(token, copy, delay_s)
 
-    def _settle(self, token: Token, act: Callable[[Epoch], object]) -> None:
-        """Settle a delivery of this epoch; one of another is dropped and counted."""
+    def _copy(self, token: Token, copy: CopyOf, at_least_s: float = 0.0) -> None:
+        position = token.held.position
+        wait_s = self._losses.wait_s(position)
+        if wait_s > 0:
+            # It waits here, unacknowledged, and comes to the worker again.
+            self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
+        elif self._settle(token, lambda epoch: epoch.replaced(token, copy)):
+            self._losses.copied(position)
+
+    def _settle(self, token: Token, act: Callable[[Epoch], object]) -> bool:
+        """Settle a delivery of this epoch; one of another is dropped and counted. False: it was not."""
         if self._epoch is None or not self._epoch.holds(token):
             self.stale_settlements += 1
-            return
+            return False
         try:
             act(self._epoch)
         except LostError as error:
             # Nobody knows whether it was settled. If not, it comes again.
             self.stale_settlements += 1
             self._lose(error)
+            return False
+        return True
 
 
 def _send(message: Message) -> Frame:

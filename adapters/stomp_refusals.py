@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from idempotent.errors import AdapterError
@@ -15,6 +16,15 @@ _PASSWORD: Final = ("password is invalid", "authentication failed", "unable to a
 
 class LostError(Exception):
     """The connection is over, and what was not confirmed may or may not have happened."""
+
+
+class CopyLostError(LostError):
+    """The connection was lost while the broker had to take copies: perhaps because of one of them."""
+
+    def __init__(self, error: LostError, positions: Sequence[str]) -> None:
+        """`positions`: the broker's ids of the messages that were copied."""
+        super().__init__(str(error))
+        self.positions = positions
 
 
 class RefusedError(AdapterError):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from .stomp_connection import StompConnection, Subscription
 from .stomp_frames import Frame
+from .stomp_refusals import CopyLostError, LostError
 from .stomp_settings import AckMode, StompSettings
 from .watermark import Watermark
 
@@ -35,6 +37,11 @@ class Held:
     def ack_id(self) -> str:
         """What an acknowledgement names."""
         return self.frame.headers["ack"]
+
+    @property
+    def position(self) -> str:
+        """The broker's id of the message, the same in every connection."""
+        return self.frame.headers.get("message-id", "")
 
 
 CopyOf = Callable[[], Frame]
@@ -70,6 +77,10 @@ class Settling(ABC):
         else:
             self._connection.send(frame)
 
+    def _confirm(self, held: Held, copy: CopyOf) -> None:
+        with _copying([held]):
+            self._connection.confirm([copy()], _COPY)
+
 
 class OneByOne(Settling):
     """Each message by itself, at once. A copy is confirmed first.
@@ -82,7 +93,7 @@ class OneByOne(Settling):
         self._acknowledge(held.ack_id)
 
     def replaced(self, held: Held, copy: CopyOf) -> None:
-        self._connection.confirm([copy()], _COPY)
+        self._confirm(held, copy)
         self.done(held)
 
 
@@ -106,7 +117,7 @@ class Cumulative(Settling):
         self.flush()
 
     def replaced(self, held: Held, copy: CopyOf) -> None:
-        self._connection.confirm([copy()], _COPY)
+        self._confirm(held, copy)
         self.done(held)
 
     def flush(self, *, at_once: bool = False) -> None:
@@ -158,8 +169,20 @@ class Transacted(Cumulative):
         copies = self._copies[subscription]
         ready = [pair for pair in copies if pair[0].number <= last.number]
         steps = [*(copy() for _, copy in ready), Frame("ACK", {"id": last.ack_id})]
-        self._connection.transact(steps, "a transaction")
+        with _copying([held for held, _ in ready]):
+            self._connection.transact(steps, "a transaction")
         self._copies[subscription] = [pair for pair in copies if pair[0].number > last.number]
+
+
+@contextmanager
+def _copying(originals: Sequence[Held]) -> Iterator[None]:
+    """A connection that is lost in here may have been lost over the copies."""
+    try:
+        yield
+    except LostError as error:
+        if originals:
+            raise CopyLostError(error, [held.position for held in originals]) from error
+        raise
 
 
 def settling(connection: StompConnection, settings: StompSettings) -> Settling:

@@ -57,7 +57,7 @@ def options_from_query(query: str, *constructors: Callable[..., object]) -> dict
 
 
 def _memory(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    options = {**options_from_query(url.query, MemoryBroker, MemoryAdapter), **more}
+    options = {**options_from_query(url.query, MemoryBroker, MemoryAdapter), **_without_waiting(more)}
     of_adapter = _keywords(MemoryAdapter)
     own = {name: options.pop(name) for name in list(options) if name in of_adapter}
     try:
@@ -67,7 +67,7 @@ def _memory(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
 
 
 def _file(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    options = {**options_from_query(url.query, FileAdapter), **more}
+    options = {**options_from_query(url.query, FileAdapter), **_without_waiting(more)}
     path = unquote(url.netloc.removeprefix("localhost") + url.path)
     if not path:
         raise ConfigurationError("a file URL needs a path: file:///path/to/lines.jsonl, or file://-")
@@ -75,6 +75,11 @@ def _file(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
         return FileAdapter(path, **options)
     except TypeError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def _without_waiting(options: Mapping[str, Any]) -> dict[str, Any]:
+    """For adapters that never wait for a broker: for whoever asks for any of them not to."""
+    return {name: value for name, value in options.items() if name != "fail_fast"}
 
 
 def _amqp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:

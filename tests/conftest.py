@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn, TypeVar
 
 import pytest
@@ -132,6 +132,26 @@ def private_redis(pytestconfig: pytest.Config) -> Iterator[Callable[..., Private
 def private_kafka(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateKafka]]:
     """`private_kafka(*options)`, as `private_mariadb`; an option is `"--override", "name=value"`."""
     yield from _private(pytestconfig, PrivateKafka)
+
+
+@pytest.fixture(scope="session")
+def _spare_rabbitmq(pytestconfig: pytest.Config) -> Iterator[PrivateRabbitMq]:
+    with contextmanager(_private)(pytestconfig, PrivateRabbitMq) as start:
+        yield start()
+
+
+@pytest.fixture
+def tuned_rabbitmq(_spare_rabbitmq: PrivateRabbitMq) -> Iterator[PrivateRabbitMq]:
+    """A RabbitMQ broker whose settings a test may `tune`; the next one finds it as it was, but for its queues."""
+    with _spare_rabbitmq.tuned():
+        yield _spare_rabbitmq
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(pytestconfig: pytest.Config) -> Iterator[PrivateKafka]:
+    """A Kafka broker with doors that ask for TLS and for a login."""
+    with contextmanager(_private)(pytestconfig, PrivateKafka) as start:
+        yield start("secured")
 
 
 @pytest.fixture

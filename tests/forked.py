@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.crash.child", "tests.racer"])
+context.set_forkserver_preload(["tests.crash.child", "tests.racer", "tests.adapters.conformance_child"])
 
 
 class Forked:

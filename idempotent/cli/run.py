@@ -48,6 +48,12 @@ def run(
     drain_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers may finish at the end.")
     ] = 30.0,
+    fail_fast: Annotated[
+        bool,
+        typer.Option(
+            "--fail-fast", help="End at once if the broker is not there, instead of waiting for it."
+        ),
+    ] = False,
     health_file: Annotated[
         Path | None,
         typer.Option(
@@ -61,13 +67,14 @@ def run(
 ) -> None:
     """Process messages until SIGTERM or Ctrl-C, then finish what runs and give back the rest.
 
-    A second Ctrl-C does not wait for it. Exit code 1: handlers still ran when the time to finish was over, or a
+    A second Ctrl-C does not wait for it. A broker that is down is waited for, and said to be; a wrong password is
+    an error. Exit code 1: handlers still ran when the time to finish was over, or a
     file came to its end and some of it was rejected or is dead.
     """
     registry = registry_at(target)
     try:
         register_checkers(registry, checker or ())
-        adapter = adapter_from_url(broker)
+        adapter = adapter_from_url(broker, **({"fail_fast": True} if fail_fast else {}))
         with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
             log_to(bar.console, log_level.value)
             tally = Tally(bar, bar.add_task("waiting for messages", total=None))

@@ -3,7 +3,7 @@
 import time
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from idempotent import Message
 from idempotent.adapters.copies import KEY_HEADER
@@ -24,6 +24,14 @@ class Broker:
     def make(self, topic, partitions=1, **config):
         new = NewTopic(topic, partitions, 1, config=config)
         self.admin.create_topics([new])[topic].result(TIMEOUT_S)
+
+    def configure(self, topic, **config):
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in config.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
 
     def drop(self, topic):
         self.admin.delete_topics([topic])[topic].result(TIMEOUT_S)

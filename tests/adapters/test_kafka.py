@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import Producer
 
 from idempotent import Message, Outcome, Registry, Result, Worker
-from idempotent.adapters import adapter_from_url
+from idempotent.adapters import adapter_from_url, kafka, kafka_group
 from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, OUTCOME_HEADER, REASON_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka_records import TIMESTAMP_HEADER
 from idempotent.checkers import MemoryChecker
-from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError
+from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import AdapterContract, until
 from tests.adapters.kafka_broker import Broker
@@ -428,6 +428,17 @@ def test_two_groups_each_get_every_message(broker, topic, opened):
         assert delivery.message.body == b"0"
 
 
+def test_a_message_has_its_effect_once_in_each_group_although_they_share_a_store(broker, topic):
+    broker.send(topic, b"0", **{KEY_HEADER: "m-1"})
+    broker.flush()
+    done, checker = [], MemoryChecker()
+    for group in ("billing", "mail", "billing"):
+        adapter = KafkaAdapter(broker.bootstrap, commit_interval_s=0.1)
+        with working(adapter, topic, lambda _, to=group: done.append(to), group=group, checker=checker):
+            until(lambda to=group: broker.committed(to, topic) == 1, "a commit")
+    assert done == ["billing", "mail"]
+
+
 def test_consumers_of_two_groups_do_not_fit_one_adapter(kafka_bootstrap):
     registry = Registry()
     consumers = [
@@ -519,24 +530,6 @@ def test_a_handler_may_take_longer_than_the_group_waits_for_a_member(broker, top
 # A worker's promises
 
 
-def test_copies_of_a_message_run_once_whichever_partitions_they_are_in(broker):
-    topic = f"orders-{secrets.token_hex(6)}"
-    broker.make(topic, 2)
-    for number in range(2):
-        broker.send(topic, b"", partition=number, **{KEY_HEADER: "m-1"})
-    broker.flush()
-    done = []
-
-    def handle(message):
-        time.sleep(0.5)
-        done.append(message.id)
-
-    with working(KafkaAdapter(broker.bootstrap), topic, handle, concurrency=2) as worker:
-        until(lambda: worker._outcomes.total() == 2, "two outcomes")
-    assert done == ["m-1"]
-    assert [broker.committed(GROUP, topic, number) for number in range(2)] == [1, 1]
-
-
 def test_a_stop_in_order_leaves_nothing_finished_to_come_again(broker, topic):
     send(broker, topic, 50)
     done, checker = [], MemoryChecker()
@@ -556,33 +549,6 @@ def test_a_stop_in_order_leaves_nothing_finished_to_come_again(broker, topic):
         until(lambda: len(done) == 50, "the rest")
     assert worker._outcomes[Outcome.DUPLICATE] == 0
     assert broker.committed(GROUP, topic) == 50
-
-
-def test_what_was_not_stored_is_not_committed(broker, topic):
-    class Failing(MemoryChecker):
-        def _complete(self, *_, **__):
-            raise StoreUnavailableError
-
-    send(broker, topic, 1)
-    done = []
-    adapter = KafkaAdapter(broker.bootstrap, commit_interval_s=0.1)
-    with working(adapter, topic, done.append, checker=Failing()):
-        until(lambda: done, "a call")
-        time.sleep(0.5)
-    assert broker.committed(GROUP, topic) is None
-
-
-def test_a_handler_that_is_interrupted_leaves_its_message(broker, topic):
-    send(broker, topic, 1)
-    registry = Registry()
-
-    @registry.consumer(topic, group=GROUP, checker=MemoryChecker())
-    def handle(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Worker(registry, KafkaAdapter(broker.bootstrap), gc_interval_s=None).run()
-    assert broker.committed(GROUP, topic) is None
 
 
 def test_poison_becomes_a_dead_letter_after_its_attempts_across_restarts(broker, topic):
@@ -659,7 +625,8 @@ def test_while_the_broker_is_down_calls_come_back_in_time(private_kafka):
     assert time.monotonic() - began < 20
 
 
-def test_a_broker_that_never_answers_is_waited_for_or_not(opened, caplog):
+def test_a_broker_that_never_answers_is_waited_for_or_not(opened, caplog, monkeypatch):
+    monkeypatch.setattr(kafka_group, "_ANSWER_S", 1.0)
     adapter = opened("orders", bootstrap="127.0.0.1:1")
     with caplog.at_level(logging.WARNING):
         nothing_comes(adapter, 1.5)
@@ -746,3 +713,59 @@ def test_without_the_client_library_the_error_says_what_to_type():
     code = "import sys; sys.modules['confluent_kafka'] = None; import idempotent.adapters.kafka"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert 'pip install "idempotent-consumer[kafka]"' in done.stderr.splitlines()[-1]
+
+
+# Messages that are too large
+
+
+def test_a_message_larger_than_a_fetch_still_comes(broker, topic, opened):
+    broker.send(topic, b"x" * 500_000)
+    broker.flush()
+    small = dict.fromkeys(("message.max.bytes", "fetch.max.bytes", "max.partition.fetch.bytes"), 1000)
+    adapter = opened(topic, consumer_config=small)
+    assert len(receive(adapter)[0].message.body) == 500_000
+
+
+def test_a_message_that_the_topic_does_not_take_is_an_error_and_the_next_one_goes_through(broker, opened):
+    topic = f"orders-{secrets.token_hex(6)}"
+    broker.make(topic, **{"max.message.bytes": "10000"})
+    adapter = opened(topic)
+    with pytest.raises(AdapterError, match="Message size too large"):
+        adapter.publish(Message(topic, b"x" * 20_000, id="large"))
+    adapter.publish(Message(topic, b"x", id="small"))
+    assert receive(adapter)[0].message.id == "small"
+
+
+def test_a_dead_letter_that_is_too_large_waits_for_a_topic_that_takes_it(broker, opened, caplog, monkeypatch):
+    monkeypatch.setattr(kafka, "_COPY_AGAIN", Backoff(initial_s=0.2, maximum_s=1.0))
+    topic = f"orders-{secrets.token_hex(6)}"
+    # As large as the original, so that our headers do not fit.
+    broker.make(topic, **{"max.message.bytes": "20000"})
+    broker.make(f"{topic}.dlq", **{"max.message.bytes": "20000"})
+    broker.send(topic, b"x" * 19_900)
+    broker.send(topic, b"small")
+    broker.flush()
+    done = []
+
+    def handle(message):
+        done.append(message.body)
+        if message.body != b"small":
+            raise ValueError("poison")
+
+    adapter = KafkaAdapter(broker.bootstrap, ordering="none", commit_interval_s=0.1)
+    with working(adapter, topic, handle, max_attempts=1):
+        until(lambda: len(done) == 2, "both")
+        until(
+            lambda: [
+                getattr(record, "error", "") for record in caplog.records if record.msg == "copy_failed"
+            ][1:],
+            "several attempts",
+        )
+        assert broker.committed(GROUP, topic) is None
+        broker.configure(f"{topic}.dlq", **{"max.message.bytes": "30000"})
+        until(lambda: broker.read(f"{topic}.dlq"), "the dead letter")
+        until(lambda: broker.committed(GROUP, topic) == 2, "its offset")
+    assert any("too large" in getattr(record, "error", "") for record in caplog.records)
+    (letter,) = broker.read(f"{topic}.dlq")
+    assert letter.body == b"x" * 19_900
+    assert len(done) == 2

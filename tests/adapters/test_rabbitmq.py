@@ -16,11 +16,11 @@ from idempotent.adapters.rabbitmq_session import Session
 from idempotent.adapters.rabbitmq_topology import Topology
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
-from idempotent.errors import AdapterError, StoreUnavailableError
+from idempotent.errors import AdapterError
 from idempotent.policy import Backoff
 from idempotent.redrive import redrive
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbit import SOON, Rabbit, consumer_of, hang_up, keep_working, numbered, receive
+from tests.adapters.rabbit import Rabbit, consumer_of, hang_up, keep_working, numbered, receive
 
 ACK = Result(Outcome.PROCESSED)
 DEAD = Result(Outcome.DEAD, error=ValueError("no such customer"))
@@ -612,38 +612,12 @@ def test_waiting_for_another_owner_does_not_eat_the_delivery_limit(rabbit):
     consumer = registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.id))
     claim = checker.claim(ClaimRequest(consumer.request(Message(queue, id="1")).key)).claim
     rabbit.send(Message(queue, id="1"))
-    timer = threading.Timer(3.0, lambda: checker.release(claim))
+    timer = threading.Timer(1.5, lambda: checker.release(claim))
     timer.start()
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
     timer.join()
     assert done == ["1"]
     assert rabbit.depth(queue) == rabbit.depth(f"{queue}.dead") == 0
-
-
-def test_without_the_stores_word_nothing_is_acknowledged(rabbit, queue):
-    class Lost(MemoryChecker):
-        def _complete(self, completion):
-            raise StoreUnavailableError("gone")
-
-    done = []
-    registry = Registry()
-    registry.consumer(queue, group="g", checker=Lost())(lambda message: done.append(message.id))
-    rabbit.send(Message(queue, id="1"))
-    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
-    until(lambda: rabbit.depth(queue) == 1, "the message")
-
-
-def test_a_handler_that_ends_the_process_acknowledges_nothing(rabbit, queue):
-    registry = Registry()
-
-    @registry.consumer(queue, group="g", checker=MemoryChecker())
-    def stop(message):
-        raise SystemExit(3)
-
-    rabbit.send(Message(queue, id="1"))
-    with pytest.raises(SystemExit):
-        Worker(registry, rabbit.adapter(), gc_interval_s=None).run()
-    until(lambda: rabbit.depth(queue) == 1, "the message")
 
 
 def test_a_message_without_a_key_is_a_dead_letter_unless_the_consumer_takes_it(rabbit):
@@ -694,30 +668,6 @@ def test_one_message_in_two_queues_is_two_affairs(rabbit):
             channel.queue_unbind(queue, exchange)
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: len(done) == 2)
     assert sorted(done) == sorted(queues)
-
-
-@pytest.mark.parametrize("first_fails", [False, True])
-def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(rabbit, queue, first_fails):
-    runs = []
-    registry = Registry()
-
-    @registry.consumer(
-        queue, group="g", checker=MemoryChecker(), backoff=Backoff(initial_s=0.1, maximum_s=0.1)
-    )
-    def handle(message):
-        runs.append("began")
-        time.sleep(0.5)
-        if first_fails and len(runs) == 1:
-            runs.append("failed")
-            raise ValueError("not now")
-        runs.append("done")
-
-    rabbit.send(Message(queue, id="1"), Message(queue, id="1"))
-    adapter = rabbit.adapter(backoff=SOON)
-    worker = Worker(registry, adapter, concurrency=2, gc_interval_s=None)
-    run_for(worker, lambda: worker._outcomes[Outcome.DUPLICATE] == 1)
-    assert runs == (["began", "failed"] if first_fails else []) + ["began", "done"]
-    assert rabbit.depth(queue) == 0
 
 
 def test_a_connection_that_ends_each_time_is_not_tried_without_a_pause(rabbit, queue, opened, monkeypatch):

@@ -16,7 +16,7 @@ from idempotent import Message, Outcome, Result
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.errors import AdapterError, ConfigurationError
-from tests.adapters.rabbit import Rabbit, consumer_of, keep_working, receive
+from tests.adapters.rabbit import Rabbit, consumer_of, receive
 
 ACK = Result(Outcome.PROCESSED)
 SECRET = "hunter2"
@@ -114,25 +114,27 @@ def test_a_refused_login_stops_with_what_to_check(rabbit, caplog, changes, words
         assert SECRET not in repr(adapter._server)
 
 
-def test_a_user_without_permissions_is_told_so(private_rabbitmq):
-    broker = private_rabbitmq("max_message_size = 100000")
+def test_a_user_without_permissions_is_told_so(tuned_rabbitmq):
+    broker = tuned_rabbitmq
+    broker.tune("max_message_size", 100_000)
     broker.ctl("add_user", "reader", SECRET)
     broker.ctl("set_permissions", "reader", "^$", ".*", ".*")
     rabbit = Rabbit(broker.url)
+    queue = rabbit.name()
     poor = rabbit.adapter(url_with(broker.url, user="reader", password=SECRET))
     with pytest.raises(AdapterError, match="lacks a permission"):
-        poor.open([consumer_of("orders")])
+        poor.open([consumer_of(queue)])
     # And with it: queues that others have made are enough.
-    rabbit.declare("orders")
-    rabbit.declare("orders.dead")
+    rabbit.declare(queue)
+    rabbit.declare(f"{queue}.dead")
     modest = rabbit.adapter(url_with(broker.url, user="reader", password=SECRET), declare=False)
-    modest.open([consumer_of("orders")])
-    rabbit.send(Message("orders", b"x" * 90_000, id="1"))
+    modest.open([consumer_of(queue)])
+    rabbit.send(Message(queue, b"x" * 90_000, id="1"))
     (delivery,) = receive(modest)
     # Too large a message is an error of its own, and of nobody else.
     with pytest.raises(AdapterError, match=r"larger than|size"):
-        modest.publish(Message("orders", b"x" * 200_000, id="2"))
-    modest.publish(Message("orders", id="3"))
+        modest.publish(Message(queue, b"x" * 200_000, id="2"))
+    modest.publish(Message(queue, id="3"))
     modest.settle(delivery, ACK)
     assert receive(modest)[0].message.id == "3"
     assert modest.stale_settlements == 0
@@ -177,19 +179,6 @@ def test_headers_that_cannot_be_sent_harm_no_other_message(rabbit, headers, word
     adapter.publish(Message(queue, id="2"))
     assert receive(adapter)[0].message.id == "2"
     adapter.close()
-
-
-def test_headers_with_no_room_for_a_reason_do_not_end_the_connection(rabbit):
-    queue = rabbit.declare(rabbit.name())
-    adapter = rabbit.adapter()
-    adapter.open([consumer_of(queue)])
-    rabbit.send(Message(queue, id="1", headers={"big": "x" * 130_800}))
-    (delivery,) = receive(adapter)
-    adapter.settle(delivery, Result(Outcome.DEAD, error=ValueError("a long reason " * 100)))
-    keep_working(adapter, 0.5)
-    adapter.close()
-    # Here it stays until somebody takes it out, in sight and unharmed.
-    assert rabbit.depth(queue) == 1
 
 
 # TLS

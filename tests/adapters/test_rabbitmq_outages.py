@@ -1,7 +1,6 @@
 """RabbitMqAdapter, and brokers, connections and processes that go away."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -96,15 +95,9 @@ def all_settled(rabbit, queue, worker):
 @pytest.mark.parametrize(
     ("ack", "point"),
     [
-        ("manual", "before_effect:3"),
-        ("manual", "after_effect:3"),
         ("manual", "before_commit:3"),
         ("manual", "after_commit:3"),
-        ("manual", "before_ack:3"),
         ("manual", "after_ack:3"),
-        ("batched", "after_effect:3"),
-        ("batched", "before_ack:3"),
-        ("batched", "after_ack:3"),
     ],
 )
 def test_a_worker_killed_at_any_step_repeats_no_effect_and_loses_none(
@@ -117,40 +110,6 @@ def test_a_worker_killed_at_any_step_repeats_no_effect_and_loses_none(
     until(lambda: rabbit.depth(queue) == 0, "an empty queue")
     assert all_settled(rabbit, queue, second)
     assert effects(database) == sorted(f"m-{number}" for number in range(10))
-
-
-@pytest.mark.slow
-def test_workers_with_batched_acks_killed_at_random_repeat_no_effect_and_lose_none(
-    rabbit, queue, database, start
-):
-    rabbit.send(*numbered(queue, 700))
-    chance = random.Random(7)
-    for _ in range(3):
-        child = start("batched")
-        done = len(effects(database))
-        until(
-            lambda child=child, done=done: len(effects(database)) > done or child.poll() is not None,
-            "a start",
-        )
-        time.sleep(chance.uniform(0.0, 0.4))
-        child.kill()
-        child.wait()
-    assert len(effects(database)) < 700, "killed too late to mean anything"
-    last = start("batched")
-    until(lambda: len(effects(database)) >= 700, "all effects")
-    until(lambda: rabbit.depth(queue) == 0, "an empty queue")
-    assert all_settled(rabbit, queue, last)
-    assert effects(database) == sorted(f"m-{number}" for number in range(700))
-
-
-def test_attempts_are_counted_over_processes(rabbit, queue, start):
-    rabbit.send(Message(queue, id="poison"))
-    assert is_killed(start(crash_at="after_ack"))
-    child = start()
-    (letter,) = until(lambda: rabbit.look(f"{queue}.dead"), "a dead letter")
-    assert letter.id == "poison"
-    assert letter.headers["x-idempotent-attempt"] == "2"
-    assert all_settled(rabbit, queue, child)
 
 
 # Connections that are lost at the worst moment
@@ -243,7 +202,7 @@ def test_a_broker_that_comes_later_is_waited_for_call_by_call(private_rabbitmq):
     rabbit = Rabbit(broker.url)
     broker.stop()
     hasty = rabbit.adapter(fail_fast=True)
-    with pytest.raises(AdapterError, match="cannot connect to amqp://127"):
+    with pytest.raises(AdapterError, match=r"cannot connect to amqp://127.*refused"):
         hasty.open([consumer_of("orders")])
     adapter = rabbit.adapter()
     adapter.open([consumer_of("orders")])
@@ -294,17 +253,17 @@ def test_a_broker_short_of_memory_delays_dead_letters_and_loses_none(private_rab
     assert rabbit.depth(queue) == 0
 
 
-def test_what_a_quorum_queue_gives_up_is_a_dead_letter(private_rabbitmq):
-    broker = private_rabbitmq()
-    rabbit = Rabbit(broker.url)
-    broker.ctl("set_policy", "limit", ".*", '{"delivery-limit":1}', "--apply-to", "queues")
+def test_what_a_quorum_queue_gives_up_is_a_dead_letter(tuned_rabbitmq):
+    rabbit = Rabbit(tuned_rabbitmq.url)
+    queue = rabbit.name()
+    tuned_rabbitmq.ctl("set_policy", "limit", queue, '{"delivery-limit":1}', "--apply-to", "queues")
     adapter = rabbit.adapter(queue_type="quorum")
-    adapter.open([consumer_of("orders")])
-    rabbit.send(Message("orders", id="1"))
+    adapter.open([consumer_of(queue)])
+    rabbit.send(Message(queue, id="1"))
     for _ in range(2):
         adapter.requeue(receive(adapter)[0])
-    until(lambda: (keep_working(adapter, 0.1), rabbit.depth("orders.dead") == 1)[1], "a dead letter")
+    until(lambda: (keep_working(adapter, 0.1), rabbit.depth(f"{queue}.dead") == 1)[1], "a dead letter")
     adapter.close()
-    (letter,) = rabbit.look("orders.dead")
+    (letter,) = rabbit.look(f"{queue}.dead")
     assert letter.id == "1"
     assert letter.headers["x-death"][0]["reason"] == "delivery_limit"

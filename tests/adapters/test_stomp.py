@@ -333,44 +333,6 @@ def test_a_commit_that_fails_leaves_the_message_with_the_broker(stomp_url, name,
     until_left(stomp_url, name, "a")
 
 
-def test_two_copies_at_the_same_time_have_one_effect_and_both_are_acknowledged(stomp_url, name):
-    registry, effects, running = Registry(), [], threading.Event()
-
-    @registry.consumer(name, checker=MemoryChecker(lease_s=5.0))
-    def handle(message):
-        effects.append(message.id)
-        running.set()
-        time.sleep(0.5)
-
-    send(stomp_url, name, "a", "a")
-    summary = run_until(registry, stomp_url, lambda: running.is_set() and not left(stomp_url, name))
-    assert effects == ["a"]
-    assert (summary[Outcome.PROCESSED], summary[Outcome.DUPLICATE]) == (1, 1)
-
-
-def test_a_keyboard_interrupt_in_the_handler_leaves_the_message_in_the_queue(stomp_url, name):
-    registry = Registry()
-
-    @registry.consumer(name, checker=MemoryChecker())
-    def handle(message):
-        raise KeyboardInterrupt
-
-    send(stomp_url, name, "a")
-    with pytest.raises(KeyboardInterrupt):
-        run_until(registry, stomp_url, lambda: False)
-    until_left(stomp_url, name, "a")
-
-
-def test_a_key_expression_that_finds_nothing_makes_a_dead_letter(stomp_url, name):
-    registry = Registry()
-    registry.consumer(name, checker=MemoryChecker(), key=lambda m: m.headers.get("payment"))(lambda m: None)
-    send(stomp_url, name, "a")
-    summary = run_until(registry, stomp_url, lambda: in_queue(stomp_url, f"/queue/{name}.dead"))
-    assert summary[Outcome.REJECTED] == 1
-    (letter,) = in_queue(stomp_url, f"/queue/{name}.dead")
-    assert letter.headers[REASON_HEADER].startswith("MissingKeyError")
-
-
 def test_a_poisonous_message_is_dead_after_its_attempts_over_several_workers(stomp_url, name):
     checker, attempts = MemoryChecker(), []
 
@@ -511,6 +473,27 @@ def test_a_durable_subscription_keeps_messages_while_nobody_is_here_and_every_gr
         again = make(topic, **options)
         assert again.receive(1, 0.5) == []
         again.close()
+
+
+def test_a_message_has_its_effect_once_in_each_group_although_they_share_a_store(make, stomp_url, name):
+    topic, checker, effects = f"/topic/{name}", MemoryChecker(), []
+    workers = []
+    for group in ("billing", "mail"):
+        registry = Registry()
+        registry.consumer(topic, group=group, checker=checker)(lambda _, to=group: effects.append(to))
+        workers.append(Worker(registry, StompAdapter(stomp_url, backoff=QUICK), gc_interval_s=None))
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    sender, deadline = make("elsewhere"), time.monotonic() + DEADLINE_S
+    while len(effects) < 2:  # a topic forgets what nobody subscribes to yet
+        assert time.monotonic() < deadline
+        sender.publish(Message(topic, id="a"))
+        time.sleep(0.1)
+    for worker, thread in zip(workers, threads, strict=True):
+        worker.stop()
+        thread.join(DEADLINE_S)
+    assert sorted(effects) == ["billing", "mail"]
 
 
 def test_dead_letters_of_a_topic_go_to_a_queue(make, stomp_url, name):

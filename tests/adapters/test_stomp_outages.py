@@ -17,7 +17,7 @@ from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.copies import REASON_HEADER
 from idempotent.adapters.stomp import StompAdapter
-from idempotent.adapters.stomp_frames import send_frame
+from idempotent.adapters.stomp_frames import Frame, send_frame
 from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.migrations import upgrade
@@ -248,7 +248,9 @@ def test_after_an_abort_the_same_frames_can_be_settled_again(private_activemq, n
         sent = frames_sent_by(adapter, monkeypatch)
         forbidden = send_frame("/queue/locked.graves", b"", {})
         with pytest.raises(AdapterError, match="not authorized"):
-            connection.transact([forbidden], delivery.token.held.ack_id, "a transaction")
+            connection.transact(
+                [forbidden, Frame("ACK", {"id": delivery.token.held.ack_id})], "a transaction"
+            )
         assert commands(sent) == ["BEGIN", "SEND", "ACK", "ABORT"]
         assert adapter.receive(1, 0.2) == [], "the broker does not deliver it again by itself"
         adapter.settle(delivery, ACK)
@@ -322,7 +324,7 @@ def test_a_body_that_the_broker_does_not_take_is_an_error_and_the_next_one_goes_
 ):
     server = private_activemq()
     with opened(server.url, name) as adapter:
-        with pytest.raises(AdapterError, match=r"did not take the message|refused"):
+        with pytest.raises(AdapterError, match=r"did not take a message|refused"):
             adapter.publish(Message(name, bytes(2 * MAX_FRAME_BYTES), id="big"))
         adapter.publish(Message(name, bytes(MAX_FRAME_BYTES // 2), id="small"))
         assert ids(receive(adapter, 1)) == ["small"]
@@ -480,29 +482,6 @@ def counting(name, store, effects):
             raise ValueError("poison")
 
     return registry
-
-
-def test_killed_after_the_commit_and_before_the_acknowledgement_the_effect_is_not_repeated(
-    stomp_url, store, name
-):
-    send(stomp_url, name, "a")
-    assert killed_at("ACK", stomp_url, store, name) == 1
-    until_left(stomp_url, name, "a")
-    effects = []
-    summary = run_until(counting(name, store, effects), stomp_url, lambda: not left(stomp_url, name))
-    assert (effects, summary[Outcome.DUPLICATE]) == ([], 1)
-
-
-def test_killed_in_the_handler_the_message_comes_again_and_has_its_effect_once(stomp_url, store, name):
-    send(stomp_url, name, "a")
-    assert killed_at("handler", stomp_url, store, name) == 0
-    until_left(stomp_url, name, "a")
-    effects = []
-    registry = Registry()
-    checker = SqlChecker(store, lease_s=1.0)
-    registry.consumer(name, checker=checker, max_attempts=5)(lambda message: effects.append(message.id))
-    run_until(registry, stomp_url, lambda: not left(stomp_url, name))
-    assert effects == ["a"]
 
 
 @pytest.mark.parametrize("point", ["SEND", "ACK"], ids=["before the copy", "after it"])

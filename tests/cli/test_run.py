@@ -5,6 +5,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from tests.cli.test_replay import URL, command, effects, shop, write
 
 __all__ = ["shop"]
@@ -60,3 +62,36 @@ def test_the_password_of_a_broker_is_not_shown(cli, shop):
 
 def test_a_broker_has_to_be_named(cli, shop):
     assert cli("run", "shop_consumers", *CHECKER).code == 2
+
+
+NOWHERE = ["amqp://127.0.0.1:1", "stomp://127.0.0.1:1", "kafka://127.0.0.1:1"]
+
+
+@pytest.mark.parametrize("broker_url", NOWHERE)
+def test_with_fail_fast_a_broker_that_is_not_there_ends_it(cli, shop, monkeypatch, broker_url):
+    monkeypatch.setattr("idempotent.adapters.kafka_group._ANSWER_S", 1.0)
+    answer = cli("run", "shop_consumers", "--broker", broker_url, *CHECKER, "--fail-fast")
+    assert answer.code == 5
+    assert "cannot connect to" in answer.err
+    assert "127.0.0.1:1" in answer.err
+    assert "refused" in answer.err
+
+
+def test_with_fail_fast_a_file_is_what_it_was(cli, shop):
+    file = write(shop / "orders.jsonl", ("1", {}))
+    assert cli("run", "shop_consumers", *broker(file), *CHECKER, "--fail-fast").code == 0
+    assert effects(shop) == ["1"]
+
+
+@pytest.mark.parametrize("broker_url", NOWHERE)
+def test_without_fail_fast_a_broker_that_is_not_there_is_waited_for_and_said_to_be(shop, broker_url):
+    words = ("run", "shop_consumers", "--broker", broker_url, *CHECKER)
+    with command(*words, stderr=subprocess.PIPE, cwd=shop) as child:
+        said = b""
+        while not (b"broker_unreachable" in said and b"refused" in said):
+            line = child.stderr.readline()
+            assert line, said
+            said += line
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=60)
+    assert child.returncode == 0

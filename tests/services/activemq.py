@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.services.certificate import make_certificate
 from tests.services.docker import Image
 from tests.services.process import PrivateServer, free_port
 
@@ -38,9 +39,7 @@ class PrivateActiveMq(PrivateServer):
     def __init__(self, *options: str) -> None:
         super().__init__()
         self._features = frozenset(options)
-        self._tls_port = self.port
-        while self._tls_port == self.port:
-            self._tls_port = free_port()
+        self._tls_port = free_port()
 
     @classmethod
     def find(cls, program: str) -> str | None:
@@ -63,7 +62,7 @@ class PrivateActiveMq(PrivateServer):
 
     def _prepare(self) -> None:
         if "tls" in self._features:
-            self._make_certificate()
+            make_certificate(self._run, self._key_store, self.ca_file, PASSWORD)
         (self.folder / "conf").mkdir()
         (self.folder / "conf" / "activemq.xml").write_text(self._configuration())
 
@@ -78,13 +77,6 @@ class PrivateActiveMq(PrivateServer):
             *(f"-Dactivemq.{name}={folder}" for name, folder in folders.items()),
             *("-jar", str(_JAR), "start", f"xbean:file:{self.folder / 'conf' / 'activemq.xml'}"),
         ]
-
-    def _make_certificate(self) -> None:
-        store = ["-keystore", str(self._key_store), "-storetype", "PKCS12", "-storepass", PASSWORD]
-        names = ["-ext", "san=ip:127.0.0.1,dns:localhost"]
-        key = ["-keyalg", "RSA", "-keysize", "2048", "-alias", "broker", "-dname", "CN=localhost"]
-        self._run(["keytool", "-genkeypair", *key, *names, "-ext", "bc=ca:true", *store])
-        self._run(["keytool", "-exportcert", "-rfc", "-alias", "broker", "-file", str(self.ca_file), *store])
 
     @property
     def _key_store(self) -> Path:

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.services.certificate import make_certificate
 from tests.services.docker import Image
 from tests.services.process import PrivateServer, free_port
 
+USER, PASSWORD = "consumer", "s3cret-of-the-tests"
 _POM = Path(__file__).with_name("kafka-pom.xml")
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 # One node keeps one copy of everything, and few partitions of its own topics: they cost the start.
@@ -51,7 +53,11 @@ def ping(bootstrap: str) -> None:
 
 
 class PrivateKafka(PrivateServer):
-    """Takes more settings as `"--override", "name=value"`."""
+    """Takes more settings as `"--override", "name=value"`.
+
+    With the word `secured` it listens at `tls_url` and `sasl_url` too: encrypted, with the certificate `ca_file`, and
+    at the second one only for USER.
+    """
 
     name = "Kafka"
     debian_package = "default-jre-headless maven"
@@ -59,25 +65,61 @@ class PrivateKafka(PrivateServer):
     ping = staticmethod(ping)
 
     def __init__(self, *options: str) -> None:
-        super().__init__(*options)
-        self._controller_port = free_port()
+        super().__init__(*(option for option in options if option != "secured"))
+        self._is_secured = "secured" in options
+        self._controller_port, self._tls_port, self._sasl_port = free_port(), free_port(), free_port()
 
     @property
     def url(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def tls_url(self) -> str:
+        return f"127.0.0.1:{self._tls_port}"
+
+    @property
+    def sasl_url(self) -> str:
+        return f"127.0.0.1:{self._sasl_port}"
+
+    @property
+    def ca_file(self) -> Path:
+        return self.folder / "server.pem"
+
     def _prepare(self) -> None:
+        listeners = {"PLAINTEXT": self.url}
+        if self._is_secured:
+            listeners |= {"SSL": self.tls_url, "SASL_SSL": self.sasl_url}
+            make_certificate(self._run, self._key_store, self.ca_file, PASSWORD)
+        advertised = ",".join(f"{name}://{place}" for name, place in listeners.items())
         settings = {
             **_SETTINGS,
+            **(self._secured() if self._is_secured else {}),
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
-            "listeners": f"PLAINTEXT://{self.url},CONTROLLER://127.0.0.1:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{self.url}",
+            "listeners": f"{advertised},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": advertised,
             "log.dirs": str(self.folder / "data"),
         }
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         tool = [*self._java(), "kafka.tools.StorageTool", "format"]
         self._run([*tool, f"--cluster-id={cluster}", "-c", str(self._properties)])
+
+    def _secured(self) -> dict[str, str]:
+        login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        return {
+            "listener.security.protocol.map": (
+                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL"
+            ),
+            "ssl.keystore.location": str(self._key_store),
+            "ssl.keystore.type": "PKCS12",
+            "ssl.keystore.password": PASSWORD,
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{login} user_{USER}="{PASSWORD}";',
+        }
+
+    @property
+    def _key_store(self) -> Path:
+        return self.folder / "keys.p12"
 
     def _command(self) -> list[str]:
         return [*self._java(), "kafka.Kafka", str(self._properties)]

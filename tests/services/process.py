@@ -1,5 +1,7 @@
 """A server program of this machine, run for the tests alone."""
 
+import fcntl
+import functools
 import os
 import pwd
 import random
@@ -12,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
 import psutil
 
@@ -21,6 +23,7 @@ from tests.services.waiting import wait_until_it_answers
 STOP_TIMEOUT_S = 20.0
 # Below the ports the kernel gives to outgoing connections, so that none takes the port of a stopped server.
 PORTS = range(20_000, 32_000)
+_reserved: set[int] = set()
 
 
 class ServerFailedError(RuntimeError):
@@ -197,14 +200,35 @@ class PrivateServer(ABC):
 
 
 def free_port() -> int:
+    """A port that nobody listens at, and that no other process of tests gets as long as this one lives."""
     while True:
         port = random.choice(PORTS)
+        if not _reserve(port):
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
+
+
+def _reserve(port: int) -> bool:
+    # Seconds pass before the server takes it, and others look for ports meanwhile.
+    if port in _reserved:
+        return False
+    try:
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    _reserved.add(port)
+    return True
+
+
+@functools.cache
+def _reservations() -> TextIO:
+    """A file whose locked bytes are the ports of all test processes; the kernel unlocks those of a dead one."""
+    return (Path(tempfile.gettempdir()) / f"idempotent-test-ports-{os.geteuid()}").open("w")
 
 
 def _account_exists(name: str) -> bool:

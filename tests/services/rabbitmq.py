@@ -3,6 +3,8 @@
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ from tests.services.process import (
 )
 
 USER = PASSWORD = "idempotent"
-_CTL_TRIES = 5
+_CTL_TIMEOUT_S = 60.0
 # epmd, which every Erlang node needs, would start by itself, as a daemon that nobody stops.
 _SCRIPT = """
 {guard} epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" &
@@ -44,6 +46,7 @@ class PrivateRabbitMq(PrivateServer):
     def __init__(self, *settings: str) -> None:
         super().__init__()
         self.settings = settings
+        self._tuned: dict[str, str] = {}
         self._epmd_port = free_port()
         self._distribution_port = free_port()
 
@@ -60,16 +63,42 @@ class PrivateRabbitMq(PrivateServer):
     def ctl(self, *words: str) -> str:
         """What `rabbitmqctl` says."""
         command = [*self._environment(), str(self.find("rabbitmqctl")), "--quiet", *words]
-        for remaining in reversed(range(_CTL_TRIES)):
+        until = time.monotonic() + _CTL_TIMEOUT_S
+        while True:
             done = subprocess.run(
-                command, check=False, capture_output=True, text=True, timeout=60, **self._identity()
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=_CTL_TIMEOUT_S,
+                **self._identity(),
             )
-            if done.returncode == 0:
-                break
-            if not remaining:
+            # A try that failed may have done it.
+            if done.returncode == 0 or "already exists" in done.stderr:
+                return done.stdout
+            if time.monotonic() > until:
                 raise ServerFailedError(f"rabbitmqctl {words[0]}: {done.stderr}")
             time.sleep(1)  # it takes connections a moment before it is ready for this
-        return done.stdout
+
+    def tune(self, setting: str, value: int) -> None:
+        """Changes a setting, for channels that are opened from now on."""
+        was = self.ctl("eval", f"application:get_env(rabbit, {setting}).").strip()
+        self.ctl("eval", f"application:set_env(rabbit, {setting}, {value}).")
+        self._tuned.setdefault(setting, was)
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        """Puts back in the end what was tuned meanwhile."""
+        try:
+            yield
+        finally:
+            for setting, was in self._tuned.items():
+                value = was.removeprefix("{ok,").removesuffix("}")
+                put_back = (
+                    "unset_env(rabbit, {})" if was == "undefined" else f"set_env(rabbit, {{}}, {value})"
+                )
+                self.ctl("eval", f"application:{put_back.format(setting)}.")
+            self._tuned.clear()
 
     def stop(self) -> None:
         family = self._family()

@@ -1,0 +1,324 @@
+"""What holds for every broker alike, on real ones."""
+
+import asyncio
+import random
+import signal
+import threading
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from idempotent import Message, Outcome, Registry, Worker
+from idempotent.checkers import MemoryChecker
+from idempotent.claims import ClaimRequest
+from idempotent.errors import StoreUnavailableError
+from idempotent.migrations import upgrade
+from idempotent.policy import Backoff
+from idempotent.testing.adapter_contract import until
+from idempotent.testing.crashpoints import CRASH_VARIABLE
+from tests.adapters.conformance_child import EFFECTS, GROUP, consume
+from tests.adapters.places import BROKERS, open_place
+from tests.forked import Forked
+
+SOON = Backoff(initial_s=0.1, maximum_s=0.1)
+KILLS = 4
+MANY = 5000
+
+
+@pytest.fixture(params=BROKERS)
+def place(request):
+    yield from open_place(request.param, request)
+
+
+@pytest.fixture
+def subject(place):
+    return place.subject()
+
+
+@pytest.fixture
+def database(tmp_path):
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    upgrade(url)
+    engine = sa.create_engine(url)
+    EFFECTS.create(engine)
+    engine.dispose()
+    return url
+
+
+@pytest.fixture
+def effects(database):
+    """`effects()`: the ids that were booked, in a table in which nothing is unique."""
+    engine = sa.create_engine(database)
+
+    def read():
+        with engine.connect() as connection:
+            return sorted(connection.scalars(sa.select(EFFECTS.c.id)))
+
+    yield read
+    engine.dispose()
+
+
+@pytest.fixture
+def start(place, subject, database, tmp_path):
+    """`start(crash_at)`: a worker in a process of its own."""
+    children = []
+
+    def start_(crash_at=None, max_attempts=2, batch_size=1):
+        environ = {CRASH_VARIABLE: crash_at} if crash_at else {}
+        arguments = (place.url, subject, database, max_attempts, batch_size)
+        children.append(Forked(consume, *arguments, folder=tmp_path, environ=environ))
+        return children[-1]
+
+    yield start_
+    for child in children:
+        child.close()
+
+
+def is_killed(child):
+    return child.wait(60) == -signal.SIGKILL
+
+
+def is_stopped(child):
+    child.send_signal(signal.SIGTERM)
+    return child.wait(60) == 0
+
+
+def finish(place, subject, start, child):
+    """Ends workers in order until the broker has nothing left: what is a duplicate needs its time too."""
+    deadline = time.monotonic() + 60
+    while True:
+        assert is_stopped(child), child.err
+        if place.left(subject) == 0:
+            return
+        assert time.monotonic() < deadline
+        child = start(batch_size=20)
+        time.sleep(2.0)
+
+
+def run_until(place, registry, is_done):
+    """Runs a worker in a thread; what it raises is raised here."""
+    worker = Worker(registry, place.adapter(), concurrency=2, gc_interval_s=None)
+    summaries, errors = [], []
+
+    def run():
+        try:
+            summaries.append(worker.run())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(lambda: is_done() or not thread.is_alive(), "done")
+    finally:
+        worker.stop()
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    return summaries[0]
+
+
+def numbered(subject, count):
+    return [Message(subject, b"x", id=f"m-{number}") for number in range(count)]
+
+
+def ids(count):
+    return sorted(f"m-{number}" for number in range(count))
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("point", ["before_commit:3", "after_commit:3", "before_ack:3", "after_ack:3"])
+def test_a_worker_killed_at_a_step_repeats_no_effect_and_loses_none(place, subject, start, effects, point):
+    place.send(*numbered(subject, 10))
+    assert is_killed(start(point))
+    second = start()
+    until(lambda: len(effects()) >= 10, "ten effects")
+    finish(place, subject, start, second)
+    assert effects() == ids(10)
+
+
+@pytest.mark.slow
+def test_workers_killed_at_random_repeat_no_effect_and_lose_none(place, subject, start, effects):
+    place.send(*numbered(subject, MANY))
+    for _ in range(KILLS):
+        child, before = start(batch_size=20), len(effects())
+        until(lambda before=before: len(effects()) > before, "a beginning")
+        time.sleep(random.uniform(0.0, 0.3))
+        child.send_signal(signal.SIGKILL)
+        assert is_killed(child)
+    assert len(effects()) < MANY, "killed too late to mean anything"
+    last = start(batch_size=20)
+    deadline = time.monotonic() + 180
+    while len(effects()) < MANY:
+        assert time.monotonic() < deadline, last.err
+        time.sleep(0.1)
+    time.sleep(0.3)  # whatever would be repeated has its chance
+    finish(place, subject, start, last)
+    assert effects() == ids(MANY)
+
+
+def test_attempts_are_counted_over_processes(place, subject, start):
+    place.send(Message(subject, b"poison", id="1"))
+    assert is_killed(start("after_ack"))
+    child = start()
+    until(lambda: place.dead_letters(subject), "a dead letter")
+    finish(place, subject, start, child)
+    # Perhaps twice, where the first one's acknowledgement was still to come: the same message, by its id.
+    for letter in place.dead_letters(subject):
+        assert letter.id == "1"
+        assert letter.headers["x-idempotent-reason"].endswith("ValueError: poison")
+
+
+@pytest.mark.parametrize("point", ["before_ack", "after_ack"])
+def test_a_crash_around_a_dead_letter_loses_nothing(place, subject, start, effects, point):
+    place.send(Message(subject, b"poison", id="1"))
+    assert is_killed(start(point, max_attempts=1))
+    place.send(Message(subject, b"x", id="2"))
+    child = start(max_attempts=1)
+    until(lambda: effects() == ["2"] and place.dead_letters(subject), "the message behind it, and a letter")
+    finish(place, subject, start, child)
+    # Perhaps twice: the same message, by its id.
+    assert {letter.id for letter in place.dead_letters(subject)} == {"1"}
+    assert effects() == ["2"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_a_handler_that_is_interrupted_acknowledges_nothing_and_frees_its_key(place, subject, error):
+    checker, seen = MemoryChecker(), []
+    registry = Registry()
+
+    @registry.consumer(subject, group=GROUP, checker=checker)
+    def handle(message):
+        seen.append(message.id)
+        if len(seen) == 1:
+            raise error
+
+    place.send(Message(subject, id="1"))
+    with pytest.raises(error):
+        run_until(place, registry, lambda: False)
+    until(lambda: place.left(subject) == 1, "the message")
+    summary = run_until(place, registry, lambda: len(seen) == 2)
+    assert seen == ["1", "1"]
+    assert summary[Outcome.PROCESSED] == 1
+
+
+# Copies and contention
+
+
+@pytest.mark.parametrize("first_fails", [False, True])
+def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, subject, first_fails):
+    runs = []
+    registry = Registry()
+
+    @registry.consumer(subject, group=GROUP, checker=MemoryChecker(), backoff=SOON)
+    def handle(message):
+        runs.append("began")
+        time.sleep(0.5)
+        if first_fails and len(runs) == 1:
+            runs.append("failed")
+            raise ValueError("not now")
+        runs.append("done")
+
+    place.send(Message(subject, id="1"), Message(subject, id="1"))
+    finished = []
+    worker_done = registry.consumers[f"{subject}:{GROUP}"]
+    process = type(worker_done).process
+
+    def counting(consumer, message):
+        result = process(consumer, message)
+        finished.append(result.outcome)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(worker_done), "process", counting)
+        run_until(place, registry, lambda: Outcome.DUPLICATE in finished)
+    assert runs == (["began", "failed"] if first_fails else []) + ["began", "done"]
+    assert place.left(subject) == 0
+
+
+def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subject):
+    checker, done = MemoryChecker(), []
+    registry = Registry()
+    consumer = registry.consumer(subject, group=GROUP, checker=checker)(lambda m: done.append(m.id))
+    claim = checker.claim(ClaimRequest(consumer.request(Message(subject, id="1")).key)).claim
+    place.send(Message(subject, id="1"))
+    timer = threading.Timer(1.5, lambda: checker.release(claim))
+    timer.start()
+    summary = run_until(place, registry, lambda: done)
+    timer.join()
+    assert (done, summary.requeued, summary[Outcome.PROCESSED]) == (["1"], 0, 1)
+    assert place.left(subject) == 0
+
+
+# Messages that are no good
+
+
+def test_a_body_that_nobody_can_read_is_a_dead_letter_and_the_next_message_runs(place, subject):
+    done = []
+    registry = Registry()
+
+    @registry.consumer(subject, group=GROUP, checker=MemoryChecker(), retry_for=(OSError,))
+    def handle(message):
+        done.append(message.json())
+
+    place.send(
+        Message(subject, b"\xff{", id="1"), Message(subject, b"{", id="2"), Message(subject, b"7", id="3")
+    )
+    run_until(place, registry, lambda: done and len(place.dead_letters(subject)) == 2)
+    letters = {letter.id: letter for letter in place.dead_letters(subject)}
+    assert letters["1"].body == b"\xff{"
+    assert letters["1"].headers["x-idempotent-reason"].startswith("UnicodeDecodeError: ")
+    assert letters["2"].headers["x-idempotent-reason"].startswith("JSONDecodeError: ")
+    assert letters["2"].headers["x-idempotent-outcome"] == "dead"
+    assert done == [7]
+    assert place.left(subject) == 0
+
+
+@pytest.mark.parametrize("policy", ["reject", "process"])
+def test_a_message_without_a_key_is_a_dead_letter_unless_the_consumer_takes_it(place, subject, policy):
+    done = []
+    registry = Registry()
+
+    @registry.consumer(
+        subject,
+        group=GROUP,
+        checker=MemoryChecker(),
+        key=lambda message: message.headers.get("payment"),
+        on_missing_key=policy,
+    )
+    def handle(message):
+        done.append(message.body)
+
+    place.send(
+        Message(subject, b"without", id="1"), Message(subject, b"with", id="2", headers={"payment": "p"})
+    )
+    expected = 2 if policy == "process" else 1
+    run_until(
+        place, registry, lambda: len(done) + len(place.dead_letters(subject)) == 2 and len(done) == expected
+    )
+    letters = place.dead_letters(subject)
+    if policy == "process":
+        assert (sorted(done), letters) == ([b"with", b"without"], [])
+    else:
+        (letter,) = letters
+        assert (done, letter.body) == ([b"with"], b"without")
+        assert letter.headers["x-idempotent-reason"].startswith("MissingKeyError")
+        assert letter.headers["x-idempotent-outcome"] == "rejected"
+    assert place.left(subject) == 0
+
+
+def test_without_the_stores_word_nothing_is_acknowledged(place, subject):
+    class Lost(MemoryChecker):
+        def _complete(self, completion):
+            raise StoreUnavailableError("gone")
+
+    done = []
+    registry = Registry()
+    registry.consumer(subject, group=GROUP, checker=Lost())(lambda message: done.append(message.id))
+    place.send(Message(subject, id="1"))
+    run_until(place, registry, lambda: done)
+    until(lambda: place.left(subject) == 1, "the message")
+    assert done == ["1"]

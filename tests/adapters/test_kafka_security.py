@@ -1,0 +1,101 @@
+"""KafkaAdapter and brokers that want to know who is there, in an encrypted conversation."""
+
+import logging
+
+import pytest
+
+from idempotent import Message, Outcome, Registry, Result
+from idempotent.adapters import adapter_from_url, kafka_group
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.checkers import MemoryChecker
+from idempotent.errors import AdapterError
+from idempotent.testing.adapter_contract import AdapterContract, until
+from tests.adapters.kafka_broker import Broker
+from tests.services.kafka import PASSWORD, USER
+
+SECRET = "wr0ng-s3cret"
+receive = AdapterContract.receive
+nothing_comes = AdapterContract.nothing_comes
+
+
+@pytest.fixture
+def kafka(secured_kafka):
+    return secured_kafka
+
+
+@pytest.fixture
+def opened():
+    """`opened(adapter)` is closed after the test."""
+    adapters = []
+
+    def open_(adapter, topic="orders"):
+        adapters.append(adapter)
+        adapter.open([Registry().consumer(topic, group="billing", checker=MemoryChecker())(lambda _: None)])
+        return adapter
+
+    yield open_
+    for adapter in adapters:
+        adapter.close()
+
+
+def works(adapter, kafka, topic):
+    broker = Broker(kafka.url)
+    broker.make(f"{topic}.dlq")
+    adapter.publish(Message(topic, b"paid", id="1"))
+    (delivery,) = receive(adapter)
+    adapter.settle(delivery, Result(Outcome.DEAD, error=ValueError("no")))
+    until(lambda: (nothing_comes(adapter, 0.1), broker.read(f"{topic}.dlq"))[1], "a dead letter")
+    return delivery.message.body == b"paid"
+
+
+def test_with_user_password_and_certificate_everything_works(kafka, opened):
+    url = f"kafka://{USER}:{PASSWORD}@{kafka.sasl_url}?ssl_ca_location={kafka.ca_file}"
+    Broker(kafka.url).make("with-a-password")
+    assert works(opened(adapter_from_url(url), "with-a-password"), kafka, "with-a-password")
+
+
+def test_without_a_user_but_encrypted_everything_works(kafka, opened):
+    adapter = KafkaAdapter(kafka.tls_url, security_protocol="SSL", ssl_ca_location=str(kafka.ca_file))
+    Broker(kafka.url).make("encrypted")
+    assert works(opened(adapter, "encrypted"), kafka, "encrypted")
+
+
+@pytest.mark.parametrize("fail_fast", [False, True], ids=["patient", "fail_fast"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sasl_username": USER, "sasl_password": SECRET}, "Authentication failed|Invalid username"),
+        ({"sasl_username": "nobody", "sasl_password": SECRET}, "Authentication failed|Invalid username"),
+        ({"sasl_username": USER, "sasl_password": SECRET, "ssl_ca_location": None}, "certificate"),
+    ],
+    ids=["wrong password", "unknown user", "untrusted certificate"],
+)
+def test_what_no_waiting_mends_stops_and_says_why(kafka, opened, caplog, options, words, fail_fast):
+    caplog.set_level(logging.DEBUG)
+    options = {"ssl_ca_location": str(kafka.ca_file), "fail_fast": fail_fast, **options}
+    with pytest.raises(AdapterError, match=words) as raised:
+        receive(opened(KafkaAdapter(kafka.sasl_url, **options)))
+    assert SECRET not in str(raised.value) + caplog.text
+
+
+@pytest.mark.parametrize("fail_fast", [False, True], ids=["patient", "fail_fast"])
+@pytest.mark.parametrize(
+    ("door", "protocol", "words"),
+    [("tls_url", "PLAINTEXT", "security_protocol"), ("url", "SSL", "PLAINTEXT")],
+    ids=["plain at a TLS port", "TLS at a plain port"],
+)
+def test_a_mismatch_of_encryption_is_explained(
+    kafka, opened, caplog, monkeypatch, door, protocol, words, fail_fast
+):
+    monkeypatch.setattr(kafka_group, "_ANSWER_S", 1.0)
+    ca_file = {"ssl_ca_location": str(kafka.ca_file)} if protocol == "SSL" else {}
+    adapter = KafkaAdapter(getattr(kafka, door), security_protocol=protocol, fail_fast=fail_fast, **ca_file)
+    if fail_fast:
+        with pytest.raises(AdapterError, match=f"cannot connect to Kafka at .*{words}"):
+            opened(adapter)
+        return
+    with caplog.at_level(logging.WARNING):
+        nothing_comes(opened(adapter), 2.0)
+    assert not adapter.connected
+    said = [getattr(record, "error", "") for record in caplog.records]
+    assert any(words in text or "security_protocol" in text for text in said)

@@ -1,0 +1,92 @@
+"""StompAdapter and copies that are larger than ActiveMQ allows, although their originals were not."""
+
+import secrets
+import time
+
+import pytest
+
+from idempotent import Outcome, Registry, Result
+from idempotent.adapters.stomp_losses import Losses
+from idempotent.checkers import MemoryChecker
+from tests.adapters.test_stomp import left, receive, run_until, send, until_left
+from tests.adapters.test_stomp_outages import opened
+from tests.services.activemq import MAX_FRAME_BYTES
+
+# The original just fits, and our headers make it larger.
+LARGE = bytes(MAX_FRAME_BYTES - 200)
+DEAD = Result(Outcome.DEAD, error=ValueError("no"))
+
+
+@pytest.fixture
+def name():
+    return f"orders-{secrets.token_hex(6)}"
+
+
+@pytest.mark.parametrize("ack", ["individual", "dups_ok", "transacted"])
+def test_a_dead_letter_that_is_too_large_stays_and_the_others_go_on(private_activemq, name, ack, caplog):
+    server = private_activemq()
+    registry, effects = Registry(), []
+
+    @registry.consumer(name, checker=MemoryChecker(), max_attempts=1)
+    def handle(message):
+        effects.append(message.id)
+        if message.id == "large":
+            raise ValueError("poison")
+
+    send(server.url, name, "large", body=LARGE)
+    send(server.url, name, *map(str, range(20)))
+    run_until(registry, server.url, lambda: len(effects) == 21, ack=ack)
+    assert sorted(effects) == sorted([*map(str, range(20)), "large"])
+    assert "large" in left(server.url, name)
+    assert left(server.url, f"{name}.dead") == []
+    assert any("maxFrameSize" in getattr(record, "error", "") for record in caplog.records)
+
+
+def test_what_failed_and_is_too_large_to_be_copied_waits_here(private_activemq, name):
+    server = private_activemq()
+    with opened(server.url, name) as adapter:
+        send(server.url, name, "large", body=LARGE)
+        calls = 0
+        deadline = time.monotonic() + 20.0
+        while calls < 3:
+            assert time.monotonic() < deadline
+            for delivery in adapter.receive(1, 0.1):
+                calls += 1
+                adapter.settle(delivery, Result(Outcome.FAILED, error=ValueError(), retry_after_s=0.1))
+        assert adapter.stale_settlements <= 2, "not every failure costs a connection"
+        assert left(server.url, name) == ["large"]
+
+
+def test_it_is_a_dead_letter_as_soon_as_the_broker_takes_it(private_activemq, name):
+    server = private_activemq()
+    with opened(server.url, name) as adapter:
+        send(server.url, name, "large", body=LARGE)
+        adapter.settle(receive(adapter, 1)[0], DEAD)
+        assert adapter.stale_settlements == 1
+        server.stop()
+        configuration = server.folder / "conf" / "activemq.xml"
+        text = configuration.read_text()
+        configuration.write_text(text.replace(str(MAX_FRAME_BYTES), str(2 * MAX_FRAME_BYTES)))
+        server.start()
+        deadline = time.monotonic() + 20.0
+        while not left(server.url, f"{name}.dead"):
+            assert time.monotonic() < deadline
+            for delivery in adapter.receive(1, 0.1):
+                adapter.settle(delivery, DEAD)
+    until_left(server.url, f"{name}.dead", "large")
+    until_left(server.url, name)
+
+
+def test_the_waits_between_copies_grow_until_one_is_taken():
+    now = 100.0
+    losses = Losses(clock=lambda: now)
+    assert losses.wait_s("1") == 0
+    for wait_s in (1, 2, 4, 8):
+        losses.lost_over(["1"])
+        assert losses.wait_s("1") == wait_s
+        assert losses.wait_s("2") == 0
+        now += wait_s
+        assert losses.wait_s("1") == 0
+    losses.copied("1")
+    losses.lost_over(["1"])
+    assert losses.wait_s("1") == 1
