@@ -79,7 +79,7 @@ def main(
             lambda: _bulk(frame, bulk_store, folder / "claims"),
         )
     if as_json:
-        print(json.dumps([asdict(figure) for figure in bench.figures]))
+        typer.echo(json.dumps([asdict(figure) for figure in bench.figures]))
     else:
         console.print(_table(bench.figures))
 
