@@ -485,9 +485,9 @@ class PendingContract(LedgerContract):
             self.hold(ref, A, hashes)
 
     def test_large_results_come_back(self):
-        ref, hashes = self.begin(), keys(100)
+        ref, hashes = self.begin(), keys(400)
         self.hold(ref, A, hashes)
-        results = [(key_hash, os.urandom(64 * 1024)) for key_hash in hashes]
+        results = [(key_hash, os.urandom(64 * 1024)) for key_hash in hashes]  # more than a MySQL packet takes
         assert self.ledger.finish(ref, A, results) == set(hashes)
         stored = self.ledger.acquire(ref, 1, B, hashes[:3], LONG_S)
         assert [held.result for held in stored] == [result for _, result in results[:3]]
