@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from idempotent.adapters.spark.ledger import (
+    OnConflict,
     Owner,
     RunClaims,
     RunState,
@@ -199,9 +201,22 @@ def test_a_store_that_is_down_is_an_error_and_is_used_again_when_it_is_back(serv
         assert RunClaims(ledger, ref).decide(hashes) == [Verdict.NEW] * 2
 
 
-def test_a_locked_sqlite_file_is_busy(tmp_path):
-    import sqlite3
+def test_an_owner_that_the_store_does_not_know_is_neither_new_nor_duplicate(tmp_path):
+    path = tmp_path / "ledger.db"
+    with open_ledger(StoreConfig(sqlite(path))) as ledger:
+        lost, ref = (ledger.begin("orders", name, lease_s=LEASE_S).ref for name in ("lost", "r1"))
+        hashes = keys(2)
+        ledger.claim(lost, hashes[:1])
+        other = sqlite3.connect(path)
+        other.execute("DELETE FROM deduplicate_tbl_runs WHERE token = ?", (lost.token,))
+        other.commit()
+        other.close()
+        for on_conflict in OnConflict:
+            with pytest.raises(StoreReplacedError, match="owns a key"):
+                RunClaims(ledger, ref, on_conflict=on_conflict).decide(hashes)
 
+
+def test_a_locked_sqlite_file_is_busy(tmp_path):
     url = sqlite(tmp_path / "ledger.db")
     with open_ledger(StoreConfig(f"{url}?timeout=0.1")) as ledger:
         ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from idempotent.adapters.spark.ledger import Hold, OnConflict, RunClaims, RunState, Verdict
 from idempotent.errors import RunConflictError
+from idempotent.schema import run_tables
 from tests.forked import Forked, context
 from tests.spark.drivers import STEPS, Job, key_hash, published, run_job
 from tests.spark.ledger_contract import keys
@@ -162,6 +165,35 @@ def test_no_claim_is_made_once_prepare_has_returned(place):
     at_prepare = at_once(work, 5)[4]
     assert 800 <= at_prepare <= 4000
     assert sum(ledger.counts(ref).values()) == at_prepare
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("mysql", ""),
+        ("mysql", "?init_command=SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"),
+        ("postgres", ""),
+    ],
+)
+def test_prepare_waits_for_claims_under_way(kind, options, request):
+    with contextmanager(open_place)(kind, request) as place, ThreadPoolExecutor() as pool:
+        place.url += options
+        ledger = place.ledger()
+        ref, other = (ledger.begin("orders", name, lease_s=LEASE_S).ref for name in ("r1", "r2"))
+        *first, last = sorted(keys(5))
+        claims = run_tables(sa.MetaData(), place.name).claims
+        engine = sa.create_engine(place.url)
+        with engine.connect() as blocking:
+            blocking.execute(claims.insert().values(key_hash=last, run=other.token, state=0))
+            claiming = pool.submit(place.ledger().claim, ref, [*first, last])
+            time.sleep(0.3)
+            preparing = pool.submit(place.ledger().prepare, ref)
+            time.sleep(0.5)
+            assert (claiming.done(), preparing.done()) == (False, False)
+            blocking.rollback()
+        engine.dispose()
+        assert [owner.token for owner in claiming.result(10)] == [ref.token] * 5
+        preparing.result(10)
 
 
 def test_renewals_get_through_while_tasks_claim(place):
