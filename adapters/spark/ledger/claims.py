@@ -123,7 +123,10 @@ class RunClaims:
         suspects: set[int] = set()
         deadline: float | None = None
         while open_questions := self._ask([h for h in hashes if h not in decided], marks, decided):
+            was_closed = self._closed
             states = self._look(open_questions)
+            if self._closed and not was_closed:
+                continue  # what was read while the run was OPEN may be old by now
             steps = {
                 token: self._step(token, keys, states, marks, decided)
                 for token, keys in open_questions.items()

@@ -59,9 +59,9 @@ class StoreConfig:
 
     @property
     def where(self) -> str:
-        """The URL without its password."""
+        """The URL without its password, and without its options, which may hold one too."""
         try:
-            return make_url(self.url).render_as_string(hide_password=True)
+            return make_url(self.url).set(query={}).render_as_string(hide_password=True)
         except (ArgumentError, ValueError):
             return self.url.split("://", 1)[0] + "://..."
 

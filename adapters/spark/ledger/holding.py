@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from .owned import ATTEMPT_BYTES, ClaimState, Held, Hold, PendingRow
 from .runs import MICROSECONDS, RunRef, RunState
 
 _ROUNDS: Final = 20
+_PACKET_BYTES: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,8 @@ class KeyHolding(KeyClaiming):
             twice, and this attempt's result is not recorded.
         """
         del ref  # the attempt is of one run only
-        results = sorted(finished)
         mine: set[bytes] = set()
-        for part in in_parts(results):
+        for part in _in_packets(sorted(finished)):
             mine |= self._finish(_checked_attempt(attempt), part)
         return mine
 
@@ -164,6 +164,20 @@ def explain_refusal(ref: RunRef, state: RunState, where: str) -> None:
         f"{ref} is {state.name}, has made all its claims, and now meets a key that it did not claim: its input "
         "changed, or no action went over all of it before PREPARED"
     )
+
+
+def _in_packets(
+    results: Sequence[tuple[bytes, bytes | None]],
+) -> Iterator[Sequence[tuple[bytes, bytes | None]]]:
+    """The results in slices that one statement takes: MySQL's packets have 16 MB."""
+    for part in in_parts(results):
+        start, size = 0, 0
+        for at, (_, result) in enumerate(part):
+            size += len(result or b"")
+            if size > _PACKET_BYTES and at > start:
+                yield part[start:at]
+                start, size = at, len(result or b"")
+        yield part[start:]
 
 
 def _is_held(row: PendingRow, holder: Holder) -> bool:

@@ -156,7 +156,8 @@ class RunLifecycle(ABC):
     ) -> RunRow | None:
         self._insert_run(ref, None if newest is None else newest.ref.token, fingerprint, lease_us)
         row = self._newest(ref.consumer, ref.run_id)
-        return row if row is not None and row.ref.token == ref.token else None
+        # Another driver may have resumed it by now: the epoch that this call made is this driver's.
+        return replace(row, epoch=1) if row is not None and row.ref.token == ref.token else None
 
     def _resume(self, row: RunRow, fingerprint: bytes | None, lease_us: int) -> RunRow | None:
         if None not in (fingerprint, row.fingerprint) and fingerprint != row.fingerprint:
@@ -168,7 +169,7 @@ class RunLifecycle(ABC):
         if not self._change_run(row.ref.token, change):
             return None
         resumed = self._find(row.ref)
-        # Another driver may have bumped the epoch again: the one of this call decides what is this driver's.
+        # The epoch that this call made, as above.
         return None if resumed is None else replace(resumed, epoch=row.epoch + 1)
 
     def _change(self, ref: RunRef, change: RunChange, done: frozenset[RunState] = frozenset()) -> None:

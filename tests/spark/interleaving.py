@@ -1,0 +1,231 @@
+"""Several runs over common keys, interleaved at random in every atomic step of a real ledger.
+
+Runs crash and are run again, leave zombie tasks behind, lose their leases, and die for good while OPEN. In the end each
+key of a living run must have been published by exactly one run. One seed is one history (with a real store's clock,
+nearly).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from idempotent.adapters.spark.ledger import Ledger, RunClaims, RunRef, RunState, Verdict
+from idempotent.errors import RunConflictError, RunFencedError, RunInputChangedError
+
+HOOKS = (
+    "_newest",
+    "_find",
+    "_states",
+    "_insert_run",
+    "_change_run",
+    "_insert_owned",
+    "_read_owned",
+    "_steal",
+)
+RUNS, KEYS, MOST_STEPS = 3, 8, 20_000
+CRASH, DIE, ZOMBIE, PATIENCE = 0.02, 0.008, 0.3, 300
+DONE, DUPLICATE, LOST, STUCK, UNSTABLE = "ok", "DUPLICATE", "LOST", "STUCK", "UNSTABLE"
+
+
+class Crashed(BaseException):
+    """The process is killed here."""
+
+
+def stepped(base: type[Any]) -> type[Any]:
+    """The ledger with a step before each of its atomic hooks, for others to act in between."""
+
+    def hook(name: str) -> Callable[..., Any]:
+        real = getattr(base, name)
+
+        def call(self: Any, *arguments: Any) -> Any:
+            if self.inside:
+                return real(self, *arguments)
+            self.step()
+            self.inside = True
+            try:
+                return real(self, *arguments)
+            finally:
+                self.inside = False
+
+        return call
+
+    members: dict[str, Any] = {name: hook(name) for name in HOOKS}
+    return type(f"Stepped{base.__name__}", (base,), {**members, "inside": False, "step": lambda _: None})
+
+
+@dataclass(eq=False)
+class Actor:
+    """A thread that runs only when it has the baton."""
+
+    run_id: str
+    zombie: bool
+    baton: threading.Lock = field(default_factory=threading.Lock)
+    crash: bool = False
+    dead: bool = False
+    ref: RunRef | None = None
+
+
+class History:
+    """One interleaving.
+
+    Args:
+        seed: of all its choices.
+        ledger: a stepped one; other histories may use it too.
+        lease_s: of a run, by chance.
+        pass_time: called at each step.
+        claims: RunClaims, or a wrong one.
+        again: how often the keys are evaluated a second time under PREPARED, as a lazy write does.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        ledger: Any,
+        *,
+        lease_s: Callable[[random.Random], float],
+        pass_time: Callable[[random.Random], None] = lambda _: None,
+        claims: type[RunClaims] = RunClaims,
+        again: float = 0.5,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.consumer = f"model-{seed}"
+        self.ledger: Ledger = ledger
+        ledger.step = self.step
+        self.lease_s = lease_s
+        self.pass_time = pass_time
+        self.claims = claims
+        self.again = again
+        self.steps = 0
+        self.published: dict[str, set[int]] = {}
+        self.unstable = False
+        self.failed: list[BaseException] = []
+        self.over = threading.Event()
+        self.inputs = {
+            f"r{number}": sorted(self.chance.sample(range(KEYS), self.chance.randint(3, KEYS)))
+            for number in range(RUNS)
+        }
+        self.live: list[Actor] = []
+        self.gone: set[str] = set()
+        self.now: Actor | None = None
+
+    def play(self) -> str:
+        for run_id in self.inputs:
+            self.start(Actor(run_id, zombie=False))
+        self.pass_on(self.chance.choice(self.live))
+        assert self.over.wait(60), "the history does not end"
+        if self.failed:
+            raise self.failed[0]
+        if self.steps >= MOST_STEPS:
+            return STUCK
+        if self.unstable:
+            return UNSTABLE
+        count = Counter(key for keys in self.published.values() for key in keys)
+        if any(times > 1 for times in count.values()):
+            return DUPLICATE
+        needed = {key for run_id, keys in self.inputs.items() if run_id not in self.gone for key in keys}
+        return LOST if needed - set(count) else DONE
+
+    def start(self, actor: Actor) -> None:
+        actor.baton.acquire()
+        self.live.append(actor)
+        threading.Thread(target=self.life, args=(actor,), daemon=True).start()
+
+    def life(self, actor: Actor) -> None:
+        actor.baton.acquire()
+        try:
+            while not actor.dead and self.steps < MOST_STEPS:
+                try:
+                    self.zombie_task(actor) if actor.zombie else self.driver(actor)
+                    break
+                except Crashed:
+                    continue
+                except RunInputChangedError:
+                    self.unstable = True
+                    break
+                except (RunFencedError, RunConflictError):
+                    if actor.zombie:
+                        break
+        except BaseException as error:
+            self.failed.append(error)
+        self.live.remove(actor)
+        if self.live and not self.failed:
+            self.pass_on(self.chance.choice(self.live))
+        else:
+            self.over.set()
+
+    def driver(self, actor: Actor) -> None:
+        ledger, keys = self.ledger, self.inputs[actor.run_id]
+        row = ledger.begin(
+            self.consumer, actor.run_id, lease_s=self.lease_s(self.chance), fingerprint=b"input"
+        )
+        actor.ref = row.ref
+        mine = self.evaluate(row.ref, keys)
+        ledger.prepare(row.ref)
+        if self.chance.random() < self.again:
+            self.unstable |= self.evaluate(row.ref, keys) != mine
+        self.step()
+        self.published[actor.run_id] = mine
+        self.step()
+        ledger.commit(row.ref)
+
+    def zombie_task(self, actor: Actor) -> None:
+        """A task of a driver that is gone: it goes on to claim, and what it emits goes nowhere."""
+        assert actor.ref is not None
+        self.evaluate(actor.ref, self.inputs[actor.run_id])
+
+    def evaluate(self, ref: RunRef, keys: list[int]) -> set[int]:
+        claims = self.claims(
+            self.ledger, ref, timeout_s=PATIENCE, sleep=lambda _: self.step(), monotonic=lambda: self.steps
+        )
+        shuffled = self.chance.sample(keys, len(keys))
+        size = self.chance.randint(1, len(keys))
+        mine: set[int] = set()
+        for start in range(0, len(keys), size):
+            part = shuffled[start : start + size]
+            verdicts = claims.decide([self.key_hash(key) for key in part])
+            mine.update(key for key, verdict in zip(part, verdicts, strict=True) if verdict is Verdict.NEW)
+        return mine
+
+    def key_hash(self, key: int) -> bytes:
+        return hashlib.blake2b(f"{self.consumer}/{key}".encode(), digest_size=20).digest()
+
+    def step(self) -> None:
+        """Let anybody act, and let time pass. The thread that comes back may have been killed meanwhile."""
+        actor = self.now
+        assert actor is not None
+        self.steps += 1
+        self.pass_time(self.chance)
+        if self.steps >= MOST_STEPS:
+            raise Crashed
+        self.pass_on(self.chance.choice(self.live), actor)
+        if actor.zombie:
+            return
+        if len(self.gone) < RUNS - 1 and self.chance.random() < DIE and self.may_die(actor):
+            actor.dead = True
+            self.gone.add(actor.run_id)
+            raise Crashed
+        if self.steps < MOST_STEPS // 10 and self.chance.random() < CRASH:
+            if actor.ref is not None and self.chance.random() < ZOMBIE:
+                self.start(Actor(actor.run_id, zombie=True, ref=actor.ref))
+            raise Crashed
+
+    def pass_on(self, to: Actor, of: Actor | None = None) -> None:
+        if to is of:
+            return
+        self.now = to
+        to.baton.release()
+        if of is not None:
+            of.baton.acquire()
+
+    def may_die(self, actor: Actor) -> bool:
+        """A PREPARED run must be finished by somebody."""
+        self.ledger.inside, before = True, self.ledger.inside
+        row = self.ledger.read(self.consumer, actor.run_id)
+        self.ledger.inside = before
+        return row is None or row.state in (RunState.OPEN, RunState.ABORTED)
