@@ -61,9 +61,10 @@ class Broker:
         """All that lies in a topic now."""
         return [_message(raw) for raw in self.read_raw(topic)]
 
-    def read_raw(self, topic):
+    def read_raw(self, topic, isolation="read_committed"):
         """The same, as the client gives it."""
-        consumer = Consumer({**self._config, "group.id": "reader", "enable.auto.commit": False})
+        own = {"group.id": "reader", "enable.auto.commit": False, "isolation.level": isolation}
+        consumer = Consumer({**self._config, **own})
         found = []
         try:
             for number in consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions:
