@@ -13,6 +13,7 @@ from idempotent import Message, Registry
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.copies import KEY_HEADER, REASON_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.kafka_transactions import Transactions
 from idempotent.checkers import AttemptChecker, MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.policy import Backoff
@@ -213,6 +214,27 @@ def test_an_aborted_transaction_leaves_neither_output_nor_offset_and_the_message
     copies = broker.read_raw(line.target, "read_uncommitted")
     assert len(copies) > 1
     assert len({dict(copy.headers())[KEY_HEADER] for copy in copies}) == 1
+
+
+def test_a_message_that_was_done_gives_its_output_when_its_transaction_was_not(broker, monkeypatch):
+    line = Line(broker)
+    line.send(2)
+    runs = []
+
+    def handle(message):
+        runs.append(message.body)
+        return line.pass_on(message)
+
+    monkeypatch.setattr(Transactions, "start", lambda *_: None)
+    adapter = line.adapter()
+    with line.working(handle, adapter):
+        until(lambda: len(runs) == 2, "both")
+        (partition,) = adapter._group.assignment._turns
+        lose_partitions(adapter)
+        until(lambda: not partition.is_open, "a new assignment")
+        monkeypatch.undo()
+        until(line.is_through(2), "all offsets")
+    assert (line.arrived(), len(runs)) == ([0, 1], 4)
 
 
 # Rebalances
