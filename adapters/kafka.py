@@ -311,11 +311,9 @@ class KafkaAdapter(Adapter):
             if error is None:
                 partition.outputs.give_up(produced)
             else:
-                # Perhaps the outputs are taken when the next transaction tries.
-                produced.is_refused = False
+                # Perhaps the outputs are taken then.
+                produced.refused_until = time.monotonic() + _COPY_RETRY_S
                 log.error("copy_failed", extra={"topic": topic, "error": error})
-            if self._group is not None:
-                self._group.assignment.count_finished()
 
         self._sender.copy(topic, produced.raw, headers, report)
 

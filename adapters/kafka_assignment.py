@@ -75,7 +75,10 @@ class Assignment:
     def on_revoke(self, consumer: KafkaConsumer, revoked: Sequence[TopicPartition]) -> None:
         self._log("partitions_revoked", revoked)
         partitions = self._of(revoked)
-        self._send(consumer, partitions, asynchronous=False, again=True)
+        marks = _marks(partitions)
+        if marks:
+            # What the others owe, they go on owing.
+            self._commits.commit(consumer, marks)
         self._end(partitions)
 
     def on_lost(self, _: KafkaConsumer, lost: Sequence[TopicPartition]) -> None:
@@ -170,7 +173,7 @@ class Assignment:
         now = time.monotonic()
         is_old = self._finished > 0 and now - self._committed_at >= self._interval_s
         if is_old or self._finished >= self._every or now >= self._commits.again_at:
-            self._send(consumer, self._turns, asynchronous=True)
+            self._send(consumer)
 
     def commit_last(self, consumer: KafkaConsumer, timeout_s: float) -> None:
         """Commit, and wait for the answer, but not as long as a synchronous commit does without a broker."""
@@ -178,7 +181,7 @@ class Assignment:
         self._commits.wait(consumer, timeout_s)
         is_done = self._commits.is_busy
         while not is_done:
-            self._send(consumer, self._turns, asynchronous=True, again=True)
+            self._send(consumer, again=True)
             self._commits.wait(consumer, until - time.monotonic())
             is_done = time.monotonic() < self._commits.again_at or time.monotonic() > until
 
@@ -201,26 +204,14 @@ class Assignment:
         """Nothing is this process's any more."""
         self._end(list(self._turns))
 
-    def _send(
-        self,
-        consumer: KafkaConsumer,
-        partitions: Iterable[Partition],
-        *,
-        asynchronous: bool,
-        again: bool = False,
-    ) -> None:
+    def _send(self, consumer: KafkaConsumer, *, again: bool = False) -> None:
+        """Commit all partitions; the answer comes later."""
         self._finished = 0
         self._committed_at = time.monotonic()
         self._commits.again_at = math.inf
-        marks = {
-            partition: mark
-            for partition in partitions
-            if (mark := partition.mark) is not None and (again or mark > partition.committed)
-        }
-        if marks and asynchronous:
+        marks = {p: mark for p, mark in _marks(self._turns).items() if again or mark > p.committed}
+        if marks:
             self._commits.start(consumer, marks)
-        elif marks:
-            self._commits.commit(consumer, marks)
 
     def _begin(self, names: Sequence[Name]) -> list[Partition]:
         ids = self._topic_ids.ask({topic for topic, _ in names})
@@ -251,3 +242,7 @@ class Assignment:
     @staticmethod
     def _log(event: str, partitions: Sequence[TopicPartition]) -> None:
         log.info(event, extra={"partitions": [f"{tp.topic}/{tp.partition}" for tp in partitions]})
+
+
+def _marks(partitions: Iterable[Partition]) -> dict[Partition, int]:
+    return {partition: mark for partition in partitions if (mark := partition.mark) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +33,14 @@ class Produced:
         message: the input, as its handler saw it.
         raw: the input, as the client library gave it.
         outputs: at least one.
-        is_refused: the broker takes no such output; the offset waits until a dead letter of the input is safe.
+        refused_until: the broker takes no such output, so no transaction has it before this time of the adapter's
+            clock; the offset waits, perhaps for a dead letter of the input that is safe.
     """
 
     message: Message
     raw: Raw
     outputs: tuple[Output, ...]
-    is_refused: bool = False
+    refused_until: float = 0.0
 
     @property
     def offset(self) -> int:
@@ -75,7 +77,8 @@ class Outputs:
 
     def cap(self, mark: int) -> int:
         """How far a commit may go: not past a message whose outputs are refused."""
-        refused = (produced.offset for produced in self._by_offset.values() if produced.is_refused)
+        now = time.monotonic()
+        refused = (each.offset for each in self._by_offset.values() if each.refused_until > now)
         return min([mark, *refused])
 
 

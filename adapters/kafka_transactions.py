@@ -35,8 +35,8 @@ class Transactions(Commits):
     Args:
         config: of the producer.
         is_ours_alone: whether nobody else can have the transactional id. If not, a producer that is fenced is a fault.
-        on_refused: gets an input when no transaction takes its outputs, and why. `Produced.is_refused` is set, and
-            holds back the offset until somebody ends it.
+        on_refused: gets an input when no transaction takes its outputs, and why. `Produced.refused_until` is
+            infinite then, and holds back the offset until somebody ends it.
 
     Raises:
         ConfigurationError: librdkafka does not take the settings.
@@ -69,6 +69,8 @@ class Transactions(Commits):
 
     def start(self, consumer: KafkaConsumer, marks: Marks) -> None:
         capped = {partition: partition.outputs.cap(mark) for partition, mark in marks.items()}
+        if capped != marks:
+            self._owe({})
         new = {partition: mark for partition, mark in capped.items() if mark > partition.committed}
         if new and self._fault is None:
             self._attempt = Attempt.of(new, self._most)
@@ -79,13 +81,16 @@ class Transactions(Commits):
     def commit(self, consumer: KafkaConsumer, marks: Marks) -> bool:
         until = time.monotonic() + _REVOKE_S
         self.wait(consumer, _REVOKE_S)
+        owed_at = self.again_at
         is_due = not self.is_busy
         while is_due and time.monotonic() < until:
             self.again_at = math.inf
             self.start(consumer, marks)
             self.wait(consumer, until - time.monotonic())
             is_due = not self.is_busy and time.monotonic() >= self.again_at
-        return not self.is_busy and self.again_at == math.inf
+        is_done = not self.is_busy and self.again_at == math.inf
+        self.again_at = min(self.again_at, owed_at)
+        return is_done
 
     def wait(self, consumer: KafkaConsumer, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
@@ -188,7 +193,7 @@ class Transactions(Commits):
             reason = next(iter(refusals.values())).reason
             log.warning("outputs_refused_together", extra={"inputs": attempt.inputs, "error": reason})
         for produced, refusal in blamed.items():
-            produced.is_refused = True
+            produced.refused_until = math.inf
             log.error("output_refused", extra={"id": produced.message.id, "error": refusal.reason})
             self._on_refused(produced, refusal)
         if not refusals and attempt.error is not None:

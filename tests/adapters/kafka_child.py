@@ -28,8 +28,10 @@ def consume(bootstrap: str, topic: str, database: str) -> None:
     Worker(registry, adapter, concurrency=2, batch_size=20, gc_interval_s=None).run()
 
 
-def pass_on(bootstrap: str, topic: str, target: str, stop_before: str = "") -> None:
-    """Pass all on to another topic, in transactions; stop dead before a step of one that has begun, if asked."""
+def pass_on(
+    bootstrap: str, topic: str, target: str, stop_before: str = "", transaction_timeout_ms: int = 2000
+) -> None:
+    """Pass all on to another topic, in transactions; stop dead before a step of the first, if asked."""
     registry = Registry()
 
     @registry.consumer(topic, group=GROUP, checker=AttemptChecker())
@@ -43,7 +45,7 @@ def pass_on(bootstrap: str, topic: str, target: str, stop_before: str = "") -> N
         semantics="exactly_once",
         commit_interval_s=0.05,
         consumer_config=IMPATIENT,
-        producer_config={"transaction.timeout.ms": 2000},
+        producer_config={"transaction.timeout.ms": transaction_timeout_ms},
         max_in_flight_per_partition=20,
     )
     Worker(registry, adapter, batch_size=20, gc_interval_s=None).run()

@@ -72,3 +72,23 @@ def test_a_process_stopped_within_a_transaction_is_fenced_by_whoever_takes_over(
         for child in filter(None, (zombie, heir)):
             child.close()
     line.check_once_and_in_order(200)
+
+
+def test_an_heir_waits_for_a_transaction_that_may_still_be_committed(kafka_bootstrap, tmp_path):
+    line = Line(Broker(kafka_bootstrap))
+    line.send(100)
+    step, long_ms = "commit_transaction", 30_000
+    sleeper = Forked(pass_on, kafka_bootstrap, line.source, line.target, step, long_ms, folder=tmp_path)
+    heir = None
+    try:
+        process = psutil.Process(sleeper.pid)
+        wait(lambda: process.status() == psutil.STATUS_STOPPED, "a sleeper", sleeper)
+        heir = Forked(pass_on, kafka_bootstrap, line.source, line.target, folder=tmp_path)
+        time.sleep(5)  # the heir has the partition, and its offset is undecided
+        assert line.arrived() == []
+        sleeper.send_signal(signal.SIGCONT)
+        wait(line.is_through(100), "all offsets", heir)
+    finally:
+        for child in filter(None, (sleeper, heir)):
+            child.close()
+    line.check_once_and_in_order(100)
