@@ -2,7 +2,7 @@
 
 import time
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from idempotent import Message
@@ -44,7 +44,15 @@ class Broker:
         """The group's next offset; None before the first commit."""
         consumer = Consumer({**self._config, "group.id": group})
         try:
-            (tp,) = consumer.committed([TopicPartition(topic, partition)], timeout=TIMEOUT_S)
+            deadline = time.monotonic() + TIMEOUT_S
+            while True:
+                try:
+                    (tp,) = consumer.committed([TopicPartition(topic, partition)], timeout=TIMEOUT_S)
+                    break
+                except KafkaException:  # a broker that is starting
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
         finally:
             consumer.close()
         return None if tp.offset < 0 else tp.offset

@@ -19,19 +19,18 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @contextmanager
 def running(example, bootstrap, folder):
-    service = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-W", "error", str(EXAMPLES / example)],
         cwd=folder,
         env={**os.environ, "KAFKA_BOOTSTRAP": bootstrap},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        yield service
-    finally:
-        service.kill()
-        service.wait()
+    ) as service:
+        try:
+            yield service
+        finally:
+            service.kill()
 
 
 def wait_for_offset(broker, group, topic, offset, service):
