@@ -14,7 +14,8 @@
     ├── MessageError                  this message can never be processed as it is
     │   ├── MissingKeyError           no message id, or the key expression found nothing
     │   ├── UndecodableMessageError   the key or fingerprint expression failed on the message
-    │   └── FingerprintMismatchError  the same key came with other content
+    │   ├── FingerprintMismatchError  the same key came with other content
+    │   └── OutputError               what its handler returned cannot be sent in its place
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
     ├── TransactionEscapedError       a handler tried to end the transaction that holds its key
     ├── DoomedTransactionError        the transaction is lost; nothing was committed, run it again
@@ -85,6 +86,10 @@ class UndecodableMessageError(MessageError):
 
 class FingerprintMismatchError(MessageError):
     """The same key came with other content."""
+
+
+class OutputError(MessageError):
+    """What the handler returned cannot be sent."""
 
 
 class DeadKeyError(IdempotentError):
