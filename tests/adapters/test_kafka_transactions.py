@@ -469,10 +469,10 @@ def test_without_a_broker_a_worker_still_ends_in_time(private_kafka):
         for _ in range(10):
             began = time.monotonic()
             adapter.receive(10, 0.2)
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
         began = time.monotonic()
         adapter.close()
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
     kafka.start()
     with line.opened() as adapter:
         for _ in range(2):
