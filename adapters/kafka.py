@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import Consumer
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, OutputError
 from idempotent.message import Message
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import Backoff
 
 from .base import Adapter, Delivery
 from .copies import dead_letter_headers, delayed_headers
+from .kafka_attempt import Refusal
+from .kafka_commits import Commits, OffsetCommits
 from .kafka_config import (
     Ordering,
     Semantics,
@@ -24,13 +27,17 @@ from .kafka_config import (
     consumer_config,
     place_of,
     security_config,
+    transactional_config,
 )
 from .kafka_group import KafkaGroup
 from .kafka_lanes import Record
+from .kafka_modes import check_consumers, check_semantics
 from .kafka_offsets import StoredOffsets
+from .kafka_outputs import Produced, outputs_of
 from .kafka_partition import Partition, Token, limits_of, token_of
 from .kafka_records import DUE_HEADER, origin_text
 from .kafka_sender import KafkaSender
+from .kafka_transactions import Transactions
 
 __all__ = ["KafkaAdapter", "Ordering", "Semantics"]
 
@@ -49,8 +56,12 @@ class KafkaAdapter(Adapter):
 
     Args:
         url_or_bootstrap: `host:9092,host:9092`, or `kafka://user:password@host:9092,host:9092`.
-        semantics: `at_least_once`: offsets follow the store's verdicts. `at_most_once`: they are committed before
-            the handlers run, and what fails is gone.
+        semantics: `at_least_once`: offsets follow the checkers' verdicts. `effectively_once`: the same, and each
+            checker must remember what is done. `at_most_once`: they are committed before the handlers run, and what
+            fails is gone. `exactly_once`: in one transaction of Kafka with the messages that the handlers return,
+            which are sent to their `subject`s; goes with an `AttemptChecker`.
+        transactional_id: of `exactly_once`; a process that begins with it ends the one before it. None: a new one,
+            for this process alone.
         ordering: which messages of a partition wait for each other: all (`partition`), those with the same Kafka
             key (`key`), or none.
         max_in_flight_per_partition: messages of one partition handed out at once. None: 1 with the ordering
@@ -85,6 +96,7 @@ class KafkaAdapter(Adapter):
         *,
         semantics: Semantics | str = Semantics.AT_LEAST_ONCE,
         ordering: Ordering | str = Ordering.PARTITION,
+        transactional_id: str | None = None,
         max_in_flight_per_partition: int | None = None,
         max_pending_per_partition: int = 2000,
         commit_interval_s: float = 1.0,
@@ -110,24 +122,27 @@ class KafkaAdapter(Adapter):
         self._limits = limits_of(
             choice(Ordering, "ordering", ordering), max_in_flight_per_partition, max_pending_per_partition
         )
-        if self._semantics is Semantics.AT_MOST_ONCE and self._limits.ordering is Ordering.KEY:
-            # A commit covers all before it, so also what waits for its key.
-            raise ConfigurationError(
-                "semantics='at_most_once' goes with the orderings 'partition' and 'none'"
-            )
         if commit_interval_s <= 0 or commit_every < 1:
             raise ConfigurationError("commit_interval_s must be above 0, and commit_every at least 1")
-        if retry_topic and (
-            self._semantics is Semantics.AT_MOST_ONCE or self._limits.ordering is not Ordering.NONE
-        ):
-            raise ConfigurationError(
-                "retry_topic=True gives up the order: it goes with ordering='none' alone"
-            )
+        check_semantics(
+            self._semantics,
+            self._limits.ordering,
+            retry_topic=retry_topic,
+            transactional_id=transactional_id,
+            own={**(client_config or {}), **(consumer_config or {})},
+        )
+        self._transactional_id = transactional_id
+        self._publish_timeout_s = publish_timeout_s
+        self._producer_config = dict(producer_config or {})
         self._retries_elsewhere = retry_topic
         self._retry_topics: dict[str, str] = {}
         self._stored = StoredOffsets(())
         self._commit_interval_s = commit_interval_s
-        self._commit_every = commit_every
+        # Outputs that wait for their transaction are pending: a paused partition must not wait for more of them.
+        is_transactional = self._semantics is Semantics.EXACTLY_ONCE
+        self._commit_every = (
+            min(commit_every, max_pending_per_partition) if is_transactional else commit_every
+        )
         self._dead_letter_topic = dead_letter_topic
         self._fail_fast = fail_fast
         self._own = dict(consumer_config or {})
@@ -165,14 +180,8 @@ class KafkaAdapter(Adapter):
                 f"a KafkaAdapter is one member of one consumer group, and these are of {', '.join(groups)}: "
                 "run one worker for each group"
             )
+        check_consumers(self._semantics, self._limits.ordering, consumers)
         self._stored = StoredOffsets(consumers)
-        if self._stored and (
-            self._limits.ordering is not Ordering.PARTITION or self._semantics is Semantics.AT_MOST_ONCE
-        ):
-            raise ConfigurationError(
-                "an OffsetChecker counts on the order of a partition: it goes with ordering='partition' and "
-                "semantics='at_least_once'"
-            )
         subjects = list(dict.fromkeys(consumer.subject for consumer in consumers))
         if self._retries_elsewhere:
             self._retry_topics = {subject: f"{subject}.{groups[0]}.retry" for subject in subjects}
@@ -183,6 +192,7 @@ class KafkaAdapter(Adapter):
             self._limits,
             {topic: subject for subject, topic in self._retry_topics.items()},
             self._stored,
+            self._commits(groups[0]),
             commit_interval_s=self._commit_interval_s,
             commit_every=self._commit_every,
             fail_fast=self._fail_fast,
@@ -214,6 +224,8 @@ class KafkaAdapter(Adapter):
         if token is None:
             return
         partition, record = token.partition, token.record
+        if self._semantics is Semantics.EXACTLY_ONCE and result.outcome is Outcome.PROCESSED:
+            result = self._keep_outputs(partition, delivery.message, record, result)
         match result.action:
             case Action.DEAD_LETTER:
                 headers = dead_letter_headers(delivery.message, origin_text(record.raw), result)
@@ -229,7 +241,7 @@ class KafkaAdapter(Adapter):
                 headers = delayed_headers(delivery.message, origin_text(record.raw))
                 headers[DUE_HEADER] = round((time.time() + (result.retry_after_s or 0.0)) * 1000)
                 self._copy(partition, record, self._retry_topics[partition.subject], headers)
-            case Action.DELAY if self._semantics is Semantics.AT_LEAST_ONCE:
+            case Action.DELAY if self._semantics is not Semantics.AT_MOST_ONCE:
                 partition.again(record, time.monotonic() + (result.retry_after_s or 0.0))
             case Action.DELAY:
                 log.warning("message_given_up", extra={"position": origin_text(record.raw)})
@@ -269,6 +281,45 @@ class KafkaAdapter(Adapter):
             # What was dead a moment ago need not come again.
             self._sender.flush(_CLOSE_S)
             group.close()
+
+    def _commits(self, group: str) -> Commits:
+        if self._semantics is not Semantics.EXACTLY_ONCE:
+            return OffsetCommits()
+        config = transactional_config(
+            self._security,
+            self._transactional_id or f"{group}-{uuid.uuid4()}",
+            timeout_s=self._publish_timeout_s,
+            own=self._producer_config,
+        )
+        return Transactions(config, is_ours_alone=self._transactional_id is None, on_refused=self._bury)
+
+    def _keep_outputs(self, partition: Partition, message: Message, record: Record, result: Result) -> Result:
+        """Keep what the handler returned until the commit; what cannot be sent makes the message a dead letter."""
+        try:
+            outputs = outputs_of(message, result.value)
+        except OutputError as error:
+            log.warning("output_refused", extra={"id": message.id, "error": str(error)})
+            return Result(Outcome.REJECTED, error=error)
+        if outputs:
+            partition.outputs.add(Produced(message, record.raw, outputs))
+        return result
+
+    def _bury(self, produced: Produced, refusal: Refusal) -> None:
+        """Send a dead letter of a message that is finished, but whose outputs the broker does not take."""
+        partition = refusal.partition
+        result = Result(Outcome.REJECTED, error=OutputError(refusal.reason))
+        headers = dead_letter_headers(produced.message, origin_text(produced.raw), result)
+        topic = self.dead_letter_subject(partition.subject)
+
+        def report(error: str | None) -> None:
+            if error is None:
+                partition.outputs.give_up(produced)
+            else:
+                # Perhaps the outputs are taken then.
+                produced.refused_until = time.monotonic() + _COPY_AGAIN.initial_s
+                log.error("copy_failed", extra={"topic": topic, "error": error})
+
+        self._sender.copy(topic, produced.raw, headers, report)
 
     def _copy(
         self,

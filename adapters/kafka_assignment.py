@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from .base import Delivery
-from .kafka_client import KafkaConsumer, KafkaError, KafkaException, Raw, TopicPartition, error_of
+from .kafka_client import KafkaConsumer, KafkaException, Raw, TopicPartition, error_of
+from .kafka_commits import Commits
 from .kafka_config import Ordering
 from .kafka_offsets import StoredOffsets
 from .kafka_partition import Limits, Partition
@@ -19,7 +20,6 @@ from .kafka_topics import TopicId, TopicIds
 
 log = logging.getLogger(__name__)
 Name = tuple[str, int]
-_ANSWER_S: Final = 30.0
 
 
 class Assignment:
@@ -34,6 +34,7 @@ class Assignment:
         limits: how much of each partition may be on its way.
         retries: the subjects of retry topics.
         stored: the offsets that checkers keep.
+        commits: how offsets become the group's.
         interval_s: seconds between two commits.
         every: finished messages after which a commit does not wait for that.
     """
@@ -44,6 +45,7 @@ class Assignment:
         limits: Limits,
         retries: Mapping[str, str],
         stored: StoredOffsets,
+        commits: Commits,
         *,
         interval_s: float,
         every: int,
@@ -51,6 +53,7 @@ class Assignment:
         """Nothing assigned."""
         self._retries = retries
         self._stored = stored
+        self._commits = commits
         self._topic_ids = topic_ids
         self._limits = limits
         self._interval_s = interval_s
@@ -60,7 +63,6 @@ class Assignment:
         self._turns: deque[Partition] = deque()
         self._finished = 0
         self._committed_at = time.monotonic()
-        self._asked_at: float | None = None
         self.was_assigned = False
 
     # Callbacks
@@ -73,29 +75,16 @@ class Assignment:
     def on_revoke(self, consumer: KafkaConsumer, revoked: Sequence[TopicPartition]) -> None:
         self._log("partitions_revoked", revoked)
         partitions = self._of(revoked)
-        self._send(consumer, partitions, asynchronous=False, again=True)
+        marks = _marks(partitions)
+        if marks:
+            # What the others owe, they go on owing.
+            self._commits.commit(consumer, marks)
         self._end(partitions)
 
     def on_lost(self, _: KafkaConsumer, lost: Sequence[TopicPartition]) -> None:
         # Somebody else may have them already: a commit now could take back theirs.
         self._log("partitions_lost", lost)
         self._end(self._of(lost))
-
-    def on_commit(self, error: KafkaError | None, committed: Sequence[TopicPartition]) -> None:
-        """The answer to a commit that nobody waited for."""
-        self._asked_at = None
-        for tp in committed:
-            problem = error or tp.error
-            if problem is None or problem.code() == KafkaError._NO_OFFSET:  # noqa: SLF001 - public, despite its name
-                continue
-            log.warning(
-                "commit_failed",
-                extra={"topic": tp.topic, "partition": tp.partition, "error": error_of(problem)},
-            )
-            partition = self._partitions.get((tp.topic, tp.partition))
-            if partition is not None:
-                partition.committed = -1
-                self._finished += 1  # so that the next commit says it again
 
     # Messages
 
@@ -178,19 +167,23 @@ class Assignment:
         self._finished += 1
 
     def commit_if_due(self, consumer: KafkaConsumer) -> None:
-        if not self._finished or self._is_asking:
+        self._commits.upkeep(consumer)
+        if self._commits.is_busy:
             return
-        if self._finished >= self._every or time.monotonic() - self._committed_at >= self._interval_s:
-            self._send(consumer, self._turns, asynchronous=True)
+        now = time.monotonic()
+        is_old = self._finished > 0 and now - self._committed_at >= self._interval_s
+        if is_old or self._finished >= self._every or now >= self._commits.again_at:
+            self._send(consumer)
 
     def commit_last(self, consumer: KafkaConsumer, timeout_s: float) -> None:
         """Commit, and wait for the answer, but not as long as a synchronous commit does without a broker."""
         until = time.monotonic() + timeout_s
-        for final in (False, True):
-            while self._is_asking and time.monotonic() < until:
-                consumer.poll(0.02)
-            if not final:
-                self._send(consumer, self._turns, asynchronous=True, again=True)
+        self._commits.wait(consumer, timeout_s)
+        is_done = self._commits.is_busy
+        while not is_done:
+            self._send(consumer, again=True)
+            self._commits.wait(consumer, until - time.monotonic())
+            is_done = time.monotonic() < self._commits.again_at or time.monotonic() > until
 
     def give_up(self, consumer: KafkaConsumer, deliveries: list[Delivery]) -> list[Delivery]:
         """Commit these before they are handed out, so that they never come again; none, when that fails."""
@@ -198,7 +191,7 @@ class Assignment:
         ends: dict[Partition, int] = {}
         for token in first:
             ends[token.partition] = max(ends.get(token.partition, 0), token.record.offset + 1)
-        if not ends or self._commit(consumer, ends, asynchronous=False):
+        if not ends or self._commits.commit(consumer, ends):
             return deliveries
         for delivery in deliveries:
             token = delivery.token
@@ -211,40 +204,14 @@ class Assignment:
         """Nothing is this process's any more."""
         self._end(list(self._turns))
 
-    @property
-    def _is_asking(self) -> bool:
-        # One commit at a time: after a lost connection an older one may be sent again, behind a newer one.
-        return self._asked_at is not None and time.monotonic() - self._asked_at < _ANSWER_S
-
-    def _send(
-        self,
-        consumer: KafkaConsumer,
-        partitions: Iterable[Partition],
-        *,
-        asynchronous: bool,
-        again: bool = False,
-    ) -> None:
+    def _send(self, consumer: KafkaConsumer, *, again: bool = False) -> None:
+        """Commit all partitions; the answer comes later."""
         self._finished = 0
         self._committed_at = time.monotonic()
-        marks = {p: p.mark for p in partitions if p.mark is not None and (again or p.mark > p.committed)}
-        if marks and not self._commit(consumer, marks, asynchronous=asynchronous):
-            self._finished += 1
-
-    def _commit(self, consumer: KafkaConsumer, marks: dict[Partition, int], *, asynchronous: bool) -> bool:
-        offsets = [TopicPartition(p.topic, p.number, mark) for p, mark in marks.items()]
-        try:
-            if asynchronous:
-                consumer.commit(offsets=offsets, asynchronous=True)
-                self._asked_at = time.monotonic()
-            else:
-                _raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
-        except KafkaException as error:
-            # They are the next owner's, or the next commit says it again.
-            log.warning("commit_failed", extra={"error": error_of(error)})
-            return False
-        for partition, mark in marks.items():
-            partition.committed = mark
-        return True
+        self._commits.again_at = math.inf
+        marks = {p: mark for p, mark in _marks(self._turns).items() if again or mark > p.committed}
+        if marks:
+            self._commits.start(consumer, marks)
 
     def _begin(self, names: Sequence[Name]) -> list[Partition]:
         ids = self._topic_ids.ask({topic for topic, _ in names})
@@ -277,7 +244,5 @@ class Assignment:
         log.info(event, extra={"partitions": [f"{tp.topic}/{tp.partition}" for tp in partitions]})
 
 
-def _raise_if_refused(committed: Sequence[TopicPartition]) -> None:
-    for tp in committed:
-        if tp.error is not None:
-            raise KafkaException(tp.error)
+def _marks(partitions: Iterable[Partition]) -> dict[Partition, int]:
+    return {partition: mark for partition in partitions if (mark := partition.mark) is not None}

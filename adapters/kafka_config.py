@@ -15,9 +15,13 @@ class Semantics(Enum):
     """When the offset of a message is committed."""
 
     AT_LEAST_ONCE = "at_least_once"
-    """After the store's verdict. With a checker: effects once."""
+    """After the checker's verdict. What a crash repeats, the checker knows, unless it is an AttemptChecker."""
     AT_MOST_ONCE = "at_most_once"
     """Before the handler runs: what a crash or a failure interrupts never comes again."""
+    EFFECTIVELY_ONCE = "effectively_once"
+    """As AT_LEAST_ONCE, with none but checkers that know what is done."""
+    EXACTLY_ONCE = "exactly_once"
+    """In one transaction of Kafka with the messages that the handler returns."""
 
 
 class Ordering(Enum):
@@ -42,6 +46,7 @@ _OURS: Final = {
     "acks": "acks=",
     "request.required.acks": "acks=",
     "enable.idempotence": "idempotent_producer=",
+    "transactional.id": "transactional_id=",
     "security.protocol": "security_protocol=",
     "sasl.mechanism": "sasl_mechanism=",
     "sasl.mechanisms": "sasl_mechanism=",
@@ -160,6 +165,22 @@ def producer_config(
         "reconnect.backoff.max.ms": 5_000,
         **own,
     }
+
+
+def transactional_config(
+    security: Mapping[str, Any], transactional_id: str, *, timeout_s: float, own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """For the producer of transactions."""
+    config = {
+        # How long the transaction of a process that died keeps what comes after it from other readers.
+        "transaction.timeout.ms": 10_000,
+        # An output for a topic that does not exist holds up the others for as long.
+        "topic.metadata.propagation.max.ms": 5_000,
+        **own,
+        "transactional.id": transactional_id,
+    }
+    timeout_s = min(timeout_s, int(config["transaction.timeout.ms"]) / 1000)
+    return producer_config(security, "all", idempotent=True, timeout_s=timeout_s, own=config)
 
 
 def check_own(name: str, own: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from .kafka_client import (
     error_of,
     make_client,
 )
+from .kafka_commits import Commits
 from .kafka_offsets import StoredOffsets
 from .kafka_partition import Limits
 from .kafka_topics import TopicIds
@@ -56,6 +57,7 @@ class KafkaGroup:
         limits: how much of each partition may be on its way.
         retries: retry topics to consume besides, with their subjects.
         stored: the offsets that checkers keep.
+        commits: how offsets become the group's.
         commit_interval_s: seconds between commits.
         commit_every: finished messages after which a commit comes sooner.
         fail_fast: raise where it would wait for a broker, a topic or a permission.
@@ -69,6 +71,7 @@ class KafkaGroup:
         limits: Limits,
         retries: Mapping[str, str],
         stored: StoredOffsets,
+        commits: Commits,
         *,
         commit_interval_s: float,
         commit_every: int,
@@ -83,8 +86,15 @@ class KafkaGroup:
         topic_ids = TopicIds(make_client(AdminClient, security))
         self._topic_ids = topic_ids
         self.assignment: Final = Assignment(
-            topic_ids, limits, retries, stored, interval_s=commit_interval_s, every=commit_every
+            topic_ids,
+            limits,
+            retries,
+            stored,
+            commits,
+            interval_s=commit_interval_s,
+            every=commit_every,
         )
+        self._commits = commits
         self._where = config["bootstrap.servers"]
         self._fail_fast = fail_fast
         self._fault: KafkaError | None = None
@@ -94,7 +104,7 @@ class KafkaGroup:
         self._last_error: KafkaError | None = None
         self._complained_at = -_SILENCE_S
         callbacks = {
-            "on_commit": self.assignment.on_commit,
+            "on_commit": commits.on_commit,
             "error_cb": self._on_error,
             "stats_cb": self._on_statistics,
             "statistics.interval.ms": _STATISTICS_MS,
@@ -125,8 +135,9 @@ class KafkaGroup:
         for raw in raws:
             self._take_in(raw)
         self.assignment.begin_stored(self.consumer)
-        if self._fault is not None:
-            raise AdapterError(f"Kafka at {self._where}: {error_of(self._fault)}")
+        fault = self._commits.fault if self._fault is None else error_of(self._fault)
+        if fault is not None:
+            raise AdapterError(f"Kafka at {self._where}: {fault}")
 
     def take(self, limit: int) -> list[Delivery]:
         """At most `limit` deliveries that may be handed out now."""

@@ -23,7 +23,9 @@ class StoredOffsets:
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
         """Ask nothing yet."""
-        self._consumers = {c.subject: c for c in consumers if c.checker.keeps_positions}
+        self._consumers = {
+            c.subject: c for c in consumers if c.checker.keeps_positions and c.checker.remembers_done
+        }
         self._ask_again = 0.0
 
     def __bool__(self) -> bool:

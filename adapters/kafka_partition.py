@@ -13,6 +13,7 @@ from .base import Delivery
 from .kafka_client import Raw
 from .kafka_config import Ordering
 from .kafka_lanes import Lanes, Record
+from .kafka_outputs import Outputs
 from .kafka_records import due_in_s, message_of, origin_of
 from .kafka_topics import TopicId
 from .watermark import Watermark
@@ -58,6 +59,7 @@ class Partition:
         self.is_paused = False
         self.committed = -1
         """The greatest offset that a commit was sent for."""
+        self.outputs: Final = Outputs()
         self._topic_id = topic_id
         self._limits = limits
         self._lanes = Lanes(limits.in_flight if limits.ordering is Ordering.PARTITION else 1)
@@ -146,12 +148,12 @@ class Partition:
     @property
     def is_full(self) -> bool:
         """Whether fetching should pause."""
-        return len(self._watermark) >= self._limits.pending
+        return max(len(self._watermark), len(self.outputs)) >= self._limits.pending
 
     @property
     def is_half_empty(self) -> bool:
         """Whether fetching should go on. A pause throws away what was fetched ahead, so not at once."""
-        return len(self._watermark) <= self._limits.pending // 2
+        return max(len(self._watermark), len(self.outputs)) <= self._limits.pending // 2
 
     def _lane(self, raw: Raw, offset: int) -> Hashable:
         match self._limits.ordering:

@@ -58,6 +58,8 @@ class AbstractIdempotentChecker(ABC):
     """Whether one handler of an atomic group can be undone without the others."""
     keeps_positions: bool = False
     """Whether messages are known by their position in a partition, not by a key."""
+    remembers_done: bool = True
+    """Whether a completed message is a duplicate from then on. If not, somebody else decides what is done."""
 
     def __init__(
         self, *, lease_s: float | None = DEFAULT_LEASE_S, retention_s: float = DEFAULT_RETENTION_S

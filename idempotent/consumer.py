@@ -173,7 +173,7 @@ class Consumer:
             if self._by_position and getattr(self.options, name):
                 raise ConfigurationError(
                     f"{self.name}: {name}= cannot go with {kind}, which knows messages by their offset alone; "
-                    "use a TransactionalSqlChecker"
+                    "remove it, or use a TransactionalSqlChecker"
                 )
         self.disabled = _is_disabled(self.name)
         if self.disabled:

@@ -21,6 +21,8 @@
     │   ├── RunInputChangedError      the run was begun with other input
     │   ├── RunConflictError          another run holds a key, and is not waited for (any longer)
     │   └── ClaimsExpiredError        the store may have forgotten claims of the run
+    │   ├── FingerprintMismatchError  the same key came with other content
+    │   └── OutputError               what its handler returned cannot be sent in its place
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
     ├── TransactionEscapedError       a handler tried to end the transaction that holds its key
     ├── DoomedTransactionError        the transaction is lost; nothing was committed, run it again
@@ -115,6 +117,8 @@ class RunConflictError(RunError):
 
 class ClaimsExpiredError(RunError):
     """The store may have forgotten claims of this run, so it must not be committed."""
+class OutputError(MessageError):
+    """What the handler returned cannot be sent."""
 
 
 class DeadKeyError(IdempotentError):

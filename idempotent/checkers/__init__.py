@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers.attempts import AttemptChecker
 from idempotent.checkers.memory import MemoryChecker
 from idempotent.checkers.urls import checker_from_url
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbstractIdempotentChecker",
+    "AttemptChecker",
     "MemoryChecker",
     "OffsetChecker",
     "RedisChecker",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers.attempts import AttemptChecker
 from idempotent.checkers.memory import MemoryChecker
 from idempotent.errors import ConfigurationError
 
@@ -19,7 +20,7 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
     Args:
         url: `memory://`, `redis://host:6379/0`, any SQLAlchemy URL (`sqlite:///app.db`,
             `mysql+pymysql://user:password@host/db`, `postgresql+psycopg://user:password@host/db`), or
-            `transactional+` and an SQLAlchemy URL, or for Kafka `offsets+` and one.
+            `transactional+` and an SQLAlchemy URL, or for Kafka `offsets+` and one, or `attempts://`.
         options: keywords of the checker's constructor.
 
     Raises:
@@ -34,6 +35,8 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
     try:
         if url.startswith("memory://"):
             return MemoryChecker(**options)
+        if url.startswith("attempts://"):
+            return AttemptChecker(**options)
         if url.startswith(_REDIS):
             from idempotent.checkers.redis import RedisChecker
 

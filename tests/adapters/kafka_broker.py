@@ -2,7 +2,7 @@
 
 import time
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from idempotent import Message
@@ -52,7 +52,15 @@ class Broker:
         """The group's next offset; None before the first commit."""
         consumer = Consumer({**self._config, "group.id": group})
         try:
-            (tp,) = consumer.committed([TopicPartition(topic, partition)], timeout=TIMEOUT_S)
+            deadline = time.monotonic() + TIMEOUT_S
+            while True:
+                try:
+                    (tp,) = consumer.committed([TopicPartition(topic, partition)], timeout=TIMEOUT_S)
+                    break
+                except KafkaException:  # a broker that is starting
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
         finally:
             consumer.close()
         return None if tp.offset < 0 else tp.offset
@@ -69,9 +77,10 @@ class Broker:
         """All that lies in a topic now."""
         return [_message(raw) for raw in self.read_raw(topic)]
 
-    def read_raw(self, topic):
+    def read_raw(self, topic, isolation="read_committed"):
         """The same, as the client gives it."""
-        consumer = Consumer({**self._config, "group.id": "reader", "enable.auto.commit": False})
+        own = {"group.id": "reader", "enable.auto.commit": False, "isolation.level": isolation}
+        consumer = Consumer({**self._config, **own})
         found = []
         try:
             for number in consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions:

@@ -87,7 +87,7 @@ def test_what_no_waiting_mends_stops_and_says_why(kafka, opened, caplog, options
 def test_a_mismatch_of_encryption_is_explained(
     kafka, opened, caplog, monkeypatch, door, protocol, words, fail_fast
 ):
-    monkeypatch.setattr(kafka_group, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(kafka_group, "_ANSWER_S", 5.0)
     ca_file = {"ssl_ca_location": str(kafka.ca_file)} if protocol == "SSL" else {}
     adapter = KafkaAdapter(getattr(kafka, door), security_protocol=protocol, fail_fast=fail_fast, **ca_file)
     if fail_fast:
@@ -95,7 +95,7 @@ def test_a_mismatch_of_encryption_is_explained(
             opened(adapter)
         return
     with caplog.at_level(logging.WARNING):
-        nothing_comes(opened(adapter), 2.0)
+        nothing_comes(opened(adapter), 4.0)
     assert not adapter.connected
     said = [getattr(record, "error", "") for record in caplog.records]
     assert any(words in text or "security_protocol" in text for text in said)
