@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.errors import ConfigurationError
 
+from .chunks import checked_chunk
 from .deduplication import one_per_key, with_payload
 from .filtering import STATUS_COLUMN, BatchFilter
 from .handle import RunHandle
@@ -91,8 +92,7 @@ class IdempotentRun:
         except ValueError:
             known = ", ".join(each.value for each in OnConflict)
             raise ConfigurationError(f"on_conflict must be one of {known}, not {on_conflict!r}") from None
-        if chunk < 1:
-            raise ConfigurationError(f"chunk must be at least 1, not {chunk}")
+        checked_chunk(chunk)
         ledger = open_ledger(store)
         try:
             row = ledger.begin(consumer, run_id, fingerprint=fingerprint, lease_s=lease_s)
