@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from idempotent.errors import ConfigurationError
 
 from .chunks import checked_chunk
-from .deduplication import one_per_key, with_payload
+from .deduplication import one_per_key, refuse_reserved, with_payload
 from .filtering import STATUS_COLUMN, BatchFilter
 from .handle import RunHandle
 from .keys import with_hash
@@ -174,6 +174,7 @@ class IdempotentRun:
             raise ConfigurationError(f"emit must be rows or status, not {emit!r}")
         if emit == "rows":
             refuse_divert(self._handle)
+        refuse_reserved(df.columns)
         schema = df.schema
         frame = with_hash(df, self.consumer, names_of(key))
         if payload:

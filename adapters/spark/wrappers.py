@@ -142,11 +142,12 @@ class BatchReplay:
             return data
 
         for batch in batches:
-            hashes, rows = self._keys.of_batch(batch), batch.to_pylist()
+            hashes = self._keys.of_batch(batch)
+            first: dict[bytes, dict[str, Any]] = {}
+            for each, row in zip(hashes, batch.to_pylist(), strict=True):
+                first.setdefault(each, row)
             results: dict[bytes, bytes | None] = {}
-            for part in chunks(
-                dict(zip(reversed(hashes), reversed(rows), strict=True)).items(), self._handle.chunk
-            ):
+            for part in chunks(first.items(), self._handle.chunk):
                 results |= handlers.run(dict(part), handle)
             yield self._as_batch([results[each] for each in hashes])
 
