@@ -44,3 +44,9 @@ def test_the_column_function_works_on_connect(said):
 def test_errors_can_be_read_on_connect(said):
     assert "null key: a row has no value in one of k" in said["a_failed_key"]["error"]
     assert "RunFencedError: run 'r1' of consumer 'aborted'" in said["an_aborted_run"]["error"]
+
+
+def test_effects_under_speculation_are_refused_on_connect(said):
+    assert said["foreach_under_speculation"]["error"].startswith(
+        "ConfigurationError: spark.speculation is on"
+    )

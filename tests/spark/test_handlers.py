@@ -75,6 +75,17 @@ def test_a_replayed_result_is_the_first_one_in_every_evaluation(frame, begin, ef
     assert once(effects)
 
 
+def test_handlers_are_called_in_the_order_of_the_rows(frame, begin, effects):
+    def handle(row):
+        effects.add(row["k"])
+        return {"k": row["k"], "text": "done"}
+
+    few = frame.where("v < 20").coalesce(1)
+    keys = [f"k{number}" for number in range(20)]
+    assert [row["k"] for row in replay(few, begin(chunk=7), handle).collect()] == keys
+    assert effects.words == keys
+
+
 def test_a_replay_survives_the_failure_of_its_task(frame, begin, effects):
     def handle(row):
         if row["v"] == 150 and is_first_attempt():

@@ -64,7 +64,7 @@ def test_what_has_more_than_one_text_is_no_key(part):
         key_hash("orders", [part])
 
 
-def test_a_column_that_is_no_key_is_refused_on_the_driver(spark, sqlite_store):
+def test_columns_that_cannot_work_are_refused_on_the_driver(spark, sqlite_store):
     frame = spark.sql("SELECT 1.5D AS price, 'a' AS k")
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
         with pytest.raises(ConfigurationError, match=r"'price' is of type double.*cast it to string"):
@@ -73,6 +73,8 @@ def test_a_column_that_is_no_key_is_refused_on_the_driver(spark, sqlite_store):
             run.dedup(frame, key="id")
         with pytest.raises(ConfigurationError, match="at least one column"):
             run.dedup(frame, key=[])
+        with pytest.raises(ConfigurationError, match=r"columns named _IDEM are this package's own"):
+            run.dedup(frame.withColumnRenamed("price", "_IDEM"), key="k")
 
 
 def test_a_null_key_fails_the_job_and_says_which_column(spark, sqlite_store):

@@ -18,19 +18,35 @@ def begin(store, **options):
     return IdempotentRun.begin(store, consumer="orders", run_id="r1", **options)
 
 
+def replace(store):
+    """Another, empty store in its place."""
+    file = Path(store.url.removeprefix("sqlite:///"))
+    file.rename(file.with_suffix(".old"))
+    upgrade(store.url, table=store.table)
+
+
 def test_a_file_that_was_replaced_under_live_workers_is_noticed(frame, sqlite_store):
     with begin(sqlite_store) as run:
         new = run.dedup(frame, key="k", unique=True)
         assert new.count() == ROWS
-        file = Path(sqlite_store.url.removeprefix("sqlite:///"))
-        file.rename(file.with_suffix(".old"))
-        upgrade(sqlite_store.url, table=sqlite_store.table)
+        replace(sqlite_store)
         with pytest.raises(Exception, match=r"StoreReplacedError.*does not know run 'r1'.*another store"):
             new.count()
-        with pytest.raises(Exception, match=r"StoreReplacedError"):
-            frame.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: None))
         with pytest.raises(StoreReplacedError), run.publishing():
             pass
+
+
+def test_what_was_done_in_another_store_is_not_done_in_this_one(frame, sqlite_store, effects):
+    def handle(row):
+        effects.add(row["k"])
+
+    few = frame.where("v < 10").coalesce(1)
+    with begin(sqlite_store) as run:
+        replace(sqlite_store)
+        with begin(sqlite_store) as other:
+            few.foreachPartition(idempotent_foreach(other, key="k", handler=handle))
+        with pytest.raises(Exception, match=r"StoreReplacedError.*does not know run 'r1'"):
+            few.foreachPartition(idempotent_foreach(run, key="k", handler=handle))
 
 
 @pytest.mark.parametrize("kind", ["redis", "mysql"])

@@ -33,7 +33,8 @@ def main():
     arguments = json.loads(sys.argv[1])
     store = StoreConfig(arguments["url"], prefix=arguments["prefix"])
     folder = arguments["folder"]
-    spark = sessions.connect()
+    # A local server never speculates, whatever it is told.
+    spark = sessions.connect(**{"spark.speculation": "true"})
     # The server is in this process, and so is its context; with a server elsewhere there is none.
     SparkContext._active_spark_context = Forbidden()
     frame = numbered(spark)
@@ -81,10 +82,16 @@ def main():
     def foreach():
         effects = Effects(f"{folder}/foreach")
         with run("foreach") as begun:
-            handle = idempotent_foreach(begun, key="k", handler=lambda row: effects.add(row["k"]))
+            handle = idempotent_foreach(
+                begun, key="k", handler=lambda row: effects.add(row["k"]), allow_speculation=True
+            )
             for _ in range(2):
                 frame.foreachPartition(handle)
         return [len(effects.times), len(effects.words)]
+
+    def foreach_under_speculation():
+        with run("refused") as begun:
+            idempotent_foreach(begun, key="k", handler=print)
 
     def column_function():
         with run("udf") as begun:
@@ -102,7 +109,16 @@ def main():
             begun.abort()
             new.count()
 
-    programs.report(dedup, batches, replay, foreach, column_function, a_failed_key, an_aborted_run)
+    programs.report(
+        dedup,
+        batches,
+        replay,
+        foreach,
+        foreach_under_speculation,
+        column_function,
+        a_failed_key,
+        an_aborted_run,
+    )
 
 
 if __name__ == "__main__":
