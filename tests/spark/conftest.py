@@ -2,7 +2,7 @@ import secrets
 
 import pytest
 
-from idempotent.adapters.spark import StoreConfig
+from idempotent.adapters.spark import StoreConfig, executor
 from idempotent.migrations import upgrade
 from tests.spark import sessions
 from tests.spark.effects import Effects
@@ -24,6 +24,14 @@ def frame(spark):
 @pytest.fixture
 def effects(tmp_path):
     return Effects(str(tmp_path / "effects"))
+
+
+@pytest.fixture
+def in_this_process():
+    """What wrappers keep of stores when they are called without Spark is closed afterwards."""
+    yield
+    while executor._ledgers:
+        executor._ledgers.popitem()[1].close()
 
 
 @pytest.fixture(params=["mysql", "redis"])

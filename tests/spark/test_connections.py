@@ -19,13 +19,16 @@ PID = StructType([StructField("pid", IntegerType())])
 def clients_of_redis(store):
     with Redis.from_url(store.url) as client:
         database = str(client.connection_pool.connection_kwargs["db"])
-        return {each["id"] for each in client.client_list() if each["db"] == database}
+        own = str(client.client_id())
+        return {each["id"] for each in client.client_list() if each["db"] == database} - {own}
 
 
 def clients_of_mysql(store):
     engine = sa.create_engine(store.url, poolclass=NullPool)
     with engine.connect() as connection:
-        found = sa.text("SELECT id FROM information_schema.processlist WHERE db = DATABASE()")
+        found = sa.text(
+            "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+        )
         return set(connection.execute(found).scalars())
 
 

@@ -1,10 +1,17 @@
 """Modes effect and replay: what a handler did is not done again, whoever asks."""
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from idempotent.adapters.spark import IdempotentRun, idempotent_batches, idempotent_foreach, key_hash
-from idempotent.errors import ConfigurationError
+from idempotent.adapters.spark import (
+    IdempotentRun,
+    idempotent_batches,
+    idempotent_foreach,
+    idempotent_partitions,
+    key_hash,
+)
+from idempotent.errors import ConfigurationError, RunConflictError
 from tests.spark.faults import is_first_attempt
 from tests.spark.frames import ROWS
 from tests.spark.slow import handle_slowly
@@ -110,35 +117,39 @@ def test_a_handler_that_always_raises_fails_the_job_and_leaves_its_key_free(fram
     assert once(effects)
 
 
+def test_what_a_handler_raises_can_be_read_on_the_driver(frame, begin):
+    few = frame.where("v < 3").coalesce(1)
+    with pytest.raises(
+        Exception, match=r"ConfigurationError: a result that is replayed must be JSON: Object of type"
+    ):
+        replay(few, begin(), lambda row: {"k": row["k"], "text": {1, 2}}).collect()
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("result", "said"),
     [
-        (lambda: {1, 2}, "must be JSON"),
-        (lambda: float("nan"), "must be JSON"),
-        (lambda: "x" * 70_000, "65536 is the most"),
+        ({"k": "k1", "text": {1, 2}}, "must be JSON"),
+        ({"k": "k1", "text": float("nan")}, "must be JSON"),
+        ({"k": "k1", "text": "x" * 70_000}, "65536 is the most"),
+        ({"k": "k1", "text": 7}, "does not fit the schema: .*int"),
+        ({"k": "k1", "txet": "misspelled"}, "does not fit the schema: .*names are among k, text"),
+        (None, "does not fit the schema: None"),
     ],
-    ids=["a set", "not a number", "too long"],
+    ids=["a set", "not a number", "too long", "another type", "another name", "nothing"],
 )
-def test_a_result_that_cannot_be_stored_is_refused_before_it_counts_as_done(spark, begin, text, said):
-    one = spark.createDataFrame([("k1", 1)], "k string, v long")
+def test_a_result_that_nobody_could_emit_is_refused_before_it_counts_as_done(
+    begin, in_this_process, result, said
+):
     run = begin()
-    bad = replay(one, run, lambda row: {"k": row["k"], "text": text()})
-    with pytest.raises(Exception, match=f"ConfigurationError.*{said}"):
-        bad.collect()
-    good = replay(one, run, lambda row: {"k": row["k"], "text": "short"})
-    assert [row["text"] for row in good.collect()] == ["short"]
+    batch = pa.RecordBatch.from_pylist([{"k": "k1", "v": 1}])
 
+    def replayed(handler):
+        mapped = idempotent_batches(run, key="k", handler=handler, mode="replay", schema=OUT)
+        return [row for each in mapped([batch]) for row in each.to_pylist()]
 
-def test_a_result_that_does_not_fit_the_schema_is_refused_before_it_counts_as_done(spark, begin):
-    one = spark.createDataFrame([("k1", 1)], "k string, v long")
-    run = begin()
-    with pytest.raises(Exception, match=r"ConfigurationError.*schema"):
-        replay(one, run, lambda row: {"k": row["k"], "text": 7}).collect()
-    with pytest.raises(Exception, match=r"ConfigurationError.*schema"):
-        replay(one, run, lambda row: {"k": row["k"], "txet": "misspelled"}).collect()
-    with pytest.raises(Exception, match=r"ConfigurationError.*schema"):
-        replay(one, run, lambda row: None).collect()
-    assert replay(one, run, lambda row: {"k": row["k"], "text": None}).first()["text"] is None
+    with pytest.raises(ConfigurationError, match=said):
+        replayed(lambda row: result)
+    assert replayed(lambda row: {"k": row["k"]}) == [{"k": "k1", "text": None}]
 
 
 def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
@@ -155,12 +166,12 @@ def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
     assert len(effects.times) == ROWS - 1
 
 
-def test_waiting_for_a_key_ends_with_an_error_that_says_so(frame, begin):
-    run = begin(wait_s=0.5)
+def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_process):
+    run = begin(wait_s=0.2)
     key = hash_of(run, "k0")
     run.ledger.acquire(run.handle.ref, run.handle.epoch, b"a" * 16, [key], lease_s=600)
-    with pytest.raises(Exception, match=r"RunConflictError: 1 keys of run 'r1'.*held by other attempts"):
-        frame.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: None))
+    with pytest.raises(RunConflictError, match=r"1 keys of run 'r1'.*held by other attempts"):
+        idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
 
 
 def test_a_lease_is_renewed_while_a_handler_is_at_work(frame, begin, effects):
@@ -171,11 +182,11 @@ def test_a_lease_is_renewed_while_a_handler_is_at_work(frame, begin, effects):
     assert effects.words == ["k0"]
 
 
-def test_a_key_of_mode_dedup_is_refused_in_mode_effect(frame, begin):
+def test_a_key_of_mode_dedup_is_refused_in_mode_effect(begin, in_this_process):
     run = begin()
-    run.claim(run.dedup(frame.limit(1), key="k"))
-    with pytest.raises(Exception, match=r"ConfigurationError.*own consumer"):
-        frame.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: None))
+    assert list(idempotent_partitions(run, key="k")([{"k": "k0"}])) == [{"k": "k0"}]
+    with pytest.raises(ConfigurationError, match="own consumer"):
+        idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
 
 
 def test_arguments_that_do_not_go_together_are_refused_on_the_driver(begin):

@@ -3,12 +3,20 @@
 import datetime as dt
 import decimal
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from idempotent.adapters.spark import IdempotentRun, StoreConfig, idempotent_partitions, key_hash
+from idempotent.adapters.spark import (
+    IdempotentRun,
+    StoreConfig,
+    idempotent_batches,
+    idempotent_partitions,
+    key_hash,
+)
 from idempotent.adapters.spark.keys import HASH_COLUMN, with_hash
 from idempotent.errors import ConfigurationError, MissingKeyError
 from tests.spark.commands import commands_during
@@ -77,13 +85,24 @@ def test_columns_that_cannot_work_are_refused_on_the_driver(spark, sqlite_store)
             run.dedup(frame.withColumnRenamed("price", "_IDEM"), key="k")
 
 
-def test_a_null_key_fails_the_job_and_says_which_column(spark, sqlite_store):
+def test_a_null_key_fails_the_job_and_says_which_column(spark, sqlite_store, in_this_process):
     rows = spark.createDataFrame([("a", 1), (None, 2)], "k string, v int")
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
         with pytest.raises(Exception, match=r"null key: a row has no value in one of k, v"):
             run.dedup(rows, key=["k", "v"]).count()
-        with pytest.raises(Exception, match=r"MissingKeyError: null key"):
-            rows.rdd.mapPartitions(idempotent_partitions(run, key="k")).count()
+        for key in ("k", lambda row: row["k"], lambda row: ("a", row["k"])):
+            with pytest.raises(MissingKeyError, match="null key"):
+                list(idempotent_partitions(run, key=key)([{"k": None}]))
+
+
+def test_a_key_that_rows_do_not_have_is_named(sqlite_store, in_this_process):
+    batch = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}])
+    with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
+        with pytest.raises(ConfigurationError, match="no column 'id' for the key in k, v"):
+            list(idempotent_batches(run, key=["k", "id"])([batch]))
+        for row in ({"k": "a"}, Row(k="a"), ("a",)):
+            with pytest.raises(ConfigurationError, match="no column 'id' for the key in a row such as"):
+                list(idempotent_partitions(run, key="id")([row]))
 
 
 def test_another_payload_under_the_same_key_is_reported(spark, redis_store):
