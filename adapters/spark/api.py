@@ -104,8 +104,8 @@ def idempotent_batches(
     return BatchReplay(handle, keys, handler, to_arrow_schema(schema))
 
 
-def idempotent_udf(run: IdempotentRun, *, parts: int = 1) -> Any:
-    """A column function that says `new`, `duplicate` or `conflict` of a key. Non-deterministic to Spark.
+def idempotent_udf(run: IdempotentRun) -> Any:
+    """A function of a key's columns that says `new`, `duplicate` or `conflict`. Non-deterministic to Spark.
 
     Correct because the owner of a claim is the run: evaluated twice, it says the same. But Spark prunes a column that
     nobody reads, and evaluates it for rows that a later `limit` drops: prefer `run.dedup`. Keys must be unique in the
@@ -113,8 +113,7 @@ def idempotent_udf(run: IdempotentRun, *, parts: int = 1) -> Any:
 
     Args:
         run: which claims the keys.
-        parts: how many columns a key has.
     """
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
-    return arrow_udf(status_function(run.handle, parts), "string").asNondeterministic()
+    return arrow_udf(status_function(run.handle), "string").asNondeterministic()

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
+from idempotent.errors import ConfigurationError
+
 T = TypeVar("T")
 
 
@@ -14,3 +16,10 @@ def chunks(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     source = iter(rows)
     while part := list(islice(source, size)):
         yield part
+
+
+def checked_chunk(size: int) -> int:
+    """The size of a chunk. Raises ConfigurationError: it is less than 1."""
+    if size < 1:
+        raise ConfigurationError(f"chunk must be at least 1, not {size}")
+    return size

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import ConfigurationError
 
-from .filtering import PAYLOAD_COLUMN
+from .filtering import PAYLOAD_COLUMN, STATUS_COLUMN
 from .keys import HASH_COLUMN, quoted
 
 if TYPE_CHECKING:
@@ -40,6 +40,21 @@ def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
     if PAYLOAD_COLUMN in df.columns:
         stays |= F.first(PAYLOAD_COLUMN).over(window) != F.col(PAYLOAD_COLUMN)
     return df.withColumn(_STAYS, stays).where(_STAYS).drop(_STAYS)
+
+
+def refuse_reserved(columns: Sequence[str]) -> None:
+    """Refuse a frame that has columns of our own.
+
+    Raises:
+        ConfigurationError: it has.
+    """
+    reserved = {HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN, _STAYS}
+    # Spark does not tell names apart by their case.
+    taken = [name for name in columns if name.lower() in reserved]
+    if taken:
+        raise ConfigurationError(
+            f"columns named {', '.join(taken)} are this package's own: rename or drop them"
+        )
 
 
 def with_payload(df: DataFrame, payload: Sequence[str]) -> DataFrame:

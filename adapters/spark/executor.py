@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
-import uuid
 from typing import Final
 
 from idempotent.errors import RunFencedError, StoreReplacedError
@@ -15,7 +13,6 @@ from .ledger.base import Ledger
 from .ledger.claims import RunClaims
 from .ledger.config import StoreConfig
 from .ledger.opening import open_ledger
-from .ledger.owned import ATTEMPT_BYTES
 from .ledger.runs import RunState
 
 # In this module, which workers import, and not in one that travels by value: that would be one for each task.
@@ -58,22 +55,3 @@ def check_store(ledger: Ledger, handle: RunHandle) -> None:
         )
     if state is RunState.ABORTED:
         raise RunFencedError(f"{handle.ref} was aborted; begin it again")
-
-
-def attempt_token() -> bytes:
-    """16 bytes that no other attempt of any task has.
-
-    Spark's stage, partition and attempt numbers come again in other jobs; the task attempt's id does not, within one
-    application.
-    """
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is None:
-        return uuid.uuid4().bytes
-    application = context.getLocalProperty("spark.app.id") or ""
-    # Without an application's id (Spark Connect) a fresh token is right too: attempts share nothing.
-    if not application:
-        return uuid.uuid4().bytes
-    identity = f"{application}:{context.taskAttemptId()}"
-    return hashlib.blake2b(identity.encode(), digest_size=ATTEMPT_BYTES).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from .chunks import checked_chunk
 from .ledger.claims import OnConflict
 from .ledger.config import StoreConfig
 from .ledger.runs import RunRef
@@ -40,4 +41,4 @@ class RunHandle:
 
     def with_chunk(self, chunk: int | None) -> RunHandle:
         """The same with another chunk; None: the same."""
-        return self if chunk is None else replace(self, chunk=chunk)
+        return self if chunk is None else replace(self, chunk=checked_chunk(chunk))

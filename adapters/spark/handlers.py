@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -9,9 +10,9 @@ from typing import Final, TypeVar
 
 from idempotent.errors import RunConflictError, StoreError
 
-from .executor import attempt_token, check_store, ledger_for
+from .executor import check_store, ledger_for
 from .handle import RunHandle
-from .ledger.owned import Hold
+from .ledger.owned import ATTEMPT_BYTES, Hold
 from .renewal import Renewal
 
 R = TypeVar("R")
@@ -32,7 +33,8 @@ class Handlers:
         """Look that the store is the right one."""
         self._handle = handle
         self._ledger = ledger_for(handle.store)
-        self._attempt = attempt_token()
+        # Nothing of Spark's: its stage, partition and attempt numbers come again in other jobs.
+        self._attempt = secrets.token_bytes(ATTEMPT_BYTES)
         check_store(self._ledger, handle)
 
     def run(self, rows: Mapping[bytes, R], handler: Callable[[R], bytes | None]) -> dict[bytes, bytes | None]:

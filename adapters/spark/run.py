@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.errors import ConfigurationError
 
-from .deduplication import one_per_key, with_payload
+from .chunks import checked_chunk
+from .deduplication import one_per_key, refuse_reserved, with_payload
 from .filtering import STATUS_COLUMN, BatchFilter
 from .handle import RunHandle
 from .keys import with_hash
@@ -91,8 +92,7 @@ class IdempotentRun:
         except ValueError:
             known = ", ".join(each.value for each in OnConflict)
             raise ConfigurationError(f"on_conflict must be one of {known}, not {on_conflict!r}") from None
-        if chunk < 1:
-            raise ConfigurationError(f"chunk must be at least 1, not {chunk}")
+        checked_chunk(chunk)
         ledger = open_ledger(store)
         try:
             row = ledger.begin(consumer, run_id, fingerprint=fingerprint, lease_s=lease_s)
@@ -174,6 +174,7 @@ class IdempotentRun:
             raise ConfigurationError(f"emit must be rows or status, not {emit!r}")
         if emit == "rows":
             refuse_divert(self._handle)
+        refuse_reserved(df.columns)
         schema = df.schema
         frame = with_hash(df, self.consumer, names_of(key))
         if payload:

@@ -13,7 +13,11 @@ from .ledger.claims import Verdict
 def classic_context() -> Any:
     """The SparkContext of this process; None on Spark Connect, and before there is one."""
     from pyspark import SparkContext
+    from pyspark.sql.utils import is_remote
 
+    if is_remote():
+        # Of a local Connect server this process has the context too, and frames do not belong to it.
+        return None
     return SparkContext._active_spark_context  # noqa: SLF001 - the public way would make one
 
 

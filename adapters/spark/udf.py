@@ -12,17 +12,16 @@ from .handle import RunHandle
 from .keys import key_hash
 
 
-def status_function(handle: RunHandle, parts: int) -> Callable[..., Any]:
+def status_function(handle: RunHandle) -> Callable[..., Any]:
     """The function for `arrow_udf`, with the annotations by which that knows its kind."""
 
     def statuses(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         keys = KeyFilter(handle)
         for arrays in columns:
-            lists = [array.to_pylist() for array in arrays]
+            # Of one column Spark sends the array alone, whatever the annotation says.
+            sent: Any = arrays
+            lists = [array.to_pylist() for array in (sent if isinstance(sent, tuple) else (sent,))]
             hashes = [key_hash(handle.ref.consumer, each) for each in zip(*lists, strict=True)]
             yield pa.array([fate.status for fate in keys.decide(hashes)], pa.string())
 
-    def status(column: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        return statuses((array,) for array in column)
-
-    return status if parts == 1 else statuses
+    return statuses

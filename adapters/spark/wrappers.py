@@ -41,13 +41,22 @@ class Keys:
 
     def of_row(self, row: Any) -> bytes:
         """The hash of one row's key. Raises MissingKeyError for a null key."""
-        parts = self._key(row) if callable(self._key) else tuple(row[name] for name in names_of(self._key))
-        return key_hash(self._consumer, parts if isinstance(parts, tuple) else (parts,))
+        if callable(self._key):
+            parts = self._key(row)
+            return key_hash(self._consumer, parts if isinstance(parts, tuple) else (parts,))
+        try:
+            named = [row[name] for name in names_of(self._key)]
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise _no_such(names_of(self._key), f"a row such as {row!r:.200}") from error
+        return key_hash(self._consumer, named)
 
     def of_batch(self, batch: pa.RecordBatch) -> list[bytes]:
         """The hashes of a batch's rows."""
         if callable(self._key):
             return [self.of_row(row) for row in batch.to_pylist()]
+        missing = [name for name in names_of(self._key) if name not in batch.schema.names]
+        if missing:
+            raise _no_such(missing, ", ".join(batch.schema.names))
         columns = [batch.column(name).to_pylist() for name in names_of(self._key)]
         return [key_hash(self._consumer, parts) for parts in zip(*columns, strict=True)]
 
@@ -127,17 +136,34 @@ class BatchReplay:
         handlers = Handlers(self._handle)
 
         def handle(row: dict[str, Any]) -> bytes:
-            return stored(self._handler(row))
+            data = stored(self._handler(row))
+            # Before it counts as done: a result that nobody can emit would fail every later evaluation.
+            self._as_batch([data])
+            return data
 
         for batch in batches:
-            hashes, rows = self._keys.of_batch(batch), batch.to_pylist()
+            hashes = self._keys.of_batch(batch)
+            first: dict[bytes, dict[str, Any]] = {}
+            for each, row in zip(hashes, batch.to_pylist(), strict=True):
+                first.setdefault(each, row)
             results: dict[bytes, bytes | None] = {}
-            for part in chunks(
-                dict(zip(reversed(hashes), reversed(rows), strict=True)).items(), self._handle.chunk
-            ):
+            for part in chunks(first.items(), self._handle.chunk):
                 results |= handlers.run(dict(part), handle)
-            values = [json.loads(results[each] or b"null") for each in hashes]
-            yield pa.RecordBatch.from_pylist(values, schema=self._schema)
+            yield self._as_batch([results[each] for each in hashes])
+
+    def _as_batch(self, results: Sequence[bytes | None]) -> pa.RecordBatch:
+        rows = [json.loads(result or b"null") for result in results]
+        names = set(self._schema.names)
+        for row in rows:
+            if not isinstance(row, dict) or not names.issuperset(row):
+                raise ConfigurationError(
+                    f"a result does not fit the schema: {row!r:.200}, where a dict is wanted whose names are among "
+                    f"{', '.join(self._schema.names)}"
+                )
+        try:
+            return pa.RecordBatch.from_pylist(rows, schema=self._schema)
+        except pa.ArrowException as error:
+            raise ConfigurationError(f"a result does not fit the schema: {error}") from error
 
 
 def stored(result: Any) -> bytes:
@@ -147,7 +173,7 @@ def stored(result: Any) -> bytes:
         ConfigurationError: it is no JSON, or longer than 64 KB: return a pointer to it instead.
     """
     try:
-        data = json.dumps(result).encode()
+        data = json.dumps(result, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"a result that is replayed must be JSON: {error}") from error
     if len(data) > MAX_RESULT_BYTES:
@@ -155,6 +181,10 @@ def stored(result: Any) -> bytes:
             f"a result of {len(data)} bytes; {MAX_RESULT_BYTES} is the most: store it elsewhere and return where"
         )
     return data
+
+
+def _no_such(names: Sequence[str], there: str) -> ConfigurationError:
+    return ConfigurationError(f"no column {', '.join(map(repr, names))} for the key in {there}")
 
 
 def names_of(key: str | Sequence[str]) -> list[str]:

@@ -2,9 +2,11 @@ import secrets
 
 import pytest
 
-from idempotent.adapters.spark import StoreConfig
+from idempotent.adapters.spark import StoreConfig, executor
 from idempotent.migrations import upgrade
 from tests.spark import sessions
+from tests.spark.effects import Effects
+from tests.spark.frames import numbered
 
 
 @pytest.fixture(scope="session")
@@ -14,21 +16,44 @@ def spark():
     session.stop()
 
 
-@pytest.fixture(params=["sqlite", "mysql", "redis"])
-def store(request, tmp_path):
-    """An empty store of runs: one on a file, one on a server, one in Redis."""
-    if request.param == "redis":
-        return StoreConfig(request.getfixturevalue("redis_url"), prefix=f"t{secrets.token_hex(6)}:")
-    if request.param == "mysql":
-        config = StoreConfig(request.getfixturevalue("mysql_url"), table=f"t{secrets.token_hex(6)}")
-    else:
-        config = StoreConfig(f"sqlite:///{tmp_path / 'runs.db'}")
-    upgrade(config.url, table=config.table)
-    return config
+@pytest.fixture
+def frame(spark):
+    return numbered(spark)
+
+
+@pytest.fixture
+def effects(tmp_path):
+    return Effects(str(tmp_path / "effects"))
+
+
+@pytest.fixture
+def in_this_process():
+    """What wrappers keep of stores when they are called without Spark is closed afterwards."""
+    yield
+    while executor._ledgers:
+        executor._ledgers.popitem()[1].close()
+
+
+@pytest.fixture(params=["mysql", "redis"])
+def store(request):
+    """An empty store of runs, in SQL and in Redis; the ledger's own tests know all kinds of them."""
+    return request.getfixturevalue(f"{request.param}_store")
 
 
 @pytest.fixture
 def sqlite_store(tmp_path):
     config = StoreConfig(f"sqlite:///{tmp_path / 'runs.db'}")
+    upgrade(config.url, table=config.table)
+    return config
+
+
+@pytest.fixture
+def redis_store(redis_url):
+    return StoreConfig(redis_url, prefix=f"t{secrets.token_hex(6)}:")
+
+
+@pytest.fixture
+def mysql_store(mysql_url):
+    config = StoreConfig(mysql_url, table=f"t{secrets.token_hex(6)}")
     upgrade(config.url, table=config.table)
     return config

@@ -15,6 +15,8 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
+    # Several batches in each of the tests' partitions.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
 }
 # The second number: a task is tried so often. Plain local[2] never tries again.
@@ -34,6 +36,19 @@ def classic(**settings):
 
     prepare_environment()
     builder = SparkSession.builder.master(settings.pop("master", MASTER)).appName("tests")
+    for name, value in {**SETTINGS, **settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def connect(**settings):
+    """A session of Spark Connect; its server is a JVM of this process."""
+    from pyspark.sql import SparkSession
+
+    prepare_environment()
+    # A free port for the server, and not always the same.
+    os.environ["SPARK_TESTING"] = "1"
+    builder = SparkSession.builder.remote(MASTER).appName("tests")
     for name, value in {**SETTINGS, **settings}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

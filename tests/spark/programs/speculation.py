@@ -1,0 +1,77 @@
+"""A slow first attempt, and the speculative copy that overtakes it, in each mode."""
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+
+from idempotent.adapters.spark import (
+    IdempotentRun,
+    StoreConfig,
+    idempotent_foreach,
+    idempotent_partitions,
+)
+from idempotent.adapters.spark.ledger.owned import ClaimState
+from tests.spark import programs, sessions
+from tests.spark.effects import Effects
+from tests.spark.frames import numbered
+from tests.spark.programs import speculated
+
+HANDLED = 100
+
+
+def main():
+    arguments = json.loads(sys.argv[1])
+    store = StoreConfig(arguments["url"], table=arguments["table"])
+    folder = arguments["folder"]
+    spark = sessions.classic(**arguments["settings"])
+    frame = numbered(spark)
+
+    @contextmanager
+    def run(run_id, lease_s=6.0):
+        with IdempotentRun.begin(store, consumer=run_id, run_id=run_id, lease_s=lease_s) as begun:
+            yield begun
+
+    def dedup_of_an_rdd():
+        attempts = Effects(f"{folder}/rdd")
+        with run("rdd") as begun:
+            new = frame.rdd.mapPartitions(idempotent_partitions(begun, key="k", chunk=50))
+            count = new.mapPartitions(speculated.slow_rows(attempts)).count()
+            return {"count": count, "again": new.count(), "attempts": sorted(attempts.times)}
+
+    def dedup_of_a_frame():
+        attempts = Effects(f"{folder}/frame")
+        with run("frame") as begun:
+            new = begun.dedup(frame, key="k", unique=True)
+            slow = new.mapInArrow(speculated.slow_batches(attempts), new.schema)
+            return {"count": slow.count(), "again": new.count(), "attempts": sorted(attempts.times)}
+
+    def effects_without_leave():
+        with run("refused") as begun:
+            idempotent_foreach(begun, key="k", handler=print)
+
+    def effects_with_leave():
+        done, attempts = Effects(f"{folder}/effects"), Effects(f"{folder}/attempts")
+        with run("effects") as begun:
+            handle = idempotent_foreach(
+                begun, key="k", handler=speculated.SlowHandler(done), chunk=25, allow_speculation=True
+            )
+            numbered(spark, HANDLED).foreachPartition(speculated.noted(attempts, handle))
+            at_return = done.times
+            claims = begun.ledger.counts(begun.handle.ref)
+            # The attempt that lost may go on for as long as Spark takes to kill it.
+            time.sleep(9)
+            return {
+                "never": HANDLED - len(at_return),
+                "pending": claims[ClaimState.PENDING],
+                "done": claims[ClaimState.DONE],
+                "twice": sum(times > 1 for times in done.times.values()),
+                "attempts": sorted(attempts.times),
+            }
+
+    programs.report(dedup_of_an_rdd, dedup_of_a_frame, effects_without_leave, effects_with_leave)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
