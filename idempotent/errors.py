@@ -15,14 +15,13 @@
     ├── MessageError                  this message can never be processed as it is
     │   ├── MissingKeyError           no message id, or the key expression found nothing
     │   ├── UndecodableMessageError   the key or fingerprint expression failed on the message
-    │   └── FingerprintMismatchError  the same key came with other content
+    │   ├── FingerprintMismatchError  the same key came with other content
+    │   └── OutputError               what its handler returned cannot be sent in its place
     ├── RunError                      a run cannot go on as it is
     │   ├── RunFencedError            the run is in a state that does not allow it; mostly: others aborted it
     │   ├── RunInputChangedError      the run was begun with other input
     │   ├── RunConflictError          another run holds a key, and is not waited for (any longer)
     │   └── ClaimsExpiredError        the store may have forgotten claims of the run
-    │   ├── FingerprintMismatchError  the same key came with other content
-    │   └── OutputError               what its handler returned cannot be sent in its place
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
     ├── TransactionEscapedError       a handler tried to end the transaction that holds its key
     ├── DoomedTransactionError        the transaction is lost; nothing was committed, run it again
@@ -99,6 +98,10 @@ class FingerprintMismatchError(MessageError):
     """The same key came with other content."""
 
 
+class OutputError(MessageError):
+    """What the handler returned cannot be sent."""
+
+
 class RunError(IdempotentError):
     """The run cannot go on."""
 
@@ -117,8 +120,6 @@ class RunConflictError(RunError):
 
 class ClaimsExpiredError(RunError):
     """The store may have forgotten claims of this run, so it must not be committed."""
-class OutputError(MessageError):
-    """What the handler returned cannot be sent."""
 
 
 class DeadKeyError(IdempotentError):
