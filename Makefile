@@ -21,7 +21,7 @@ help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
-	@echo "  BROKER=rabbitmq|activemq|kafka (the demo over a real broker, started for it)"
+	@echo "  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
 
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
 	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python tests/demo_over.py $(BROKER),idempotent demo) \

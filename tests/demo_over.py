@@ -1,4 +1,7 @@
-"""`make demo BROKER=rabbitmq`: the demo over a broker that is started for it alone, and killed in the middle."""
+"""`make demo BROKER=rabbitmq`: the demo over a broker that is started for it alone, and killed in the middle.
+
+`make demo BROKER=spark`: through Spark, which needs no broker, but a database.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from idempotent.cli.demo import SHARE, over_broker
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.output import emit
+from idempotent.cli.spark_demo import over_spark
 from idempotent.demo.flights import FLIGHTS
+from idempotent.demo.live.report import LiveReport
 from idempotent.demo.settings import Settings
+from idempotent.demo.spark.report import SparkReport
+from idempotent.demo.spark.settings import SHARE as SPARK_SHARE
+from idempotent.demo.spark.settings import SparkSettings
 from idempotent.errors import IdempotentError
 from tests.services import PrivateActiveMq, PrivateKafka, PrivateMariaDb, PrivateRabbitMq, PrivateServer
 
@@ -26,12 +34,13 @@ BROKERS: dict[str, type[PrivateServer]] = {
     "activemq": PrivateActiveMq,
     "kafka": PrivateKafka,
 }
+SPARK = "spark"
 
 
 def main(
     broker: str,
-    flights: Annotated[int, typer.Option(min=20, max=FLIGHTS)] = SHARE,
-    kills: int = 5,
+    flights: Annotated[int | None, typer.Option(min=20, max=FLIGHTS)] = None,
+    kills: int | None = None,
     duplicates: float = 0.05,
     seed: int = 2013,
     checker: Annotated[
@@ -42,21 +51,23 @@ def main(
     """Start the servers, run the demo, remove them."""
     console = Console(highlight=False, quiet=as_json)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if broker not in BROKERS:
-        sys.exit(f"BROKER={broker} is unknown; known: {', '.join(BROKERS)}")
+    if broker not in (*BROKERS, SPARK):
+        sys.exit(f"BROKER={broker} is unknown; known: {', '.join([*BROKERS, SPARK])}")
+    report: SparkReport | LiveReport
     with ExitStack() as stack:
         try:
-            server = started(stack, console, BROKERS[broker]())
-            url = checker
-            if "://" not in checker:
-                url = f"{checker}+{started(stack, console, PrivateMariaDb()).url}"
-            report = over_broker(
-                console,
-                Settings(flights, kills, duplicates, seed),
-                server.url if "://" in server.url else f"{broker}://{server.url}",
-                url,
-                restart=lambda: (server.kill(), server.start()),
-            )
+            if broker == SPARK:
+                settings = SparkSettings(
+                    flights or SPARK_SHARE,
+                    kills=3 if kills is None else kills,
+                    duplicates=duplicates,
+                    seed=seed,
+                )
+                store = checker if "://" in checker else started(stack, console, PrivateMariaDb()).url
+                report = over_spark(console, settings, store)
+            else:
+                share = Settings(flights or SHARE, 5 if kills is None else kills, duplicates, seed)
+                report = through(stack, console, broker, checker, share)
         except KeyboardInterrupt:
             console.print("[yellow]Interrupted.[/yellow]")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -64,6 +75,21 @@ def main(
         emit(**report.as_json())
     if not report.kept_promise:
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+def through(stack: ExitStack, console: Console, broker: str, checker: str, settings: Settings) -> LiveReport:
+    """The demo over this broker, with a checker on a MariaDB if its URL is not given."""
+    server = started(stack, console, BROKERS[broker]())
+    url = checker
+    if "://" not in checker:
+        url = f"{checker}+{started(stack, console, PrivateMariaDb()).url}"
+    return over_broker(
+        console,
+        settings,
+        server.url if "://" in server.url else f"{broker}://{server.url}",
+        url,
+        restart=lambda: (server.kill(), server.start()),
+    )
 
 
 def started(stack: ExitStack, console: Console, server: PrivateServer) -> PrivateServer:

@@ -109,7 +109,7 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,  # Spark's JVM takes its time
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout

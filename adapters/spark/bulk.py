@@ -78,12 +78,13 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
     from pyspark.sql import functions as F
 
     try:
-        table = spark.read.parquet(claims)
+        # With a schema, for there may be nothing to infer one from: only what a killed run began to write.
+        table = spark.read.schema(f"`{HASH_COLUMN}` binary, `{_RUN}` bigint").parquet(claims)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return None
-    tokens = {row[_RUN] for row in table.select(F.col(_RUN).cast("bigint").alias(_RUN)).distinct().collect()}
+    tokens = {row[_RUN] for row in table.select(_RUN).distinct().collect()}
     tokens.discard(run.handle.ref.token)
     states = run.ledger.state_of(tokens)
     unknown = [token for token, state in states.items() if state is RunState.UNKNOWN]
@@ -95,7 +96,7 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
     committed = [token for token, state in states.items() if state is RunState.COMMITTED]
     if not committed:
         return None
-    return table.where(F.col(_RUN).cast("bigint").isin(committed)).select(HASH_COLUMN)
+    return table.where(F.col(_RUN).isin(committed)).select(HASH_COLUMN)
 
 
 def _take_turn(ledger: Ledger, handle: RunHandle) -> None:

@@ -35,7 +35,7 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """For `writeStream.foreachBatch` (classic and Connect): the new rows of each batch, published once.
 
-    Spark may run a batch again after a crash, with the same number and the same rows. Its run, `<sink_id>:<batch>`, is
+    Spark may run a batch again after a crash, with the same number and the same rows. Its run, `<sink_id>-<batch>`, is
     resumed then; one that is committed is not handled again.
 
     A new checkpoint counts batches from 0 again. To a sink that knows these numbers that is an error, not a batch that
@@ -60,10 +60,11 @@ def foreach_batch(
     def process(batch: DataFrame, batch_id: int) -> None:
         batch.persist()
         try:
+            # No colon in the name: Hadoop cannot replace a folder with one.
             with IdempotentRun.begin(
                 store,
                 consumer=sink_id,
-                run_id=f"{sink_id}:{batch_id}",
+                run_id=f"{sink_id}-{batch_id}",
                 fingerprint=_identity(batch),
                 on_conflict=on_conflict,
                 wait_s=wait_s,

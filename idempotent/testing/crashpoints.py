@@ -24,7 +24,18 @@ T = TypeVar("T")
 C = TypeVar("C", bound=AbstractIdempotentChecker)
 
 CRASH_VARIABLE: Final = "IDEMPOTENT_CRASH_AT"
-STEPS: Final = ("ack", "claim", "commit", "complete", "effect", "release", "renew")
+STEPS: Final = (
+    "ack",
+    "begin",
+    "claim",
+    "commit",
+    "complete",
+    "effect",
+    "prepare",
+    "publish",
+    "release",
+    "renew",
+)
 POINTS: Final = frozenset(f"{when}_{step}" for when in ("before", "after") for step in STEPS)
 
 
@@ -42,7 +53,8 @@ class CrashPlan:
     """Where this process dies.
 
     Attributes:
-        point: `before_` or `after_` and a step: claim, effect, complete, release, renew, commit, ack.
+        point: `before_` or `after_` and a step: claim, effect, complete, release, renew, commit, ack; of a run of
+            Spark: begin, claim, prepare, publish, commit.
         nth: at which passing of the point, from 1.
         kind: die, or pause.
     """
@@ -122,7 +134,10 @@ def reach(point: str, plan: CrashPlan | None = None) -> None:
 
 
 def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -> Callable[P, T]:
-    """The function between `before_<step>` and `after_<step>`: a handler ("effect"), an adapter's settle ("ack")."""
+    """The function between `before_<step>` and `after_<step>`: a handler ("effect"), an adapter's settle ("ack").
+
+    A run of Spark has its own methods for its steps; what makes its output visible is "publish".
+    """
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:

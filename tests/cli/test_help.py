@@ -33,7 +33,9 @@ def test_every_command_has_an_example_and_exit_codes(cli, words):
 def test_examples_use_only_options_that_exist():
     found = dict(commands())
     for text in [*(command.epilog for command in found.values()), DOCS.read_text()]:
-        for found_line in re.findall(r"idempotent ((?:[a-z]+ )+.*?--.*)", re.sub(r"\\\n\s*", " ", text)):
+        for found_line in re.findall(
+            r"idempotent ((?:[a-z][a-z-]* )+.*?--.*)", re.sub(r"\\\n\s*", " ", text)
+        ):
             line = re.split(r"\[/| \| |`", found_line)[0]
             names = [words for words in found if line.startswith(" ".join(words) + " ")]
             assert names, line

@@ -19,6 +19,11 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
 }
+# For a JVM that lives for seconds.
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+}
 # The second number: a task is tried so often. Plain local[2] never tries again.
 MASTER = "local[2,4]"
 
