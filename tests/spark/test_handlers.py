@@ -1,5 +1,8 @@
 """Modes effect and replay: what a handler did is not done again, whoever asks."""
 
+import threading
+import time
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
@@ -110,7 +113,8 @@ def test_a_handler_that_always_raises_fails_the_job_and_leaves_its_key_free(fram
             raise ValueError("the price is missing")
         effects.add(row["k"])
 
-    run = begin()
+    # Nobody could wait for the lease.
+    run = begin(lease_s=600, wait_s=5)
     with pytest.raises(Exception, match="ValueError: the price is missing"):
         frame.foreachPartition(idempotent_foreach(run, key="k", handler=handle))
     frame.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: effects.add(row["k"])))
@@ -153,17 +157,25 @@ def test_a_result_that_nobody_could_emit_is_refused_before_it_counts_as_done(
 
 
 def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
-    """A living holder finishes it; a dead one's lease ends."""
-    run = begin(lease_s=2)
-    held = [("k0", b"a" * 16), ("k1", b"b" * 16)]
-    hashes = {key: hash_of(run, key) for key, _ in held}
-    for key, attempt in held:
-        run.ledger.acquire(run.handle.ref, run.handle.epoch, attempt, [hashes[key]], lease_s=4)
-    run.ledger.finish(run.handle.ref, held[1][1], [(hashes["k1"], None)])
-    frame.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: effects.add(row["k"])))
+    """Until that attempt has failed, and then it is handled here, or has done it, and then it is not."""
+    run = begin()
+    ref, other = run.handle.ref, b"a" * 16
+    fails, finishes = hash_of(run, "k0"), hash_of(run, "k1")
+    run.ledger.acquire(ref, run.handle.epoch, other, [fails, finishes], lease_s=600)
+
+    def end_when_the_job_has_handled_the_rest():
+        while len(effects.times) < 48:
+            time.sleep(0.05)
+        run.ledger.finish(ref, other, [(finishes, None)])
+        run.ledger.give_up(other, [fails])
+
+    holder = threading.Thread(target=end_when_the_job_has_handled_the_rest, daemon=True)
+    holder.start()
+    one_chunk = frame.where("v < 50").coalesce(1)
+    one_chunk.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: effects.add(row["k"])))
     assert effects.times["k0"] == 1
     assert "k1" not in effects.times
-    assert len(effects.times) == ROWS - 1
+    assert len(effects.times) == 49
 
 
 def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_process):
@@ -174,11 +186,10 @@ def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_proces
         idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
 
 
-def test_a_lease_is_renewed_while_a_handler_is_at_work(frame, begin, effects):
+def test_a_lease_is_renewed_while_a_handler_is_at_work(spark, begin, effects):
     """Two tasks want the same key, and its handler takes longer than a lease."""
-    one = frame.where("v = 0").coalesce(1)
-    slow = handle_slowly(effects, 9)
-    one.union(one).foreachPartition(idempotent_foreach(begin(lease_s=4), key="k", handler=slow))
+    both = spark.sparkContext.parallelize([{"k": "k0"}] * 2, 2)
+    both.foreachPartition(idempotent_foreach(begin(lease_s=4), key="k", handler=handle_slowly(effects, 9)))
     assert effects.words == ["k0"]
 
 
