@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from contextlib import contextmanager
+from functools import wraps
 
 from idempotent.adapters.spark import (
     IdempotentRun,
@@ -18,6 +19,21 @@ from tests.spark.frames import numbered
 from tests.spark.programs import speculated
 
 HANDLED = 100
+_TRIES = 5
+
+
+def overtaken(scenario):
+    """The scenario again until both attempts got to work: on a busy machine the copy may be through before."""
+
+    @wraps(scenario)
+    def repeated():
+        for number in range(_TRIES):
+            told = scenario(f"{scenario.__name__}-{number}")
+            if len(told["attempts"]) > 1:
+                break
+        return told
+
+    return repeated
 
 
 def main():
@@ -32,16 +48,16 @@ def main():
         with IdempotentRun.begin(store, consumer=run_id, run_id=run_id, lease_s=lease_s) as begun:
             yield begun
 
-    def dedup_of_an_rdd():
-        attempts = Effects(f"{folder}/rdd")
-        with run("rdd") as begun:
+    def dedup_of_an_rdd(name):
+        attempts = Effects(f"{folder}/{name}")
+        with run(name) as begun:
             new = frame.rdd.mapPartitions(idempotent_partitions(begun, key="k", chunk=50))
             count = new.mapPartitions(speculated.slow_rows(attempts)).count()
             return {"count": count, "again": new.count(), "attempts": sorted(attempts.times)}
 
-    def dedup_of_a_frame():
-        attempts = Effects(f"{folder}/frame")
-        with run("frame") as begun:
+    def dedup_of_a_frame(name):
+        attempts = Effects(f"{folder}/{name}")
+        with run(name) as begun:
             new = begun.dedup(frame, key="k", unique=True)
             slow = new.mapInArrow(speculated.slow_batches(attempts), new.schema)
             return {"count": slow.count(), "again": new.count(), "attempts": sorted(attempts.times)}
@@ -50,9 +66,9 @@ def main():
         with run("refused") as begun:
             idempotent_foreach(begun, key="k", handler=print)
 
-    def effects_with_leave():
-        done, attempts = Effects(f"{folder}/effects"), Effects(f"{folder}/attempts")
-        with run("effects") as begun:
+    def effects_with_leave(name):
+        done, attempts = Effects(f"{folder}/{name}-done"), Effects(f"{folder}/{name}")
+        with run(name) as begun:
             handle = idempotent_foreach(
                 begun, key="k", handler=speculated.SlowHandler(done), chunk=25, allow_speculation=True
             )
@@ -69,7 +85,12 @@ def main():
                 "attempts": sorted(attempts.times),
             }
 
-    programs.report(dedup_of_an_rdd, dedup_of_a_frame, effects_without_leave, effects_with_leave)
+    programs.report(
+        overtaken(dedup_of_an_rdd),
+        overtaken(dedup_of_a_frame),
+        effects_without_leave,
+        overtaken(effects_with_leave),
+    )
     spark.stop()
 
 
