@@ -3,9 +3,13 @@
 import time
 
 
-def handle_slowly(effects, seconds):
+def slow_at_first(effects, seconds):
+    """Slow after the first effect of all, so that whoever repeats it comes to an end."""
+
     def handle(row):
-        time.sleep(seconds)
+        is_first = not effects.words
         effects.add(row["k"])
+        if is_first:
+            time.sleep(seconds)
 
     return handle

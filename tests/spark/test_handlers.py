@@ -17,7 +17,7 @@ from idempotent.adapters.spark import (
 from idempotent.errors import ConfigurationError, RunConflictError
 from tests.spark.faults import is_first_attempt
 from tests.spark.frames import ROWS
-from tests.spark.slow import handle_slowly
+from tests.spark.slow import slow_at_first
 
 OUT = StructType([StructField("k", StringType()), StructField("text", StringType())])
 
@@ -189,7 +189,7 @@ def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_proces
 def test_a_lease_is_renewed_while_a_handler_is_at_work(spark, begin, effects):
     """Two tasks want the same key, and its handler takes longer than a lease."""
     both = spark.sparkContext.parallelize([{"k": "k0"}] * 2, 2)
-    both.foreachPartition(idempotent_foreach(begin(lease_s=4), key="k", handler=handle_slowly(effects, 9)))
+    both.foreachPartition(idempotent_foreach(begin(lease_s=4), key="k", handler=slow_at_first(effects, 9)))
     assert effects.words == ["k0"]
 
 
