@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import make_url
@@ -52,6 +53,9 @@ class StoreConfig:
                 "postgresql+psycopg://user:password@host/db"
             )
 
+        # The executors may work in another folder.
+        object.__setattr__(self, "url", _absolute(self.url))
+
     @property
     def is_redis(self) -> bool:
         """Whether the URL is one of Redis."""
@@ -70,3 +74,16 @@ class StoreConfig:
             f"StoreConfig({self.where!r}, table={self.table!r}, prefix={self.prefix!r}, "
             f"retention_s={self.retention_s!r})"
         )
+
+
+def _absolute(url: str) -> str:
+    """The URL of an SQLite file with its whole path; others as they are."""
+    if not url.startswith("sqlite"):
+        return url
+    try:
+        parts = make_url(url)
+    except (ArgumentError, ValueError):
+        return url
+    if not parts.database or parts.database.startswith((":memory:", "file:")):
+        return url
+    return parts.set(database=str(Path(parts.database).absolute())).render_as_string(hide_password=False)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.adapters.spark import IdempotentRun
 from idempotent.demo.spark.deliveries import SCHEMA
 from idempotent.demo.spark.stores import COLUMNS, SparkStores
 from idempotent.demo.spark.year import CARRIERS, LATE_MINUTES
@@ -25,6 +24,8 @@ Tell = Callable[[str], object]
 
 def run_month(spark: SparkSession, stores: SparkStores, folder: Path, date: str, tell: Tell) -> None:
     """One run, from begin to commit, or from where a killed driver left it."""
+    from idempotent.adapters.spark import IdempotentRun
+
     with IdempotentRun.begin(stores.ledger, consumer=CONSUMER, run_id=date, lease_s=LEASE_S) as run:
         tell("begun")
         if not run.is_committed:
