@@ -181,6 +181,7 @@ class KafkaAdapter(Adapter):
                 "run one worker for each group"
             )
         check_consumers(self._semantics, self._limits.ordering, consumers)
+        self.close()
         self._stored = StoredOffsets(consumers)
         subjects = list(dict.fromkeys(consumer.subject for consumer in consumers))
         if self._retries_elsewhere:

@@ -29,7 +29,6 @@ __all__ = ["AckMode", "QueueType", "RabbitMqAdapter"]
 log = logging.getLogger(__name__)
 
 _LARGEST_BATCH: Final = 64
-_TRANSACTION: Final = 500
 # A session that ends sooner has something in it that ends sessions.
 _BRIEF_S: Final = 1.0
 
@@ -103,6 +102,8 @@ class RabbitMqAdapter(Adapter):
         self._woken = threading.Event()
 
     def open(self, consumers: Sequence[Consumer]) -> None:
+        # What published before has a session that consumes nothing.
+        self.close()
         self._queues = tuple(dict.fromkeys(consumer.subject for consumer in consumers))
         self._owner = threading.get_ident()
         self._connect()
@@ -158,9 +159,7 @@ class RabbitMqAdapter(Adapter):
 
     def publish_many(self, messages: Sequence[Message]) -> None:
         items = [(message.subject, message.body, _properties(message)) for message in messages]
-        for start in range(0, len(items), _TRANSACTION):
-            part = items[start : start + _TRANSACTION]
-            self._publish(lambda publisher: publisher.all_to_queues(part))  # noqa: B023 - called at once
+        self._publish(lambda publisher: publisher.all_to_queues(items))
 
     def _publish(self, act: Callable[[Publisher], None]) -> None:
         self._check_owner()

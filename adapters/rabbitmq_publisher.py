@@ -12,6 +12,7 @@ from idempotent.errors import AdapterError
 from .rabbitmq_client import pika_errors
 from .rabbitmq_topology import ASK_AGAIN_S, Topology
 
+_TRANSACTION: Final = 500
 # The broker's and pika's frame_max, less the frame's own bytes. A longer header ends the whole connection.
 _MOST_HEADER_BYTES: Final = 131_072 - 64
 # RabbitMQ's words for a body that is larger than its `max_message_size`.
@@ -55,7 +56,7 @@ class Publisher:
         self._send(queue, body, properties, lambda: self._topology.ensure_plain(self._connection, queue))
 
     def all_to_queues(self, items: Sequence[tuple[str, bytes, Any]]) -> None:
-        """Send bodies and properties to queues, in one transaction: pika waits for each confirm, the broker's disk too.
+        """Send bodies and properties to queues, many in one transaction: pika waits for each confirm, alone.
 
         Raises:
             NotTakenError: the broker has not taken one of them.
@@ -68,12 +69,13 @@ class Publisher:
             )
             channel.tx_select()
             try:
-                for queue, body, properties in items:
+                for number, (queue, body, properties) in enumerate(items, 1):
                     _publish(channel, queue, body, properties)
-                channel.tx_commit()
+                    if number % _TRANSACTION == 0 or number == len(items):
+                        channel.tx_commit()
             except pika_errors.ChannelClosedByBroker as error:
                 raise NotTakenError(f"the broker refuses a message: {error.reply_text}") from error
-            # What came back did so before the commit was answered, and is told now.
+            # What came back did so before its commit was answered, and is told now.
             self._connection.process_data_events(0)
         for queue, body, properties in returned:
             self.to_queue(queue, body, properties)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from idempotent.consumer import Consumer
@@ -162,8 +163,8 @@ class StompAdapter(Adapter):
         # The broker writes to its disk once for a transaction, not once for a message.
         for start in range(0, len(messages), _TRANSACTION):
             frames = [_send(message) for message in messages[start : start + _TRANSACTION]]
-            connection, many = self._connected().connection, f"{len(frames)} messages"
-            self._confirmed(lambda: connection.transact(frames, many))  # noqa: B023 - called at once
+            connection = self._connected().connection
+            self._confirmed(partial(connection.transact, frames, f"{len(frames)} messages"))
 
     def _confirmed(self, act: Callable[[], None]) -> None:
         try:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +16,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from idempotent.cli.demo import SHARE, over_broker
-from idempotent.cli.exits import ExitCode
-from idempotent.cli.output import emit
+from idempotent.cli.demonstration import demonstrate
 from idempotent.cli.spark_demo import over_spark
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.live.report import LiveReport
@@ -49,13 +47,11 @@ def main(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Start the servers, run the demo, remove them."""
-    console = Console(highlight=False, quiet=as_json)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if broker not in (*BROKERS, SPARK):
         sys.exit(f"BROKER={broker} is unknown; known: {', '.join([*BROKERS, SPARK])}")
-    report: SparkReport | LiveReport
-    with ExitStack() as stack:
-        try:
+
+    def run(console: Console) -> SparkReport | LiveReport:
+        with ExitStack() as stack:
             if broker == SPARK:
                 settings = SparkSettings(
                     flights or SPARK_SHARE,
@@ -64,17 +60,11 @@ def main(
                     seed=seed,
                 )
                 store = checker if "://" in checker else started(stack, console, PrivateMariaDb()).url
-                report = over_spark(console, settings, store)
-            else:
-                share = Settings(flights or SHARE, 5 if kills is None else kills, duplicates, seed)
-                report = through(stack, console, broker, checker, share)
-        except KeyboardInterrupt:
-            console.print("[yellow]Interrupted.[/yellow]")
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if as_json:
-        emit(**report.as_json())
-    if not report.kept_promise:
-        raise typer.Exit(ExitCode.ATTENTION)
+                return over_spark(console, settings, store)
+            share = Settings(flights or SHARE, 5 if kills is None else kills, duplicates, seed)
+            return through(stack, console, broker, checker, share)
+
+    demonstrate(run, as_json=as_json)
 
 
 def through(stack: ExitStack, console: Console, broker: str, checker: str, settings: Settings) -> LiveReport:

@@ -81,6 +81,13 @@ def test_with_the_checker_switched_off_it_fails_and_says_what_differs(rabbitmq_u
     assert not report["ok"]
 
 
+@pytest.mark.parametrize("broker", [[], ["--broker", "stomp://localhost:1"]], ids=["none", "ActiveMQ"])
+def test_offsets_without_kafka_are_refused(broker, tmp_path):
+    done = demo(*broker, "--checker", f"offsets+sqlite:///{tmp_path}/o.db")
+    assert done.returncode == 3
+    assert "kafka://" in done.stderr
+
+
 def test_a_broker_that_the_demo_does_not_know_is_refused():
     done = demo("--broker", "memory://flights")
     assert done.returncode == 3

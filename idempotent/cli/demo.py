@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
-import signal
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.demonstration import demonstrate, own_folder, prepared
+from idempotent.cli.exits import epilog
 from idempotent.cli.options import JsonOption
-from idempotent.cli.output import emit
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.job import Run
 from idempotent.demo.live import screen as live
@@ -28,8 +24,8 @@ from idempotent.demo.progress import progress
 from idempotent.demo.report import Report
 from idempotent.demo.screen import introduce, show
 from idempotent.demo.settings import Settings
-from idempotent.demo.stores import Stores, stores_for
-from idempotent.errors import AdapterError, StoreError
+from idempotent.demo.stores import stores_for
+from idempotent.errors import AdapterError, ConfigurationError
 
 EPILOG: Final = epilog(
     "idempotent demo",
@@ -40,6 +36,10 @@ EPILOG: Final = epilog(
 )
 _SMALL: Final = 20_000
 SHARE: Final = 40_000
+_NEEDS_KAFKA: Final = (
+    "an OffsetChecker counts offsets, which only Kafka has: "
+    "add --broker kafka://host:9092, or use transactional+"
+)
 
 
 def demo(
@@ -98,29 +98,22 @@ def demo(
 
     With --broker two processes consume from a real broker, behind a checker, and one at a time is killed.
     """
-    console = Console(highlight=False, quiet=as_json)
     wanted = flights or (FLIGHTS if broker is None else SHARE)
     few = wanted <= _SMALL
     settings = Settings(wanted, (2 if few else 5) if kills is None else kills, duplicates, seed)
-    # Told to end, it removes what it made, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        report = (
-            _simulated(console, settings, checker, keep=keep)
-            if broker is None
-            else over_broker(console, settings, broker, checker, keep=keep)
-        )
-    except KeyboardInterrupt:
-        console.print("[yellow]Interrupted.[/yellow]")
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if as_json:
-        emit(**report.as_json())
-    if not report.kept_promise:
-        raise typer.Exit(ExitCode.ATTENTION)
+
+    def run(console: Console) -> Report | LiveReport:
+        if broker is None:
+            return _simulated(console, settings, checker, keep=keep)
+        return over_broker(console, settings, broker, checker, keep=keep)
+
+    demonstrate(run, as_json=as_json)
 
 
 def _simulated(console: Console, settings: Settings, checker: str | None, *, keep: bool) -> Report:
-    with _folder(console, keep=keep) as folder, _prepared(stores_for(checker, folder), keep=keep) as stores:
+    with own_folder(console, keep=keep) as folder, prepared(stores_for(checker, folder), keep=keep) as stores:
+        if stores.counts_offsets:
+            raise ConfigurationError(_NEEDS_KAFKA)
         introduce(console, settings, stores)
         with console.status("Reading the flights"):
             run = Run(settings, stores, folder)
@@ -154,7 +147,9 @@ def over_broker(
     # What an adapter has to say about a broker that is away is no news here.
     logging.getLogger("idempotent").addHandler(logging.NullHandler())
     place = place_at(broker, f"demo_flights_{secrets.token_hex(4)}", settings.batch_size)
-    with _folder(console, keep=keep) as folder, _prepared(stores_for(checker, folder), keep=keep) as stores:
+    with own_folder(console, keep=keep) as folder, prepared(stores_for(checker, folder), keep=keep) as stores:
+        if stores.counts_offsets and not place.can_rewind:
+            raise ConfigurationError(_NEEDS_KAFKA)
         live.introduce(console, settings, stores, place, restarts=restart is not None)
         with console.status("Reading the flights"):
             run = LiveRun(settings, stores, place, folder, restart)
@@ -169,31 +164,3 @@ def over_broker(
                 place.remove()
     live.show(console, report)
     return report
-
-
-@contextmanager
-def _prepared(stores: Stores, *, keep: bool) -> Iterator[Stores]:
-    """Tables and keys, made anew and removed at the end unless they are to be kept."""
-    stores.prepare()
-    try:
-        yield stores
-    finally:
-        if not keep:
-            # If the store is what failed, that is being reported already.
-            with suppress(StoreError):
-                stores.clean()
-
-
-@contextmanager
-def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
-    """A folder for the files, removed at the end unless they are to be kept."""
-    folder = Path(tempfile.mkdtemp(prefix="idempotent-demo-"))
-    try:
-        yield folder
-    finally:
-        if keep:
-            console.print(
-                f"    Kept: {folder}, and what is named demo_... in the checker's store.", soft_wrap=True
-            )
-        else:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.demonstration import demonstrate, own_folder, prepared
+from idempotent.cli.exits import epilog
 from idempotent.cli.options import JsonOption
-from idempotent.cli.output import emit
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.spark.report import SparkReport
 from idempotent.demo.spark.run import SparkRun
@@ -23,7 +17,6 @@ from idempotent.demo.spark.screen import introduce, progress, show
 from idempotent.demo.spark.session import check_spark
 from idempotent.demo.spark.settings import MONTHS, SHARE, SparkSettings
 from idempotent.demo.spark.stores import SparkStores
-from idempotent.errors import StoreError
 
 EPILOG: Final = epilog(
     "idempotent spark-demo",
@@ -78,20 +71,8 @@ def spark_demo(
 
     Needs Java 17, and the extras spark and demo.
     """
-    console = Console(highlight=False, quiet=as_json)
-    # Told to end, it removes what it made, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        report = over_spark(
-            console, SparkSettings(flights, months, kills, duplicates, seed), store, keep=keep
-        )
-    except KeyboardInterrupt:
-        console.print("[yellow]Interrupted.[/yellow]")
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if as_json:
-        emit(**report.as_json())
-    if not report.kept_promise:
-        raise typer.Exit(ExitCode.ATTENTION)
+    settings = SparkSettings(flights, months, kills, duplicates, seed)
+    demonstrate(lambda console: over_spark(console, settings, store, keep=keep), as_json=as_json)
 
 
 def over_spark(
@@ -106,7 +87,10 @@ def over_spark(
         keep: leave files, tables and keys.
     """
     check_spark()
-    with _folder(console, keep=keep) as folder, _prepared(SparkStores.at(store, folder), keep=keep) as stores:
+    with (
+        own_folder(console, keep=keep) as folder,
+        prepared(SparkStores.at(store, folder), keep=keep) as stores,
+    ):
         introduce(console, settings, stores)
         with console.status("Reading the flights, and delivering them"):
             run = SparkRun(settings, stores, folder)
@@ -116,29 +100,3 @@ def over_spark(
             report = run.compare()
     show(console, report)
     return report
-
-
-@contextmanager
-def _prepared(stores: SparkStores, *, keep: bool) -> Iterator[SparkStores]:
-    """Tables and keys, made anew and removed at the end unless they are to be kept."""
-    stores.prepare()
-    try:
-        yield stores
-    finally:
-        if not keep:
-            # If the store is what failed, that is being reported already.
-            with suppress(StoreError):
-                stores.clean()
-
-
-@contextmanager
-def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
-    """A folder for the files, removed at the end unless they are to be kept."""
-    folder = Path(tempfile.mkdtemp(prefix="idempotent-spark-demo-"))
-    try:
-        yield folder
-    finally:
-        if keep:
-            console.print(f"    Kept: {folder}, and what is named demo_... in the store.", soft_wrap=True)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)

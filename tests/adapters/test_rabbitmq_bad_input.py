@@ -161,6 +161,22 @@ def test_a_message_for_a_queue_that_does_not_exist_is_not_taken(rabbit):
     adapter.close()
 
 
+def test_of_many_messages_none_for_a_missing_queue_is_lost_unsaid(rabbit):
+    queue, missing = rabbit.declare(rabbit.name()), rabbit.name()
+    messages = [Message(queue if number else missing, id=str(number)) for number in range(700)]
+    adapter = rabbit.adapter(declare=False)
+    with pytest.raises(AdapterError, match="cannot be made"):
+        adapter.publish_many(messages)
+    with pytest.raises(AdapterError, match="no queue"):
+        adapter.publish_many([*messages[1:], Message("q" * 300, id="long")])
+    adapter.close()
+    adapter = rabbit.adapter()
+    adapter.publish_many(messages)
+    adapter.open([consumer_of(missing)])
+    assert [delivery.message.id for delivery in receive(adapter)] == ["0"]
+    adapter.close()
+
+
 @pytest.mark.parametrize(
     ("headers", "words"),
     [

@@ -1,6 +1,7 @@
 """MariaDB, or MySQL in a container."""
 
 import os
+from pathlib import Path
 
 from tests.services import sql
 from tests.services.docker import Image
@@ -21,11 +22,13 @@ class PrivateMariaDb(PrivateServer):
         return f"mysql+pymysql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{DATABASE}"
 
     def _prepare(self) -> None:
+        self._temporary.mkdir()
         self._run(
             [
                 "mariadb-install-db",
                 "--no-defaults",
                 f"--datadir={self._data}",
+                f"--tmpdir={self._temporary}",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 *self._as_root(),
@@ -45,6 +48,7 @@ class PrivateMariaDb(PrivateServer):
             program,
             "--no-defaults",
             f"--datadir={self._data}",
+            f"--tmpdir={self._temporary}",
             f"--port={self.port}",
             f"--socket={self.folder / 's.sock'}",
             f"--pid-file={self.folder / 'pid'}",
@@ -61,6 +65,11 @@ class PrivateMariaDb(PrivateServer):
     @property
     def _data(self) -> str:
         return str(self.folder / "data")
+
+    @property
+    def _temporary(self) -> Path:
+        # A server that starts removes every temporary table it finds, its neighbours' too.
+        return self.folder / "tmp"
 
     @staticmethod
     def _as_root() -> list[str]:

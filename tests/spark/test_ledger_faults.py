@@ -298,3 +298,10 @@ def test_importing_the_ledger_imports_no_spark_and_no_driver(tmp_path):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert not {"pyspark", "redis", "pymysql", "psycopg", "alembic"} & set(done.stdout.split())
+
+
+def test_an_sqlite_file_is_the_same_in_every_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert StoreConfig("sqlite:///runs.db?timeout=60").url == f"sqlite:///{tmp_path}/runs.db?timeout=60"
+    assert StoreConfig("sqlite:////data/runs.db").url == "sqlite:////data/runs.db"
+    assert StoreConfig("mysql://u:p@host/db").url == "mysql://u:p@host/db"

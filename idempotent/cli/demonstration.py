@@ -1,0 +1,88 @@
+"""What every demo command has around it: its folder, its tables, its end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import typer
+from rich.console import Console
+
+from idempotent.cli.exits import ExitCode
+from idempotent.cli.output import emit
+from idempotent.errors import StoreError
+
+
+class Preparable(Protocol):
+    """Tables and keys of a demo's own."""
+
+    def prepare(self) -> None:
+        """Make them anew."""
+
+    def clean(self) -> None:
+        """Remove them."""
+
+
+class Shown(Protocol):
+    """What a demo came to."""
+
+    @property
+    def kept_promise(self) -> bool:
+        """Whether the checker did what it promises."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+
+
+P = TypeVar("P", bound=Preparable)
+
+
+def demonstrate(run: Callable[[Console], Shown], *, as_json: bool) -> None:
+    """Run a demo that shows itself, and end in its exit code.
+
+    Raises:
+        typer.Exit: it was interrupted, or a promise was not kept.
+    """
+    console = Console(highlight=False, quiet=as_json)
+    # Told to end, it removes what it made, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        report = run(console)
+    except KeyboardInterrupt:
+        console.print("[yellow]Interrupted.[/yellow]")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    if as_json:
+        emit(**report.as_json())
+    if not report.kept_promise:
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+@contextmanager
+def own_folder(console: Console, *, keep: bool) -> Iterator[Path]:
+    """A folder for the files, removed at the end unless they are to be kept."""
+    folder = Path(tempfile.mkdtemp(prefix="idempotent-demo-"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            console.print(f"    Kept: {folder}, and what is named demo_... in the store.", soft_wrap=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def prepared(stores: P, *, keep: bool) -> Iterator[P]:
+    """Tables and keys, made anew and removed at the end unless they are to be kept."""
+    stores.prepare()
+    try:
+        yield stores
+    finally:
+        if not keep:
+            # If the store is what failed, that is being reported already.
+            with suppress(StoreError):
+                stores.clean()
