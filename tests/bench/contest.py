@@ -1,0 +1,193 @@
+"""Contest: contenders in turn, round by round, on the same machine at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from tests.bench.figures import Figure, What
+
+Tick: TypeAlias = Callable[[], None]
+Work: TypeAlias = Callable[[Sequence[str], Tick], None]
+"""Processes messages of these ids, and says `tick()` after each call."""
+
+_WARM_S: Final = 0.05
+_LARGEST: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Who is measured.
+
+    Attributes:
+        where: the store.
+        who: its name.
+        open: what it needs around its work.
+        batch: messages a call.
+        threads: that call at the same time.
+        whats: fresh messages, and duplicates where it knows them.
+    """
+
+    where: str
+    who: str
+    open: Callable[[], AbstractContextManager[Work]]
+    batch: int = 1
+    threads: int = 1
+    whats: tuple[What, ...] = (What.FRESH, What.DUPLICATES)
+
+
+def one_by_one(process: Callable[[str], object]) -> Work:
+    """Work by calls of one message."""
+
+    def work(ids: Sequence[str], tick: Tick) -> None:
+        for message_id in ids:
+            process(message_id)
+            tick()
+
+    return work
+
+
+def in_batches(process: Callable[[Sequence[str]], object], batch: int) -> Work:
+    """Work by calls of `batch` messages."""
+
+    def work(ids: Sequence[str], tick: Tick) -> None:
+        for start in range(0, len(ids), batch):
+            process(ids[start : start + batch])
+            tick()
+
+    return work
+
+
+@dataclass(slots=True)
+class _Entry:
+    contender: Contender
+    work: Work
+    count: int
+    wall_us: dict[What, list[float]] = field(default_factory=dict)
+    cpu_us: dict[What, list[float]] = field(default_factory=dict)
+    calls_us: dict[What, list[float]] = field(default_factory=dict)
+
+    def figures(self) -> Iterator[Figure]:
+        for what, wall in self.wall_us.items():
+            calls = sorted(self.calls_us[what])
+            yield Figure(
+                self.contender.where,
+                self.contender.who,
+                what,
+                self.contender.batch,
+                self.contender.threads,
+                tuple(round(us, 3) for us in wall),
+                round(calls[len(calls) // 2], 1),
+                round(calls[min(len(calls) * 99 // 100, len(calls) - 1)], 1),
+                round(statistics.median(self.cpu_us[what]), 2),
+            )
+
+
+def contest(
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    seconds: float,
+    on_step: Callable[[Contender], object] = lambda _: None,
+) -> list[Figure]:
+    """Let each contender do the same in each round, first forwards, then backwards.
+
+    Args:
+        contenders: who; those whose ratio matters belong into one contest.
+        rounds: how often.
+        seconds: about how long one of them works in one round, fresh messages alone.
+        on_step: called before each turn.
+    """
+    with ExitStack() as stack:
+        entries = []
+        for contender in contenders:
+            on_step(contender)
+            work = stack.enter_context(contender.open())
+            entries.append(_Entry(contender, work, _count(contender, work, seconds)))
+        for number in range(rounds):
+            for entry in entries if number % 2 == 0 else reversed(entries):
+                on_step(entry.contender)
+                _turn(entry, number)
+        return [figure for entry in entries for figure in entry.figures()]
+
+
+def _count(contender: Contender, work: Work, seconds: float) -> int:
+    """How many messages take about so long; the way there warms it up."""
+    unit = contender.batch * contender.threads
+    count, elapsed_s, part = unit, 0.0, 0
+    while True:
+        ids = _ids(f"warm-{part}", count)
+        began = time.perf_counter()
+        _run(work, ids, contender.threads)
+        elapsed_s = time.perf_counter() - began
+        part += 1
+        if elapsed_s >= _WARM_S or count >= _LARGEST:
+            break
+        count *= 2
+    wanted = count * seconds / max(elapsed_s, 1e-9)
+    return max(int(min(wanted, _LARGEST)) // unit, 1) * unit
+
+
+def _turn(entry: _Entry, number: int) -> None:
+    ids = _ids(f"round-{number}", entry.count)
+    for what in entry.contender.whats:
+        with _no_collector():
+            cpu, began = time.process_time(), time.perf_counter()
+            calls_us = _run(entry.work, ids, entry.contender.threads)
+            wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+        entry.wall_us.setdefault(what, []).append(wall_s * 1e6 / len(ids))
+        entry.cpu_us.setdefault(what, []).append(cpu_s * 1e6 / len(ids))
+        entry.calls_us.setdefault(what, []).extend(calls_us)
+
+
+def _run(work: Work, ids: Sequence[str], threads: int) -> list[float]:
+    """Microseconds of each call."""
+    if threads == 1:
+        return _timed(work, ids)
+    calls_us: list[float] = []
+    errors: list[BaseException] = []
+
+    def part(number: int) -> None:
+        share = len(ids) // threads
+        try:
+            calls_us.extend(_timed(work, ids[number * share : (number + 1) * share]))
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=part, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+    return calls_us
+
+
+def _timed(work: Work, ids: Sequence[str]) -> list[float]:
+    times = [time.perf_counter()]
+    work(ids, lambda: times.append(time.perf_counter()))
+    return [(after - before) * 1e6 for before, after in itertools.pairwise(times)]
+
+
+def _ids(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}-{number}" for number in range(count)]
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """A collection in the turn of one would be counted against it and not against the others."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
