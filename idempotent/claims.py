@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from idempotent.keys import Key
 from idempotent.positions import Position
+from idempotent.values import value
 
 OWNER_BYTES: Final = 16
 ERROR_LIMIT: Final = 1000
@@ -68,7 +69,7 @@ def new_owner() -> bytes:
     return os.urandom(OWNER_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClaimRequest:
     """One delivery asking for its key.
 
@@ -93,7 +94,7 @@ class ClaimRequest:
     position: Position | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value
 class Claim:
     """One delivery's ownership of a key.
 
@@ -117,7 +118,7 @@ class Claim:
         return self.key is None and self.unit is None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value
 class Decision:
     """A verdict and what goes with it.
 
@@ -183,7 +184,7 @@ class Released:
     dead: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Completion:
     """A claim whose effect happened, and the result to store with it (None: none)."""
 

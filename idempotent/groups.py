@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
-from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, new_owner
+from idempotent.claims import Claim, ClaimRequest, Completion, Failure, new_owner
 from idempotent.errors import MessageError, StoreBusyError, StoreError
 from idempotent.message import Message
 from idempotent.observe import Event, counters
@@ -21,10 +20,12 @@ from idempotent.processing import (
     failure_of,
     mismatch,
     process_keyed,
+    processed,
     refused,
     store_failed,
     without_key,
 )
+from idempotent.values import value
 
 if TYPE_CHECKING:
     from idempotent.consumer import Consumer
@@ -44,7 +45,7 @@ def process_many(
     return [group.results[index] for index in range(len(messages))]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Item:
     """One message that is the first of its key in the group."""
 
@@ -53,7 +54,7 @@ class _Item:
     request: ClaimRequest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Claimed:
     """An item that acquired its key."""
 
@@ -61,22 +62,22 @@ class _Claimed:
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Ran:
     """A handler that came back: with a value, or with an exception that its consumer ignores."""
 
     claimed: _Claimed
-    value: Any = None
+    returned: Any = None
     ignored: Exception | None = None
 
     @property
     def result(self) -> Result:
         if self.ignored is not None:
             return Result(Outcome.IGNORED, error=self.ignored)
-        return Result(Outcome.PROCESSED, value=self.value)
+        return processed(self.returned)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Raised:
     """A handler that raised."""
 
@@ -124,9 +125,10 @@ class _Group:
         """Tell first deliveries of a key from later copies in the same group."""
         firsts: dict[bytes, _Item] = {}
         copies: list[tuple[_Item, _Item]] = []
+        owner = new_owner()
         for index, message in enumerate(self._messages):
             try:
-                request = self._consumer.request(message)
+                request = self._consumer.request(message, owner)
             except MessageError as error:
                 self.results[index] = without_key(self._consumer, self._checker, message, error)
                 continue
@@ -143,11 +145,7 @@ class _Group:
         return list(firsts.values()), copies
 
     def _claim(self, items: Sequence[_Item]) -> list[_Claimed]:
-        owner = new_owner()
-        requests = [
-            replace(item.request, owner=owner, status=KeyStatus.IN_PROGRESS_GROUP, on_lapsed=Lapsed.LEAVE)
-            for item in items
-        ]
+        requests = [item.request for item in items]
         try:
             decisions = self._checker.claim_many(requests)
         except StoreBusyError:
@@ -197,7 +195,7 @@ class _Group:
         for one in claimed:
             try:
                 with self._checker.isolated(one.claim, self._consumer.handler.takes):
-                    value = self._consumer.invoke(self._checker, one.claim, one.item.message)
+                    returned = self._consumer.invoke(self._checker, one.claim, one.item.message)
             except Exception as error:
                 if not self._survives(one, error, ran, raised):
                     self._give_up(claimed)
@@ -206,7 +204,7 @@ class _Group:
                 self._release(claimed)
                 raise
             else:
-                ran.append(_Ran(one, value))
+                ran.append(_Ran(one, returned))
         if not ran:
             self._release(claimed)
         if self._record(ran, claimed):
@@ -234,7 +232,7 @@ class _Group:
         recorded_at = time.monotonic()
         for position, one in enumerate(claimed):
             try:
-                value = self._consumer.invoke(self._checker, one.claim, one.item.message)
+                returned = self._consumer.invoke(self._checker, one.claim, one.item.message)
             except Exception as error:
                 judged = self._judge(one, error)
                 (ran if isinstance(judged, _Ran) else raised).append(judged)  # type: ignore[arg-type]
@@ -244,7 +242,7 @@ class _Group:
                 self._release(claimed[position:])
                 raise
             else:
-                ran.append(_Ran(one, value))
+                ran.append(_Ran(one, returned))
             if time.monotonic() - recorded_at > _RECORD_EVERY_S:
                 self._record(ran, claimed)
                 ran = []
@@ -318,7 +316,7 @@ class _Group:
         return _Raised(one, error, failure_of(self._consumer, error, handling))
 
     def _completion(self, one: _Ran) -> Completion:
-        result = None if one.ignored is not None else self._consumer.encode(one.value)
+        result = None if one.ignored is not None else self._consumer.encode(one.returned)
         return Completion(one.claimed.claim, result)
 
     def _failed(self, one: _Raised, *, attempts: int) -> None:
@@ -326,7 +324,8 @@ class _Group:
         self.results[one.claimed.item.index] = Result(Outcome.FAILED, error=one.error, retry_after_s=wait_s)
 
     def _process_alone(self, item: _Item) -> Result:
-        return process_keyed(self._consumer, self._checker, item.message, item.request)
+        request = self._consumer.alone(item.request)
+        return process_keyed(self._consumer, self._checker, item.message, request)
 
     def _result_of_copy(self, item: _Item, first: Result) -> Result:
         """A later copy takes the first one's final outcome, or runs if that failed."""
