@@ -201,16 +201,19 @@ class Unit:
                 self.connection.info.pop(_INFO, None)
             if self._session is not None:
                 self._session.close()
+            reusable = self._committed or self._transaction.is_active
             if not self._committed:
-                # By hand: after a refused commit() SQLAlchemy takes the transaction for finished, and the pool
-                # would keep it open.
+                # By hand: after a refused commit() SQLAlchemy takes the transaction for finished, and it holds its
+                # locks until the server notices that the connection is closed.
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.rollback()
         except Exception:
-            self._connections.discard(self.connection)
-        else:
+            reusable = False
+        if reusable:
             self._connections.put(self.connection)
+        else:
+            self._connections.discard(self.connection)
 
     def refuse_ending(self, statement: str) -> None:
         """Called before every statement on the connection.
