@@ -20,7 +20,7 @@ BENCH_STAMP := $(VENV)/.bench
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-19s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
 	@echo "  ONLY= (parts of the benchmark)  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
