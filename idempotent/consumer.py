@@ -9,12 +9,12 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CoroutineType
 from typing import Any, Final, TypeAlias
 
 from idempotent.checker import AbstractIdempotentChecker
-from idempotent.claims import Claim, ClaimRequest, Guarantee, KeyStatus, Lapsed
+from idempotent.claims import Claim, ClaimRequest, Guarantee, KeyStatus, Lapsed, new_owner
 from idempotent.errors import ConfigurationError, MissingKeyError, UndecodableMessageError
 from idempotent.groups import process_many
 from idempotent.handler import Handler
@@ -92,6 +92,12 @@ class Consumer:
         self.name: Final = self._keys.name
         self.disabled = False
         self._by_position = False
+        parks = options.on_expired_lease is OnExpiredLease.PARK
+        asks = callable(options.on_expired_lease)
+        self._status_alone = KeyStatus.IN_PROGRESS_PARK if parks or asks else KeyStatus.IN_PROGRESS
+        self._on_lapsed = Lapsed.PARK if parks else Lapsed.TAKE_OVER
+        # Whether a lapse was an attempt is known only after the question.
+        self._max_lapses = None if asks else options.max_attempts
         functools.update_wrapper(self, handler.function)
 
     @property
@@ -141,8 +147,7 @@ class Consumer:
             ConfigurationError: checker and consumer do not go together.
         """
         results = process_many(self, self.checker, messages)
-        for result in results:
-            self._count(result)
+        counters.add_outcomes(self.name, [result.outcome for result in results])
         return results
 
     def check(self, checker: AbstractIdempotentChecker) -> None:
@@ -179,15 +184,20 @@ class Consumer:
         if self.disabled:
             log.warning("consumer_disabled", extra={"consumer": self.name, "variable": DISABLED_VARIABLE})
 
-    def request(self, message: Message) -> ClaimRequest:
+    def request(self, message: Message, group_owner: bytes | None = None) -> ClaimRequest:
         """The claim for a message.
+
+        Args:
+            message: whose.
+            group_owner: the owner that the claims of one group share. Such a claim leaves a lapsed key to one that
+                is made alone, see `alone`.
 
         Raises:
             MissingKeyError: it has no id, or the key expression found nothing.
             UndecodableMessageError: the key or fingerprint expression failed.
         """
         if self._by_position:
-            return self._request_by_position(message)
+            return self._request_by_position(message, group_owner)
         options = self.options
         message_id = message.id if options.key is None else _evaluate(options.key, message, "key")
         if not message_id:
@@ -199,18 +209,19 @@ class Consumer:
             )
         key = self._keys.key(message_id)
         fingerprint = None if options.fingerprint is None else _fingerprint(options.fingerprint, message)
-        parks = options.on_expired_lease is OnExpiredLease.PARK
-        asks = callable(options.on_expired_lease)
+        if group_owner is not None:
+            return ClaimRequest(
+                key, group_owner, fingerprint, KeyStatus.IN_PROGRESS_GROUP, Lapsed.LEAVE, options.max_attempts
+            )
         return ClaimRequest(
-            key,
-            fingerprint=fingerprint,
-            status=KeyStatus.IN_PROGRESS_PARK if parks or asks else KeyStatus.IN_PROGRESS,
-            on_lapsed=Lapsed.PARK if parks else Lapsed.TAKE_OVER,
-            # Whether a lapse was an attempt is known only after the question.
-            max_attempts=None if asks else options.max_attempts,
+            key, new_owner(), fingerprint, self._status_alone, self._on_lapsed, self._max_lapses
         )
 
-    def _request_by_position(self, message: Message) -> ClaimRequest:
+    def alone(self, request: ClaimRequest) -> ClaimRequest:
+        """The claim of a group, made alone now."""
+        return replace(request, owner=new_owner(), status=self._status_alone, on_lapsed=self._on_lapsed)
+
+    def _request_by_position(self, message: Message, group_owner: bytes | None) -> ClaimRequest:
         position = message.position
         if not isinstance(position, Position):
             raise MissingKeyError(
@@ -218,6 +229,9 @@ class Consumer:
             )
         return ClaimRequest(
             self._keys.key(str(position)),
+            new_owner() if group_owner is None else group_owner,
+            status=KeyStatus.IN_PROGRESS if group_owner is None else KeyStatus.IN_PROGRESS_GROUP,
+            on_lapsed=Lapsed.TAKE_OVER if group_owner is None else Lapsed.LEAVE,
             max_attempts=self.options.max_attempts,
             partition=self.partition_key(position.topic_id, position.partition),
             position=position,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
-from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, new_owner
+from idempotent.claims import Claim, ClaimRequest, Completion, Failure, new_owner
 from idempotent.errors import MessageError, StoreBusyError, StoreError
 from idempotent.message import Message
 from idempotent.observe import Event, counters
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 # A slow group records what is done so far, so that a crash repeats at most about this much of it.
 _RECORD_EVERY_S: Final = 1.0
+_NO_CLAIM: Final = Claim(None)
+# Of handlers that return nothing, which are most.
+_PROCESSED: Final = Result(Outcome.PROCESSED)
 
 
 def process_many(
@@ -44,45 +47,27 @@ def process_many(
     return [group.results[index] for index in range(len(messages))]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Item:
-    """One message that is the first of its key in the group."""
+    """One message that is the first of its key in the group, and what has become of it so far.
+
+    One object, and not frozen: there is one for every message, on the way that every message takes.
+    """
 
     index: int
     message: Message
     request: ClaimRequest
-
-
-@dataclass(frozen=True, slots=True)
-class _Claimed:
-    """An item that acquired its key."""
-
-    item: _Item
-    claim: Claim
-
-
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """A handler that came back: with a value, or with an exception that its consumer ignores."""
-
-    claimed: _Claimed
+    claim: Claim = _NO_CLAIM
     value: Any = None
-    ignored: Exception | None = None
+    error: Exception | None = None
+    failure: Failure | None = None
 
     @property
     def result(self) -> Result:
-        if self.ignored is not None:
-            return Result(Outcome.IGNORED, error=self.ignored)
-        return Result(Outcome.PROCESSED, value=self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """A handler that raised."""
-
-    claimed: _Claimed
-    error: Exception
-    failure: Failure
+        """Of an item whose effect is on record."""
+        if self.error is not None:
+            return Result(Outcome.IGNORED, error=self.error)
+        return _PROCESSED if self.value is None else Result(Outcome.PROCESSED, value=self.value)
 
 
 class _Group:
@@ -96,15 +81,13 @@ class _Group:
         self._messages = messages
         self.results: dict[int, Result] = {}
         self._alone: list[_Item] = []
+        # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because what runs
+        # against its verdict has a transaction of its own.
+        self._is_one = consumer.options.on_expired_lease is OnExpiredLease.RETRY and not consumer.disabled
 
     def run(self) -> None:
         firsts, copies = self._collapse()
-        # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because what runs
-        # against its verdict has a transaction of its own.
-        by_itself = (
-            self._consumer.options.on_expired_lease is not OnExpiredLease.RETRY or self._consumer.disabled
-        )
-        if len(firsts) == 1 or by_itself:
+        if len(firsts) == 1 or not self._is_one:
             self._alone = firsts
         elif firsts:
             claimed = self._claim(firsts)
@@ -112,8 +95,8 @@ class _Group:
                 try:
                     self._run_claimed(claimed)
                 except BaseException:
-                    for one in claimed:
-                        self._checker.abandon(one.claim)  # whatever it is, the claims must not outlive it
+                    for item in claimed:
+                        self._checker.abandon(item.claim)  # whatever it is, the claims must not outlive it
                     raise
         for item in self._alone:
             self.results[item.index] = self._process_alone(item)
@@ -124,9 +107,10 @@ class _Group:
         """Tell first deliveries of a key from later copies in the same group."""
         firsts: dict[bytes, _Item] = {}
         copies: list[tuple[_Item, _Item]] = []
+        owner = new_owner() if self._is_one else None
         for index, message in enumerate(self._messages):
             try:
-                request = self._consumer.request(message)
+                request = self._consumer.request(message, owner)
             except MessageError as error:
                 self.results[index] = without_key(self._consumer, self._checker, message, error)
                 continue
@@ -142,14 +126,9 @@ class _Group:
                 copies.append((item, first))
         return list(firsts.values()), copies
 
-    def _claim(self, items: Sequence[_Item]) -> list[_Claimed]:
-        owner = new_owner()
-        requests = [
-            replace(item.request, owner=owner, status=KeyStatus.IN_PROGRESS_GROUP, on_lapsed=Lapsed.LEAVE)
-            for item in items
-        ]
+    def _claim(self, items: Sequence[_Item]) -> list[_Item]:
         try:
-            decisions = self._checker.claim_many(requests)
+            decisions = self._checker.claim_many([item.request for item in items])
         except StoreBusyError:
             self._repeat_alone(items)
             return []
@@ -158,18 +137,19 @@ class _Group:
                 self.results[item.index] = store_failed(self._consumer, self._checker, item.message, error)
             return []
         claimed = []
-        for item, request, decision in zip(items, requests, decisions, strict=True):
+        for item, decision in zip(items, decisions, strict=True):
             if decision.claim is not None:
-                claimed.append(_Claimed(item, decision.claim))
+                item.claim = decision.claim
+                claimed.append(item)
             elif decision.lapsed:
                 self._alone.append(item)
             else:
                 self.results[item.index] = refused(
-                    self._consumer, self._checker, item.message, request, decision
+                    self._consumer, self._checker, item.message, item.request, decision
                 )
         return claimed
 
-    def _run_claimed(self, claimed: list[_Claimed]) -> None:
+    def _run_claimed(self, claimed: list[_Item]) -> None:
         if self._consumer.handler.batch:
             self._run_batch_handler(claimed)
         elif self._checker.group_is_atomic:
@@ -177,9 +157,9 @@ class _Group:
         else:
             self._run_independently(claimed)
 
-    def _run_batch_handler(self, claimed: list[_Claimed]) -> None:
+    def _run_batch_handler(self, claimed: list[_Item]) -> None:
         """One call for all: its effects stand or fall together."""
-        messages = [one.item.message for one in claimed]
+        messages = [item.message for item in claimed]
         try:
             self._consumer.invoke_batch(self._checker, claimed[0].claim, messages)
         except Exception:
@@ -188,80 +168,79 @@ class _Group:
         except BaseException:
             self._release(claimed)
             raise
-        self._record([_Ran(one) for one in claimed], claimed)
+        self._record(claimed, claimed)
 
-    def _run_atomically(self, claimed: list[_Claimed]) -> None:
+    def _run_atomically(self, claimed: list[_Item]) -> None:
         """All handlers in one transaction."""
-        ran: list[_Ran] = []
-        raised: list[_Raised] = []
-        for one in claimed:
+        ran: list[_Item] = []
+        raised: list[_Item] = []
+        for item in claimed:
             try:
-                with self._checker.isolated(one.claim, self._consumer.handler.takes):
-                    value = self._consumer.invoke(self._checker, one.claim, one.item.message)
+                with self._checker.isolated(item.claim, self._consumer.handler.takes):
+                    item.value = self._consumer.invoke(self._checker, item.claim, item.message)
             except Exception as error:
-                if not self._survives(one, error, ran, raised):
+                if not self._survives(item, error, ran, raised):
                     self._give_up(claimed)
                     return
             except BaseException:
                 self._release(claimed)
                 raise
             else:
-                ran.append(_Ran(one, value))
+                ran.append(item)
         if not ran:
             self._release(claimed)
         if self._record(ran, claimed):
             self._free(raised)
 
-    def _survives(self, one: _Claimed, error: Exception, ran: list[_Ran], raised: list[_Raised]) -> bool:
+    def _survives(self, item: _Item, error: Exception, ran: list[_Item], raised: list[_Item]) -> bool:
         """Whether an atomic group can go on without a handler that raised."""
-        if not self._checker.isolates or self._checker.is_transient(one.claim, error):
+        if not self._checker.isolates or self._checker.is_transient(item.claim, error):
             return False
-        judged = self._judge(one, error)
-        if isinstance(judged, _Ran):
-            ran.append(judged)
+        if self._is_ignored(item, error):
+            ran.append(item)
             return True
         try:
-            self._checker.forget(one.claim)
+            self._checker.forget(item.claim)
         except Exception:
             return False
-        raised.append(judged)
+        raised.append(item)
         return True
 
-    def _run_independently(self, claimed: list[_Claimed]) -> None:
+    def _run_independently(self, claimed: list[_Item]) -> None:
         """Handlers one after the other, each with a claim of its own."""
-        ran: list[_Ran] = []
-        raised: list[_Raised] = []
-        recorded_at = time.monotonic()
-        for position, one in enumerate(claimed):
+        ran: list[_Item] = []
+        raised: list[_Item] = []
+        invoke, checker = self._consumer.invoke, self._checker
+        record_at = time.monotonic() + _RECORD_EVERY_S
+        for position, item in enumerate(claimed):
             try:
-                value = self._consumer.invoke(self._checker, one.claim, one.item.message)
+                item.value = invoke(checker, item.claim, item.message)
             except Exception as error:
-                judged = self._judge(one, error)
-                (ran if isinstance(judged, _Ran) else raised).append(judged)  # type: ignore[arg-type]
+                (ran if self._is_ignored(item, error) else raised).append(item)
             except BaseException:
                 self._record(ran, claimed)
                 self._free(raised)
                 self._release(claimed[position:])
                 raise
             else:
-                ran.append(_Ran(one, value))
-            if time.monotonic() - recorded_at > _RECORD_EVERY_S:
+                ran.append(item)
+            if time.monotonic() > record_at:
                 self._record(ran, claimed)
                 ran = []
-                recorded_at = time.monotonic()
+                record_at = time.monotonic() + _RECORD_EVERY_S
         self._record(ran, claimed)
         self._free(raised)
 
-    def _record(self, ran: Sequence[_Ran], claimed: Sequence[_Claimed]) -> bool:
+    def _record(self, ran: Sequence[_Item], claimed: Sequence[_Item]) -> bool:
         """Make effects final; False: an atomic group could not commit as a whole, and all of it runs one by one."""
         if not ran:
             return True
         try:
-            kept = self._checker.complete_many([self._completion(one) for one in ran])
+            kept = self._checker.complete_many([self._completion(item) for item in ran])
         except StoreError as error:
             counters.add(self._consumer.name, Event.COMPLETION_NOT_RECORDED, len(ran))
-            for one in ran:
-                self.results[one.claimed.item.index] = Result(
+            for item in ran:
+                self.results[item.index] = Result(
                     Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S
                 )
         except Exception:
@@ -271,62 +250,65 @@ class _Group:
             self._give_up(claimed)
             return False
         else:
-            for one, owned in zip(ran, kept, strict=True):
+            for item, owned in zip(ran, kept, strict=True):
                 if not owned:
-                    count_lost(self._consumer, one.claimed.claim)
-                self.results[one.claimed.item.index] = one.result
+                    count_lost(self._consumer, item.claim)
+                self.results[item.index] = item.result
         return True
 
-    def _free(self, raised: list[_Raised]) -> None:
+    def _free(self, raised: list[_Item]) -> None:
         """Release the keys of handlers that raised, and count their attempts."""
         if not raised:
             return
         try:
-            released = self._checker.release_many([(one.claimed.claim, one.failure) for one in raised])
+            released = self._checker.release_many([(item.claim, item.failure) for item in raised])
         except StoreError as error:
             log.warning("failure_not_recorded", extra={"consumer": self._consumer.name, "error": str(error)})
-            for one in raised:
-                self._failed(one, attempts=1)
+            for item in raised:
+                self._failed(item, attempts=1)
             return
-        for one, answer in zip(raised, released, strict=True):
+        for item, answer in zip(raised, released, strict=True):
             if answer.dead:
-                self.results[one.claimed.item.index] = Result(Outcome.DEAD, error=one.error)
+                self.results[item.index] = Result(Outcome.DEAD, error=item.error)
             else:
-                self._failed(one, attempts=answer.attempts)
+                self._failed(item, attempts=answer.attempts)
 
-    def _give_up(self, claimed: Sequence[_Claimed]) -> None:
+    def _give_up(self, claimed: Sequence[_Item]) -> None:
         """Undo the group, and run each message in a claim of its own. No attempt is burnt."""
         self._release(claimed)
-        self._repeat_alone([one.item for one in claimed])
+        self._repeat_alone(claimed)
 
     def _repeat_alone(self, items: Sequence[_Item]) -> None:
         counters.add(self._consumer.name, Event.GROUP_REPEATED)
         self._alone.extend(items)
 
-    def _release(self, claimed: Sequence[_Claimed]) -> None:
+    def _release(self, claimed: Sequence[_Item]) -> None:
         if not claimed:
             return
         try:
-            self._checker.release_many([(one.claim, None) for one in claimed])
+            self._checker.release_many([(item.claim, None) for item in claimed])
         except StoreError as error:
             log.warning("release_failed", extra={"keys": len(claimed), "error": str(error)})
 
-    def _judge(self, one: _Claimed, error: Exception) -> _Ran | _Raised:
+    def _is_ignored(self, item: _Item, error: Exception) -> bool:
+        """Keep what a handler raised; whether its consumer declares that harmless."""
         handling = self._consumer.options.exceptions.classify(error)
+        item.error = error
         if handling is Handling.IGNORE:
-            return _Ran(one, ignored=error)
-        return _Raised(one, error, failure_of(self._consumer, error, handling))
+            return True
+        item.failure = failure_of(self._consumer, error, handling)
+        return False
 
-    def _completion(self, one: _Ran) -> Completion:
-        result = None if one.ignored is not None else self._consumer.encode(one.value)
-        return Completion(one.claimed.claim, result)
+    def _completion(self, item: _Item) -> Completion:
+        return Completion(item.claim, None if item.error is not None else self._consumer.encode(item.value))
 
-    def _failed(self, one: _Raised, *, attempts: int) -> None:
+    def _failed(self, item: _Item, *, attempts: int) -> None:
         wait_s = self._consumer.options.backoff.delay_s(attempts)
-        self.results[one.claimed.item.index] = Result(Outcome.FAILED, error=one.error, retry_after_s=wait_s)
+        self.results[item.index] = Result(Outcome.FAILED, error=item.error, retry_after_s=wait_s)
 
     def _process_alone(self, item: _Item) -> Result:
-        return process_keyed(self._consumer, self._checker, item.message, item.request)
+        request = self._consumer.alone(item.request) if self._is_one else item.request
+        return process_keyed(self._consumer, self._checker, item.message, request)
 
     def _result_of_copy(self, item: _Item, first: Result) -> Result:
         """A later copy takes the first one's final outcome, or runs if that failed."""

@@ -62,11 +62,14 @@ class KeySpace:
         """The key of one message id. Text and its UTF-8 bytes are the same id; nothing else is folded."""
         data = _encoded(message_id)
         digest = self._prefix.copy()
-        digest.update(len(data).to_bytes(8))
-        digest.update(data)
+        digest.update(len(data).to_bytes(8) + data)
         hashed = digest.digest()
-        text = f"{self.name}{_SEPARATOR}{_readable(data[:_READ_BYTES], '')}"
-        if len(text) > TEXT_LIMIT or _looks_cut(text):
+        if type(message_id) is str and len(data) < _READ_BYTES and _reads_as_it_is(message_id):
+            readable = message_id
+        else:
+            readable = _readable(data[:_READ_BYTES], "")
+        text = f"{self.name}{_SEPARATOR}{readable}"
+        if len(text) >= TEXT_LIMIT and (len(text) > TEXT_LIMIT or _looks_cut(text)):
             text = f"{text[:_HEAD]}{_MARK}{hashed.hex()}"
         return Key(hashed, text)
 
@@ -85,10 +88,14 @@ def _looks_cut(text: str) -> bool:
     return len(text) == TEXT_LIMIT and text[_HEAD] == _MARK
 
 
+def _reads_as_it_is(text: str) -> bool:
+    return text.isprintable() and "%" not in text
+
+
 def _readable(part: bytes, separator: str) -> str:
     """Printable text from which the part can be told: control characters, '%' and the separator escaped."""
     text = part.decode("utf-8", "surrogateescape")
-    if text.isprintable() and "%" not in text and not (separator and separator in text):
+    if _reads_as_it_is(text) and not (separator and separator in text):
         return text
     return "".join(
         char if char.isprintable() and char not in ("%", separator) else _escaped(char) for char in text

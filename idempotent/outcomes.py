@@ -23,6 +23,9 @@ class Action(Enum):
 class Outcome(Enum):
     """What became of one delivery."""
 
+    # Enum's own is Python, and every message is looked up and counted by its outcome.
+    __hash__ = object.__hash__
+
     PROCESSED = "processed"
     """The handler ran and its effect is on record."""
     DUPLICATE = "duplicate"
