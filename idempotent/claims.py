@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from idempotent.keys import Key
 from idempotent.positions import Position
+from idempotent.values import hot_value
 
 OWNER_BYTES: Final = 16
 ERROR_LIMIT: Final = 1000
@@ -70,7 +71,7 @@ def new_owner() -> bytes:
     return os.urandom(OWNER_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class ClaimRequest:
     """One delivery asking for its key.
 
@@ -95,7 +96,7 @@ class ClaimRequest:
     position: Position | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@hot_value(eq=False)
 class Claim:
     """One delivery's ownership of a key.
 
@@ -119,7 +120,7 @@ class Claim:
         return self.key is None and self.unit is None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@hot_value(eq=False)
 class Decision:
     """A verdict and what goes with it.
 
@@ -185,7 +186,7 @@ class Released:
     dead: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class Completion:
     """A claim whose effect happened, and the result to store with it (None: none)."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from idempotent.values import hot_value
 
 
-@dataclass(frozen=True, slots=True)
+@hot_value()
 class Position:
     """One message's place, as `Message.position` of adapters that read partitions in order.
 
