@@ -9,10 +9,10 @@ from typing import Any
 from idempotent.consumer import Consumer
 from idempotent.message import Message
 from idempotent.outcomes import Result
-from idempotent.values import hot_value
+from idempotent.values import value
 
 
-@hot_value(eq=False)
+@value
 class Delivery:
     """One message as an adapter handed it over, to be given back exactly once: settled or requeued.
 

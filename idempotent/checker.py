@@ -6,7 +6,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, Final, final
 
 from idempotent.claims import (
@@ -24,6 +23,7 @@ from idempotent.errors import ConfigurationError, IdempotentError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.leases import LeaseKeeper
 from idempotent.observe import Event, counters
+from idempotent.values import changed
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ DEFAULT_RETENTION_S: Final = 14 * 86400
 LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
 UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
 _UNRECORDED_RETRY_S: Final = 1.0
+_ANY_ERROR: Final = nullcontext()
 _GC_LEASE_KEY: Final = KeySpace("idempotent", "gc").key("leader")
 
 
@@ -71,6 +72,8 @@ class AbstractIdempotentChecker(ABC):
             raise ConfigurationError(f"retention_s must be positive seconds, not {retention_s!r}")
         self.lease_s: Final = lease_s
         self.retention_s: Final = float(retention_s)
+        # Turns whatever else a hook raises into a StoreError: a bug in a checker must not become a verdict.
+        self._only_store_errors: Final = _StoreErrors(type(self).__name__)
         self._keeper = LeaseKeeper(self._renew_and_record, lease_s) if lease_s is not None else None
         # Completions that the store did not take: the effect happened, so they are offered again, never re-run.
         self._unrecorded: dict[bytes, Completion] = {}
@@ -145,11 +148,12 @@ class AbstractIdempotentChecker(ABC):
         """
         if self._unrecorded and not self._record_again(request):
             return _effect_not_recorded()
-        with self._only_store_errors():
+        with self._only_store_errors:
             decision = self._claim(request)
             if decision.alone and request.max_attempts is not None:
                 decision = self.count_lapse(decision, request.max_attempts)
-        self._hold(decision.claim)
+        if decision.claim is not None:
+            self._hold([decision.claim])
         return decision
 
     @final
@@ -162,9 +166,9 @@ class AbstractIdempotentChecker(ABC):
         free = requests
         if self._unrecorded:
             free = [request for request in requests if self._record_again(request)]
-        with self._only_store_errors():
+        with self._only_store_errors:
             decisions = self._claim_many(free) if free else []
-        self._hold(*(decision.claim for decision in decisions))
+        self._hold([decision.claim for decision in decisions if decision.claim is not None])
         if len(free) == len(requests):
             return decisions
         by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}
@@ -180,7 +184,7 @@ class AbstractIdempotentChecker(ABC):
             StoreError: not counted.
         """
         assert decision.claim is not None
-        with self._only_store_errors():
+        with self._only_store_errors:
             released = self._release(decision.claim, Failure(LAPSED_ERROR, max_attempts, keep_claim=True))
         if released.owned and not released.dead:
             return decision
@@ -206,11 +210,12 @@ class AbstractIdempotentChecker(ABC):
         Raises:
             StoreError: nothing is known of any; see `complete`.
         """
-        if all(completion.claim.empty for completion in completions):
+        if _all_empty([completion.claim for completion in completions]):
             return [True] * len(completions)
         self._drop([completion.claim for completion in completions])
         try:
-            with nullcontext() if self.group_is_atomic else self._only_store_errors():
+            # What a commit raises may be the handler's failure.
+            with _ANY_ERROR if self.group_is_atomic else self._only_store_errors:
                 if len(completions) == 1:
                     return [self._complete(completions[0])]
                 return self._complete_many(completions)
@@ -234,10 +239,10 @@ class AbstractIdempotentChecker(ABC):
         Raises:
             StoreError: nothing is known of any; see `release`.
         """
-        if all(claim.empty for claim, _ in releases):
+        if _all_empty([claim for claim, _ in releases]):
             return [Released(owned=True)] * len(releases)
         self._drop([claim for claim, _ in releases])
-        with self._only_store_errors():
+        with self._only_store_errors:
             if len(releases) == 1:
                 return [self._release(*releases[0])]
             return self._release_many(releases)
@@ -336,13 +341,9 @@ class AbstractIdempotentChecker(ABC):
 
     # Private
 
-    def _only_store_errors(self) -> AbstractContextManager[None]:
-        """Turn whatever else a hook raises into a StoreError: a bug in a checker must not become a verdict."""
-        return _StoreErrors(type(self).__name__)
-
-    def _hold(self, *claims: Claim | None) -> None:
-        if self._keeper and (held := [claim for claim in claims if claim]):
-            self._keeper.hold(held)
+    def _hold(self, claims: Sequence[Claim]) -> None:
+        if self._keeper and claims:
+            self._keeper.hold(claims)
 
     def _drop(self, claims: Sequence[Claim]) -> None:
         if self._keeper:
@@ -355,7 +356,7 @@ class AbstractIdempotentChecker(ABC):
             if completion.claim.key:
                 self._unrecorded[completion.claim.key.hash] = completion
         # The lease is renewed meanwhile: nobody may run again what has happened.
-        self._hold(*(completion.claim for completion in completions))
+        self._hold([completion.claim for completion in completions])
         log.warning("completion_not_recorded", extra={"keys": len(completions)})
 
     def _record_again(self, request: ClaimRequest) -> bool:
@@ -368,7 +369,7 @@ class AbstractIdempotentChecker(ABC):
         claim = completion.claim
         assert claim.key is not None
         try:
-            with self._only_store_errors():
+            with self._only_store_errors:
                 owned = self._complete(completion)
         except StoreError as error:
             log.warning("completion_not_recorded", extra={"key": str(claim.key), "error": str(error)})
@@ -392,9 +393,14 @@ class AbstractIdempotentChecker(ABC):
         return kept
 
 
+def _all_empty(claims: Sequence[Claim]) -> bool:
+    # One that is not empty says it all, and it is mostly the first.
+    return not claims or (claims[0].empty and all(claim.empty for claim in claims))
+
+
 def anew(request: ClaimRequest) -> ClaimRequest:
     """The same request with a new owner token."""
-    return replace(request, owner=new_owner())
+    return changed(request, owner=new_owner())
 
 
 def _effect_not_recorded() -> Decision:
@@ -403,7 +409,7 @@ def _effect_not_recorded() -> Decision:
 
 
 class _StoreErrors(AbstractContextManager[None]):
-    """A context manager class, because it is on the path of every message."""
+    """A context manager class without state, because it is on the path of every message."""
 
     __slots__ = ("_checker",)
 

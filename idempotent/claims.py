@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from idempotent.keys import Key
 from idempotent.positions import Position
-from idempotent.values import hot_value
+from idempotent.values import value
 
 OWNER_BYTES: Final = 16
 ERROR_LIMIT: Final = 1000
@@ -56,8 +56,6 @@ class KeyStatus(IntEnum):
 class Lapsed(Enum):
     """What a claim does when it meets a key whose lease has ended."""
 
-    __hash__ = object.__hash__  # Enum's own is Python, and stores look it up for every claim
-
     TAKE_OVER = "take_over"
     """Become its owner, with a greater fence."""
     LEAVE = "leave"
@@ -71,7 +69,7 @@ def new_owner() -> bytes:
     return os.urandom(OWNER_BYTES)
 
 
-@hot_value()
+@value
 class ClaimRequest:
     """One delivery asking for its key.
 
@@ -96,7 +94,7 @@ class ClaimRequest:
     position: Position | None = None
 
 
-@hot_value(eq=False)
+@value
 class Claim:
     """One delivery's ownership of a key.
 
@@ -120,7 +118,7 @@ class Claim:
         return self.key is None and self.unit is None
 
 
-@hot_value(eq=False)
+@value
 class Decision:
     """A verdict and what goes with it.
 
@@ -186,7 +184,7 @@ class Released:
     dead: bool = False
 
 
-@hot_value()
+@value
 class Completion:
     """A claim whose effect happened, and the result to store with it (None: none)."""
 

@@ -7,9 +7,10 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, TypeAlias
 
@@ -94,10 +95,10 @@ class Consumer:
         self._by_position = False
         parks = options.on_expired_lease is OnExpiredLease.PARK
         asks = callable(options.on_expired_lease)
-        self._status_alone = KeyStatus.IN_PROGRESS_PARK if parks or asks else KeyStatus.IN_PROGRESS
+        self._status = KeyStatus.IN_PROGRESS_PARK if parks or asks else KeyStatus.IN_PROGRESS
         self._on_lapsed = Lapsed.PARK if parks else Lapsed.TAKE_OVER
         # Whether a lapse was an attempt is known only after the question.
-        self._max_lapses = None if asks else options.max_attempts
+        self._max_attempts = None if asks else options.max_attempts
         functools.update_wrapper(self, handler.function)
 
     @property
@@ -147,7 +148,8 @@ class Consumer:
             ConfigurationError: checker and consumer do not go together.
         """
         results = process_many(self, self.checker, messages)
-        counters.add_outcomes(self.name, [result.outcome for result in results])
+        for outcome, count in Counter([result.outcome for result in results]).items():
+            counters.add(self.name, outcome, count)
         return results
 
     def check(self, checker: AbstractIdempotentChecker) -> None:
@@ -184,22 +186,26 @@ class Consumer:
         if self.disabled:
             log.warning("consumer_disabled", extra={"consumer": self.name, "variable": DISABLED_VARIABLE})
 
-    def request(self, message: Message, group_owner: bytes | None = None) -> ClaimRequest:
+    def request(self, message: Message, owner: bytes | None = None) -> ClaimRequest:
         """The claim for a message.
 
         Args:
-            message: whose.
-            group_owner: the owner that the claims of one group share. Such a claim leaves a lapsed key to one that
-                is made alone, see `alone`.
+            message: whose key.
+            owner: the token of a group that it is claimed with; None: it is claimed alone.
 
         Raises:
             MissingKeyError: it has no id, or the key expression found nothing.
             UndecodableMessageError: the key or fingerprint expression failed.
         """
-        if self._by_position:
-            return self._request_by_position(message, group_owner)
         options = self.options
-        message_id = message.id if options.key is None else _evaluate(options.key, message, "key")
+        position: Position | None = None
+        partition: Key | None = None
+        if self._by_position:
+            position = self._position(message)
+            partition = self.partition_key(position.topic_id, position.partition)
+            message_id: str | bytes | None = str(position)
+        else:
+            message_id = message.id if options.key is None else _evaluate(options.key, message, "key")
         if not message_id:
             what = "message id" if options.key is None else "key"
             raise MissingKeyError(f"{self.name}: the message has no {what}; see on_missing_key")
@@ -207,35 +213,45 @@ class Consumer:
             raise UndecodableMessageError(
                 f"{self.name}: a key must be str or bytes, not {type(message_id).__name__}"
             )
-        key = self._keys.key(message_id)
         fingerprint = None if options.fingerprint is None else _fingerprint(options.fingerprint, message)
-        if group_owner is not None:
-            return ClaimRequest(
-                key, group_owner, fingerprint, KeyStatus.IN_PROGRESS_GROUP, Lapsed.LEAVE, options.max_attempts
-            )
+        key = self._keys.key(message_id)
+        if owner is None:
+            return self._alone(key, fingerprint, partition, position)
         return ClaimRequest(
-            key, new_owner(), fingerprint, self._status_alone, self._on_lapsed, self._max_lapses
+            key,
+            owner,
+            fingerprint,
+            KeyStatus.IN_PROGRESS_GROUP,
+            Lapsed.LEAVE,
+            self._max_attempts,
+            partition,
+            position,
         )
 
     def alone(self, request: ClaimRequest) -> ClaimRequest:
-        """The claim of a group, made alone now."""
-        return replace(request, owner=new_owner(), status=self._status_alone, on_lapsed=self._on_lapsed)
+        """The claim by itself of what was to be claimed with a group."""
+        return self._alone(request.key, request.fingerprint, request.partition, request.position)
 
-    def _request_by_position(self, message: Message, group_owner: bytes | None) -> ClaimRequest:
-        position = message.position
-        if not isinstance(position, Position):
+    def _alone(
+        self, key: Key, fingerprint: bytes | None, partition: Key | None, position: Position | None
+    ) -> ClaimRequest:
+        return ClaimRequest(
+            key,
+            new_owner(),
+            fingerprint,
+            self._status,
+            self._on_lapsed,
+            self._max_attempts,
+            partition,
+            position,
+        )
+
+    def _position(self, message: Message) -> Position:
+        if not isinstance(message.position, Position):
             raise MissingKeyError(
                 f"{self.name}: the message has no position in a partition, as those of Kafka have"
             )
-        return ClaimRequest(
-            self._keys.key(str(position)),
-            new_owner() if group_owner is None else group_owner,
-            status=KeyStatus.IN_PROGRESS if group_owner is None else KeyStatus.IN_PROGRESS_GROUP,
-            on_lapsed=Lapsed.TAKE_OVER if group_owner is None else Lapsed.LEAVE,
-            max_attempts=self.options.max_attempts,
-            partition=self.partition_key(position.topic_id, position.partition),
-            position=position,
-        )
+        return message.position
 
     def partition_key(self, topic_id: str, partition: int) -> Key:
         """What the position in a partition is kept under."""
@@ -252,8 +268,10 @@ class Consumer:
         try:
             first: Any = [message] if handler.batch else message
             if handler.takes is None:
-                return _finished(handler.function(first))
-            return _finished(handler.function(first, checker.handler_argument(claim, handler.takes)))
+                returned = handler.function(first)
+            else:
+                returned = handler.function(first, checker.handler_argument(claim, handler.takes))
+            return None if returned is None else _finished(returned)
         finally:
             _current_claim.reset(token)
 

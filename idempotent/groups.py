@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
@@ -21,10 +20,12 @@ from idempotent.processing import (
     failure_of,
     mismatch,
     process_keyed,
+    processed,
     refused,
     store_failed,
     without_key,
 )
+from idempotent.values import value
 
 if TYPE_CHECKING:
     from idempotent.consumer import Consumer
@@ -33,9 +34,6 @@ log = logging.getLogger(__name__)
 
 # A slow group records what is done so far, so that a crash repeats at most about this much of it.
 _RECORD_EVERY_S: Final = 1.0
-_NO_CLAIM: Final = Claim(None)
-# Of handlers that return nothing, which are most.
-_PROCESSED: Final = Result(Outcome.PROCESSED)
 
 
 def process_many(
@@ -47,27 +45,45 @@ def process_many(
     return [group.results[index] for index in range(len(messages))]
 
 
-@dataclass(slots=True, eq=False)
+@value
 class _Item:
-    """One message that is the first of its key in the group, and what has become of it so far.
-
-    One object, and not frozen: there is one for every message, on the way that every message takes.
-    """
+    """One message that is the first of its key in the group."""
 
     index: int
     message: Message
     request: ClaimRequest
-    claim: Claim = _NO_CLAIM
-    value: Any = None
-    error: Exception | None = None
-    failure: Failure | None = None
+
+
+@value
+class _Claimed:
+    """An item that acquired its key."""
+
+    item: _Item
+    claim: Claim
+
+
+@value
+class _Ran:
+    """A handler that came back: with a value, or with an exception that its consumer ignores."""
+
+    claimed: _Claimed
+    returned: Any = None
+    ignored: Exception | None = None
 
     @property
     def result(self) -> Result:
-        """Of an item whose effect is on record."""
-        if self.error is not None:
-            return Result(Outcome.IGNORED, error=self.error)
-        return _PROCESSED if self.value is None else Result(Outcome.PROCESSED, value=self.value)
+        if self.ignored is not None:
+            return Result(Outcome.IGNORED, error=self.ignored)
+        return processed(self.returned)
+
+
+@value
+class _Raised:
+    """A handler that raised."""
+
+    claimed: _Claimed
+    error: Exception
+    failure: Failure
 
 
 class _Group:
@@ -81,13 +97,15 @@ class _Group:
         self._messages = messages
         self.results: dict[int, Result] = {}
         self._alone: list[_Item] = []
-        # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because what runs
-        # against its verdict has a transaction of its own.
-        self._is_one = consumer.options.on_expired_lease is OnExpiredLease.RETRY and not consumer.disabled
 
     def run(self) -> None:
         firsts, copies = self._collapse()
-        if len(firsts) == 1 or not self._is_one:
+        # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because what runs
+        # against its verdict has a transaction of its own.
+        by_itself = (
+            self._consumer.options.on_expired_lease is not OnExpiredLease.RETRY or self._consumer.disabled
+        )
+        if len(firsts) == 1 or by_itself:
             self._alone = firsts
         elif firsts:
             claimed = self._claim(firsts)
@@ -95,8 +113,8 @@ class _Group:
                 try:
                     self._run_claimed(claimed)
                 except BaseException:
-                    for item in claimed:
-                        self._checker.abandon(item.claim)  # whatever it is, the claims must not outlive it
+                    for one in claimed:
+                        self._checker.abandon(one.claim)  # whatever it is, the claims must not outlive it
                     raise
         for item in self._alone:
             self.results[item.index] = self._process_alone(item)
@@ -107,7 +125,7 @@ class _Group:
         """Tell first deliveries of a key from later copies in the same group."""
         firsts: dict[bytes, _Item] = {}
         copies: list[tuple[_Item, _Item]] = []
-        owner = new_owner() if self._is_one else None
+        owner = new_owner()
         for index, message in enumerate(self._messages):
             try:
                 request = self._consumer.request(message, owner)
@@ -126,9 +144,10 @@ class _Group:
                 copies.append((item, first))
         return list(firsts.values()), copies
 
-    def _claim(self, items: Sequence[_Item]) -> list[_Item]:
+    def _claim(self, items: Sequence[_Item]) -> list[_Claimed]:
+        requests = [item.request for item in items]
         try:
-            decisions = self._checker.claim_many([item.request for item in items])
+            decisions = self._checker.claim_many(requests)
         except StoreBusyError:
             self._repeat_alone(items)
             return []
@@ -137,19 +156,18 @@ class _Group:
                 self.results[item.index] = store_failed(self._consumer, self._checker, item.message, error)
             return []
         claimed = []
-        for item, decision in zip(items, decisions, strict=True):
+        for item, request, decision in zip(items, requests, decisions, strict=True):
             if decision.claim is not None:
-                item.claim = decision.claim
-                claimed.append(item)
+                claimed.append(_Claimed(item, decision.claim))
             elif decision.lapsed:
                 self._alone.append(item)
             else:
                 self.results[item.index] = refused(
-                    self._consumer, self._checker, item.message, item.request, decision
+                    self._consumer, self._checker, item.message, request, decision
                 )
         return claimed
 
-    def _run_claimed(self, claimed: list[_Item]) -> None:
+    def _run_claimed(self, claimed: list[_Claimed]) -> None:
         if self._consumer.handler.batch:
             self._run_batch_handler(claimed)
         elif self._checker.group_is_atomic:
@@ -157,9 +175,9 @@ class _Group:
         else:
             self._run_independently(claimed)
 
-    def _run_batch_handler(self, claimed: list[_Item]) -> None:
+    def _run_batch_handler(self, claimed: list[_Claimed]) -> None:
         """One call for all: its effects stand or fall together."""
-        messages = [item.message for item in claimed]
+        messages = [one.item.message for one in claimed]
         try:
             self._consumer.invoke_batch(self._checker, claimed[0].claim, messages)
         except Exception:
@@ -168,79 +186,80 @@ class _Group:
         except BaseException:
             self._release(claimed)
             raise
-        self._record(claimed, claimed)
+        self._record([_Ran(one) for one in claimed], claimed)
 
-    def _run_atomically(self, claimed: list[_Item]) -> None:
+    def _run_atomically(self, claimed: list[_Claimed]) -> None:
         """All handlers in one transaction."""
-        ran: list[_Item] = []
-        raised: list[_Item] = []
-        for item in claimed:
+        ran: list[_Ran] = []
+        raised: list[_Raised] = []
+        for one in claimed:
             try:
-                with self._checker.isolated(item.claim, self._consumer.handler.takes):
-                    item.value = self._consumer.invoke(self._checker, item.claim, item.message)
+                with self._checker.isolated(one.claim, self._consumer.handler.takes):
+                    returned = self._consumer.invoke(self._checker, one.claim, one.item.message)
             except Exception as error:
-                if not self._survives(item, error, ran, raised):
+                if not self._survives(one, error, ran, raised):
                     self._give_up(claimed)
                     return
             except BaseException:
                 self._release(claimed)
                 raise
             else:
-                ran.append(item)
+                ran.append(_Ran(one, returned))
         if not ran:
             self._release(claimed)
         if self._record(ran, claimed):
             self._free(raised)
 
-    def _survives(self, item: _Item, error: Exception, ran: list[_Item], raised: list[_Item]) -> bool:
+    def _survives(self, one: _Claimed, error: Exception, ran: list[_Ran], raised: list[_Raised]) -> bool:
         """Whether an atomic group can go on without a handler that raised."""
-        if not self._checker.isolates or self._checker.is_transient(item.claim, error):
+        if not self._checker.isolates or self._checker.is_transient(one.claim, error):
             return False
-        if self._is_ignored(item, error):
-            ran.append(item)
+        judged = self._judge(one, error)
+        if isinstance(judged, _Ran):
+            ran.append(judged)
             return True
         try:
-            self._checker.forget(item.claim)
+            self._checker.forget(one.claim)
         except Exception:
             return False
-        raised.append(item)
+        raised.append(judged)
         return True
 
-    def _run_independently(self, claimed: list[_Item]) -> None:
+    def _run_independently(self, claimed: list[_Claimed]) -> None:
         """Handlers one after the other, each with a claim of its own."""
-        ran: list[_Item] = []
-        raised: list[_Item] = []
-        invoke, checker = self._consumer.invoke, self._checker
-        record_at = time.monotonic() + _RECORD_EVERY_S
-        for position, item in enumerate(claimed):
+        ran: list[_Ran] = []
+        raised: list[_Raised] = []
+        recorded_at = time.monotonic()
+        for position, one in enumerate(claimed):
             try:
-                item.value = invoke(checker, item.claim, item.message)
+                returned = self._consumer.invoke(self._checker, one.claim, one.item.message)
             except Exception as error:
-                (ran if self._is_ignored(item, error) else raised).append(item)
+                judged = self._judge(one, error)
+                (ran if isinstance(judged, _Ran) else raised).append(judged)  # type: ignore[arg-type]
             except BaseException:
                 self._record(ran, claimed)
                 self._free(raised)
                 self._release(claimed[position:])
                 raise
             else:
-                ran.append(item)
-            if time.monotonic() > record_at:
+                ran.append(_Ran(one, returned))
+            if time.monotonic() - recorded_at > _RECORD_EVERY_S:
                 self._record(ran, claimed)
                 ran = []
-                record_at = time.monotonic() + _RECORD_EVERY_S
+                recorded_at = time.monotonic()
         self._record(ran, claimed)
         self._free(raised)
 
-    def _record(self, ran: Sequence[_Item], claimed: Sequence[_Item]) -> bool:
+    def _record(self, ran: Sequence[_Ran], claimed: Sequence[_Claimed]) -> bool:
         """Make effects final; False: an atomic group could not commit as a whole, and all of it runs one by one."""
         if not ran:
             return True
         try:
-            kept = self._checker.complete_many([self._completion(item) for item in ran])
+            kept = self._checker.complete_many([self._completion(one) for one in ran])
         except StoreError as error:
             counters.add(self._consumer.name, Event.COMPLETION_NOT_RECORDED, len(ran))
-            for item in ran:
-                self.results[item.index] = Result(
+            for one in ran:
+                self.results[one.claimed.item.index] = Result(
                     Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S
                 )
         except Exception:
@@ -250,64 +269,62 @@ class _Group:
             self._give_up(claimed)
             return False
         else:
-            for item, owned in zip(ran, kept, strict=True):
+            for one, owned in zip(ran, kept, strict=True):
                 if not owned:
-                    count_lost(self._consumer, item.claim)
-                self.results[item.index] = item.result
+                    count_lost(self._consumer, one.claimed.claim)
+                self.results[one.claimed.item.index] = one.result
         return True
 
-    def _free(self, raised: list[_Item]) -> None:
+    def _free(self, raised: list[_Raised]) -> None:
         """Release the keys of handlers that raised, and count their attempts."""
         if not raised:
             return
         try:
-            released = self._checker.release_many([(item.claim, item.failure) for item in raised])
+            released = self._checker.release_many([(one.claimed.claim, one.failure) for one in raised])
         except StoreError as error:
             log.warning("failure_not_recorded", extra={"consumer": self._consumer.name, "error": str(error)})
-            for item in raised:
-                self._failed(item, attempts=1)
+            for one in raised:
+                self._failed(one, attempts=1)
             return
-        for item, answer in zip(raised, released, strict=True):
+        for one, answer in zip(raised, released, strict=True):
             if answer.dead:
-                self.results[item.index] = Result(Outcome.DEAD, error=item.error)
+                self.results[one.claimed.item.index] = Result(Outcome.DEAD, error=one.error)
             else:
-                self._failed(item, attempts=answer.attempts)
+                self._failed(one, attempts=answer.attempts)
 
-    def _give_up(self, claimed: Sequence[_Item]) -> None:
+    def _give_up(self, claimed: Sequence[_Claimed]) -> None:
         """Undo the group, and run each message in a claim of its own. No attempt is burnt."""
         self._release(claimed)
-        self._repeat_alone(claimed)
+        self._repeat_alone([one.item for one in claimed])
 
     def _repeat_alone(self, items: Sequence[_Item]) -> None:
         counters.add(self._consumer.name, Event.GROUP_REPEATED)
         self._alone.extend(items)
 
-    def _release(self, claimed: Sequence[_Item]) -> None:
+    def _release(self, claimed: Sequence[_Claimed]) -> None:
         if not claimed:
             return
         try:
-            self._checker.release_many([(item.claim, None) for item in claimed])
+            self._checker.release_many([(one.claim, None) for one in claimed])
         except StoreError as error:
             log.warning("release_failed", extra={"keys": len(claimed), "error": str(error)})
 
-    def _is_ignored(self, item: _Item, error: Exception) -> bool:
-        """Keep what a handler raised; whether its consumer declares that harmless."""
+    def _judge(self, one: _Claimed, error: Exception) -> _Ran | _Raised:
         handling = self._consumer.options.exceptions.classify(error)
-        item.error = error
         if handling is Handling.IGNORE:
-            return True
-        item.failure = failure_of(self._consumer, error, handling)
-        return False
+            return _Ran(one, ignored=error)
+        return _Raised(one, error, failure_of(self._consumer, error, handling))
 
-    def _completion(self, item: _Item) -> Completion:
-        return Completion(item.claim, None if item.error is not None else self._consumer.encode(item.value))
+    def _completion(self, one: _Ran) -> Completion:
+        result = None if one.ignored is not None else self._consumer.encode(one.returned)
+        return Completion(one.claimed.claim, result)
 
-    def _failed(self, item: _Item, *, attempts: int) -> None:
+    def _failed(self, one: _Raised, *, attempts: int) -> None:
         wait_s = self._consumer.options.backoff.delay_s(attempts)
-        self.results[item.index] = Result(Outcome.FAILED, error=item.error, retry_after_s=wait_s)
+        self.results[one.claimed.item.index] = Result(Outcome.FAILED, error=one.error, retry_after_s=wait_s)
 
     def _process_alone(self, item: _Item) -> Result:
-        request = self._consumer.alone(item.request) if self._is_one else item.request
+        request = self._consumer.alone(item.request)
         return process_keyed(self._consumer, self._checker, item.message, request)
 
     def _result_of_copy(self, item: _Item, first: Result) -> Result:

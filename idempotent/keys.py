@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 HASH_BYTES: Final = 20
@@ -17,8 +16,7 @@ _HEAD: Final = TEXT_LIMIT - 2 * HASH_BYTES - len(_MARK)
 _READ_BYTES: Final = 4 * (TEXT_LIMIT + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """An exact identity and a readable one.
 
     Attributes:
@@ -64,7 +62,7 @@ class KeySpace:
         digest = self._prefix.copy()
         digest.update(len(data).to_bytes(8) + data)
         hashed = digest.digest()
-        if type(message_id) is str and len(data) < _READ_BYTES and _reads_as_it_is(message_id):
+        if isinstance(message_id, str) and _is_plain(message_id):
             readable = message_id
         else:
             readable = _readable(data[:_READ_BYTES], "")
@@ -88,14 +86,14 @@ def _looks_cut(text: str) -> bool:
     return len(text) == TEXT_LIMIT and text[_HEAD] == _MARK
 
 
-def _reads_as_it_is(text: str) -> bool:
+def _is_plain(text: str) -> bool:
     return text.isprintable() and "%" not in text
 
 
 def _readable(part: bytes, separator: str) -> str:
     """Printable text from which the part can be told: control characters, '%' and the separator escaped."""
     text = part.decode("utf-8", "surrogateescape")
-    if _reads_as_it_is(text) and not (separator and separator in text):
+    if _is_plain(text) and not (separator and separator in text):
         return text
     return "".join(
         char if char.isprintable() and char not in ("%", separator) else _escaped(char) for char in text

@@ -7,11 +7,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from idempotent.claims import Claim
 from idempotent.errors import StoreError
 
 log = logging.getLogger(__name__)
+
+_ABSENT: Final = object()
 
 
 class LeaseKeeper:
@@ -29,7 +32,7 @@ class LeaseKeeper:
         """Hold the method weakly, so that a forgotten checker is collected and its thread ends."""
         self._renew = weakref.WeakMethod(renew)
         self._interval_s = lease_s / 3
-        self._held: dict[bytes, Claim] = {}
+        self._held: dict[Claim, None] = {}
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._wake = threading.Event()
@@ -39,16 +42,16 @@ class LeaseKeeper:
         """Renew these from now on."""
         if self._pid != os.getpid():
             self._forget_parent()
-        for claim in claims:
-            # Adding to and removing from a dict is atomic in CPython; no lock on the path of every message.
-            self._held[_identity(claim)] = claim
+        # Claims are told apart by identity. Adding to and removing from a dict is atomic in CPython: no lock on the
+        # path of every message.
+        self._held.update(dict.fromkeys(claims))
         if self._thread is None:
             self._start()
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Renew these no longer."""
         for claim in claims:
-            self._held.pop(_identity(claim), None)
+            self._held.pop(claim, None)
 
     def close(self) -> None:
         """Stop renewing everything."""
@@ -80,7 +83,7 @@ class LeaseKeeper:
         renew = self._renew()
         if renew is None:
             return False
-        claims = list(self._held.values())
+        claims = list(self._held)
         if not claims:
             return True
         try:
@@ -91,13 +94,9 @@ class LeaseKeeper:
             log.log(level, "lease_renewal_failed", extra={"claims": len(claims), "error": repr(error)})
             return True
         for claim, still_owned in kept:
-            if not still_owned and self._held.pop(_identity(claim), None) is not None:
+            if not still_owned and self._held.pop(claim, _ABSENT) is not _ABSENT:
                 log.warning("lease_lost", extra={"key": str(claim.key)})
         return True
-
-
-def _identity(claim: Claim) -> bytes:
-    return claim.key.hash + claim.owner if claim.key else claim.owner
 
 
 def _run(keeper_ref: weakref.ref[LeaseKeeper], wake: threading.Event, interval_s: float) -> None:

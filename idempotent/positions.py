@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from idempotent.values import hot_value
+from typing import NamedTuple
 
 
-@hot_value()
-class Position:
+class Position(NamedTuple):
     """One message's place, as `Message.position` of adapters that read partitions in order.
 
     Attributes:

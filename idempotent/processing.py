@@ -31,6 +31,8 @@ STORE_RETRY_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 60.0
 _SHORTEST_WAIT_S: Final = 0.05
 _TRANSACTION_TRIES: Final = 4
+_PROCESSED: Final = Result(Outcome.PROCESSED)
+_DUPLICATE: Final = Result(Outcome.DUPLICATE)
 
 
 def process_one(consumer: Consumer, checker: AbstractIdempotentChecker, message: Message) -> Result:
@@ -40,6 +42,11 @@ def process_one(consumer: Consumer, checker: AbstractIdempotentChecker, message:
     except MessageError as error:
         return without_key(consumer, checker, message, error)
     return process_keyed(consumer, checker, message, request)
+
+
+def processed(returned: Any) -> Result:
+    """The result of a handler that came back, one object for all those that returned nothing."""
+    return _PROCESSED if returned is None else Result(Outcome.PROCESSED, value=returned)
 
 
 def raised_by_handler(result: Result) -> BaseException | None:
@@ -101,7 +108,8 @@ def refused(
         return Result(Outcome.REJECTED, error=mismatch(request, decision.fingerprint))
     match decision.verdict:
         case Verdict.DUPLICATE:
-            return Result(Outcome.DUPLICATE, value=consumer.decode(decision.result))
+            value = consumer.decode(decision.result)
+            return _DUPLICATE if value is None else Result(Outcome.DUPLICATE, value=value)
         case Verdict.DEAD:
             return Result(Outcome.DEAD, error=DeadKeyError(f"{request.key} is dead: {decision.reason}"))
         case _:
@@ -157,7 +165,7 @@ def run_unprotected(
         return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
     except Exception as error:
         return _failed_without_key(consumer, error)
-    return Result(Outcome.PROCESSED, value=value)
+    return processed(value)
 
 
 def _failed_without_key(consumer: Consumer, error: Exception) -> Result:
@@ -250,7 +258,7 @@ def _record(
         return after_exception(consumer, checker, request, claim, error)
     if not owned:
         count_lost(consumer, claim)
-    return Result(Outcome.PROCESSED, value=value)
+    return processed(value)
 
 
 def count_lost(consumer: Consumer, claim: Claim) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from idempotent.admin import KeyAdmin
@@ -29,6 +29,7 @@ from idempotent.claims import (
 )
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
+from idempotent.values import changed
 
 DEFAULT_MAX_KEYS: Final = 1_000_000
 
@@ -178,7 +179,7 @@ class MemoryChecker(AbstractIdempotentChecker):
             None not in (request.fingerprint, entry.fingerprint) and request.fingerprint != entry.fingerprint
         )
         if request.on_lapsed is Lapsed.LEAVE or other_content:
-            return replace(waiting, retry_after_s=0.0, lapsed=True)
+            return changed(waiting, retry_after_s=0.0, lapsed=True)
         entry.update_at = now
         if request.on_lapsed is Lapsed.PARK:
             entry.status = KeyStatus.DEAD

@@ -118,8 +118,9 @@ class RedisChecker(AbstractIdempotentChecker):
         return 0
 
     def close(self) -> None:
-        """Stop renewing, and close the client if the checker made it. Idempotent."""
+        """Stop renewing, and close the checker's own connections, and the client if the checker made it. Idempotent."""
         super().close()
+        self.store.close()
         if self._owns_client:
             self.store.client.close()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
 from idempotent.checker import UNKNOWN_EFFECT
 from idempotent.checkers.redis_client import Client, decodes, is_cluster, location, redis, retries_itself
+from idempotent.checkers.redis_direct import DirectConnections
 from idempotent.checkers.redis_faults import LOST, REDIS_ERRORS, as_store_error
 from idempotent.checkers.redis_layout import KeyNames, bucket_of
 from idempotent.errors import StoreError
@@ -17,6 +19,14 @@ from idempotent.errors import StoreError
 # A script stops everybody else; this many keys take a few milliseconds.
 MAX_KEYS: Final = 1000
 _NO_SCRIPT = redis.exceptions.NoScriptError
+
+
+def _executing(client: Client) -> Callable[..., Any]:
+    """The client's own way to send a command, with the answer in bytes."""
+    if decodes(client):
+        return partial(client.execute_command, **{redis.client.NEVER_DECODE: True})
+    execute: Callable[..., Any] = client.execute_command
+    return execute
 
 
 class Lua:
@@ -75,8 +85,8 @@ class RedisStore:
         self.where: Final = location(client)
         self._cluster = is_cluster(client)
         self._last_try = retries_itself(client)
-        self._execute: Callable[..., Any] = client.execute_command
-        self._options: dict[str, Any] = {redis.client.NEVER_DECODE: True} if decodes(client) else {}
+        self._direct = DirectConnections.of(client)
+        self._execute = self._direct.execute if self._direct else _executing(client)
 
     def run(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         """Run a script over keys of one slot.
@@ -88,7 +98,7 @@ class RedisStore:
             StoreError: the server did not do it, or did not answer.
         """
         try:
-            return self._execute("EVALSHA", script.sha, len(names), *names, *arguments, **self._options)
+            return self._execute("EVALSHA", script.sha, len(names), *names, *arguments)
         except _NO_SCRIPT:
             return self._again(script, names, arguments)
         except LOST as error:
@@ -132,6 +142,11 @@ class RedisStore:
             for start in range(0, len(group), MAX_KEYS)
         ]
 
+    def close(self) -> None:
+        """Close the connections that are the store's own."""
+        if self._direct:
+            self._direct.close()
+
     @contextmanager
     def edge(self) -> Iterator[None]:
         """Turn what the client raises into a StoreError."""
@@ -143,4 +158,4 @@ class RedisStore:
     def _again(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         with self.edge():
             # EVAL, which loads the script too: between SCRIPT LOAD and EVALSHA it might be flushed again.
-            return self._execute("EVAL", script.source, len(names), *names, *arguments, **self._options)
+            return self._execute("EVAL", script.source, len(names), *names, *arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -43,6 +42,7 @@ from idempotent.sql.faults import Fault, as_store_error, fault_of
 from idempotent.sql.keytable import Claiming, KeyTable, key_hash
 from idempotent.sql.store import SqlStore
 from idempotent.sql.transaction import SessionFactory, Unit
+from idempotent.values import changed
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
             # A lapsed lease is that of a leased checker on the same table. Its attempt is not counted here: that
             # would need another transaction, and this one holds the key.
             return [
-                replace(decision, claim=replace(decision.claim, unit=unit), alone=False)
+                changed(decision, claim=changed(decision.claim, unit=unit), alone=False)
                 if decision.claim
                 else decision
                 for decision in decisions
@@ -296,7 +296,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
             StoreError: not recorded.
         """
         claim.unit.close()
-        decision = self.claim(replace(request, owner=claim.owner))
+        decision = self.claim(changed(request, owner=claim.owner))
         if decision.claim:
             self.complete(decision.claim)
         elif decision.verdict is not Verdict.DUPLICATE:

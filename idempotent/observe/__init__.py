@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -44,13 +43,6 @@ class Counters:
         """Count `what` for a consumer (`subject:group`)."""
         with self._lock:
             self._counts[consumer, what] += count
-
-    def add_outcomes(self, consumer: str, outcomes: Iterable[Outcome]) -> None:
-        """Count the outcomes of many messages of a consumer."""
-        counts = Counter(outcomes)
-        with self._lock:
-            for outcome, count in counts.items():
-                self._counts[consumer, outcome] += count
 
     def snapshot(self) -> dict[tuple[str, Outcome | Event], int]:
         """A copy of all counts so far."""

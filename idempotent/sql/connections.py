@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Final, TypeVar
@@ -16,6 +14,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from idempotent.errors import ConfigurationError, MissingExtraError, StoreError
+from idempotent.idle import Idle
 from idempotent.sql.cursor import DriverConnection, execute
 from idempotent.sql.dialects import SqlDialect, dialect_for
 from idempotent.sql.faults import Fault, as_store_error, fault_of
@@ -24,8 +23,6 @@ T = TypeVar("T")
 
 _EXTRAS: Final = {"pymysql": "mysql", "psycopg": "postgres"}
 _TRIES: Final = 3
-# Never collected: a finalizer in the child would end the parent's session.
-_inherited: Final[list[object]] = []
 
 
 def engine_from(engine_or_url: Engine | URL | str) -> Engine:
@@ -71,8 +68,7 @@ class Connections:
         dialect_for(engine.dialect)
         self.engine: Final = engine
         self._table = table
-        self._ready: deque[Connection] = deque()
-        self._pid = os.getpid()
+        self._idle: Idle[Connection] = Idle()
 
     @cached_property
     def dialect(self) -> SqlDialect:
@@ -81,7 +77,7 @@ class Connections:
         Raises:
             StoreError: the store did not answer.
         """
-        if self.engine.dialect.name == "mysql" and not self._ready:
+        if self.engine.dialect.name == "mysql" and not self._idle:
             self.run(lambda _: None)
         return dialect_for(self.engine.dialect)
 
@@ -113,7 +109,7 @@ class Connections:
             except BaseException:
                 self._discard(connection)  # interrupted in the middle: its state is anybody's guess
                 raise
-            self._ready.append(connection)
+            self._idle.put(connection)
             return answer
         raise AssertionError("unreachable")
 
@@ -131,9 +127,9 @@ class Connections:
         return self.run(in_transaction)
 
     def close(self) -> None:
-        """Close what is ready; connections in use are closed by being forgotten."""
-        while self._ready:
-            self._discard(self._ready.pop())
+        """Close what is idle; connections in use are closed by being forgotten."""
+        while (connection := self._idle.take()) is not None:
+            self._discard(connection)
 
     @property
     def _driver_errors(self) -> tuple[type[BaseException], ...]:
@@ -149,13 +145,9 @@ class Connections:
         return False
 
     def _take(self) -> Connection:
-        if self._pid != os.getpid():
-            # After fork() the sockets are the parent's: forget them, close nothing.
-            _inherited.append(self._ready)
-            self._ready = deque()
-            self._pid = os.getpid()  # last: until then every thread comes here
-        with contextlib.suppress(IndexError):
-            return self._ready.pop()
+        idle = self._idle.take()
+        if idle is not None:
+            return idle
         connection = self.engine.connect()
         try:
             connection = connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -173,7 +165,7 @@ class Connections:
             self._discard(connection)
             self.close()
         else:
-            self._ready.append(connection)
+            self._idle.put(connection)
 
     @staticmethod
     def _discard(connection: Connection) -> None:

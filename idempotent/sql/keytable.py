@@ -8,7 +8,7 @@ condition, and its row count decides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from idempotent.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.sql.dialects import Conflict, SqlDialect
 from idempotent.sql.failures import FailureTable
 from idempotent.sql.statements import Statements
+from idempotent.values import changed
 
 MICROSECONDS: Final = 1_000_000
 # 4 parameters a row: below SQLite's 32,766 and PostgreSQL's 65,535, and well inside a MySQL packet.
@@ -270,7 +271,7 @@ class KeyTable:
         found = KeyStatus(stored)
         if bytes(owner) == request.owner:
             # The answer to an earlier try was lost. A fresh key has its fence from the clock that dated it.
-            return replace(_acquired(request, fence), lapsed=fence != update_at)
+            return changed(_acquired(request, fence), lapsed=fence != update_at)
         content = None if fingerprint is None else bytes(fingerprint)
         if found is KeyStatus.DONE:
             stored_result = None if result is None else bytes(result)
@@ -284,7 +285,7 @@ class KeyTable:
             return waiting
         other_content = None not in (request.fingerprint, content) and request.fingerprint != content
         if request.on_lapsed is Lapsed.LEAVE or other_content:
-            return replace(waiting, retry_after_s=0.0, lapsed=True)
+            return changed(waiting, retry_after_s=0.0, lapsed=True)
         if request.on_lapsed is Lapsed.PARK:
             return self._park(connection, request, bytes(owner))
         params = (
@@ -297,7 +298,7 @@ class KeyTable:
         if execute(connection, self._sql.take_over, params) != 1:
             return None
         alone = found is not KeyStatus.IN_PROGRESS_GROUP
-        return replace(_acquired(request, fence + 1), lapsed=True, alone=alone)
+        return changed(_acquired(request, fence + 1), lapsed=True, alone=alone)
 
     def _park(self, connection: DriverConnection, request: ClaimRequest, owner: bytes) -> Decision | None:
         # First the reason: a crash in between must not leave a dead key without one.

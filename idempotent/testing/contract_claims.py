@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from idempotent.claims import Guarantee, Verdict, new_owner
 from idempotent.testing.contract_base import LONG_S, Capability, ContractBase, needs
+from idempotent.values import changed
 
 
 class ClaimsContract(ContractBase):
@@ -93,7 +93,7 @@ class ClaimsContract(ContractBase):
     def test_only_the_owner_completes(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        stranger = replace(claim, owner=new_owner())
+        stranger = changed(claim, owner=new_owner())
         assert not checker.complete(stranger, b'"stolen"')
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         assert checker.complete(claim, b'"mine"')
@@ -104,7 +104,7 @@ class ClaimsContract(ContractBase):
     def test_only_the_owner_releases(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        assert not checker.release(replace(claim, owner=new_owner())).owned
+        assert not checker.release(changed(claim, owner=new_owner())).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         assert checker.complete(claim)
 

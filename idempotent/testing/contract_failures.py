@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from idempotent.claims import Failure, Released, Verdict, new_owner
 from idempotent.testing.contract_base import Capability, ContractBase, needs
+from idempotent.values import changed
 
 _MANY = 100
 
@@ -93,7 +92,7 @@ class FailuresContract(ContractBase):
     def test_a_failure_of_somebody_else_counts_nothing(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        stranger = replace(claim, owner=new_owner())
+        stranger = changed(claim, owner=new_owner())
         for failure in (Failure("no", _MANY), Failure("no", 1), Failure("no", _MANY, fatal=True)):
             assert not checker.release(stranger, failure).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from idempotent.claims import Completion, Failure, KeyStatus, Lapsed, Released, Verdict, new_owner
 from idempotent.testing.contract_base import Capability, ContractBase, acquired, needs
+from idempotent.values import changed
 
 _LARGE = 2500
 
@@ -126,8 +125,8 @@ class GroupsContract(ContractBase):
         names = ["mine-1", "not-mine", "mine-2", "released", "mine-3"]
         claims = [acquired(d) for d in checker.claim_many([self.request(n, owner=owner) for n in names])]
         checker.release(claims[3])
-        claims[1] = replace(claims[1], owner=new_owner())
-        never = replace(claims[0], key=self.key("never claimed"))
+        claims[1] = changed(claims[1], owner=new_owner())
+        never = changed(claims[0], key=self.key("never claimed"))
         answers = checker.complete_many([Completion(claim, b"1") for claim in [*claims, never]])
         assert answers == [True, False, True, False, True, False]
         assert [self.ask(checker, name).verdict for name in names] == [
@@ -144,7 +143,7 @@ class GroupsContract(ContractBase):
         owner = new_owner()
         names = ["mine", "failed", "killed", "not-mine", "done", "released"]
         claims = [acquired(d) for d in checker.claim_many([self.request(n, owner=owner) for n in names])]
-        claims[3] = replace(claims[3], owner=new_owner())
+        claims[3] = changed(claims[3], owner=new_owner())
         checker.complete(claims[4])
         checker.release(claims[5])
         failures = [None, Failure("no", 100), Failure("no", 1), None, None, None]

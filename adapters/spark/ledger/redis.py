@@ -85,6 +85,7 @@ class RedisLedger(Ledger):
 
     def close(self) -> None:
         with self._store.edge():
+            self._store.close()
             self._store.client.close()
 
     def _newest(self, consumer: str, run_id: str) -> RunRow | None:

@@ -1,0 +1,80 @@
+"""DirectConnections: commands without the client around them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from idempotent.checkers.redis_client import Client, redis, retries_itself
+from idempotent.idle import Idle
+
+_OWN_ANSWER: Final = redis.exceptions.ResponseError
+# A credential provider may change the password of a pool's open connections; of ours it knows nothing.
+_ONLY_OF_THE_POOL: Final = ("credential_provider",)
+
+
+class DirectConnections:
+    """Connections made as the client's pool makes them, and not of it.
+
+    Checking one out of redis-py's pool, looking whether it still is connected, timing the command and finding the
+    parser for its answer take as long as the command itself.
+
+    Args:
+        client: whose server.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        """Connect to nothing yet."""
+        self._pool = client.connection_pool
+        self._idle: Idle[Any] = Idle()
+        self._retry = client.get_retry() if retries_itself(client) else None
+
+    @classmethod
+    def of(cls, client: Client) -> DirectConnections | None:
+        """Those of a client, or None where they would leave something out: one with ways of its own keeps them."""
+        if type(client) is not redis.Redis or client.connection is not None:
+            return None
+        pool = client.connection_pool
+        if type(pool) not in (redis.ConnectionPool, redis.BlockingConnectionPool):
+            return None
+        if getattr(pool, "cache", None) or any(
+            pool.connection_kwargs.get(name) for name in _ONLY_OF_THE_POOL
+        ):
+            return None
+        return cls(client)
+
+    def execute(self, command: bytes | str, *arguments: bytes | int) -> Any:
+        """Send a command and wait for its answer, in bytes.
+
+        Raises:
+            RedisError: what the server or the network had to say.
+        """
+        connection = self._idle.take()
+        if connection is None:
+            connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        try:
+            if self._retry is None:
+                answer = _asked(connection, command, arguments)
+            else:
+                answer = self._retry.call_with_retry(
+                    lambda: _asked(connection, command, arguments), lambda _: connection.disconnect()
+                )
+        except _OWN_ANSWER:
+            self._idle.put(connection)
+            raise
+        except BaseException:
+            # Half an answer may be left in it. The server may have closed the idle ones with this one.
+            connection.disconnect()
+            self.close()
+            raise
+        self._idle.put(connection)
+        return answer
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while (connection := self._idle.take()) is not None:
+            connection.disconnect()
+
+
+def _asked(connection: Any, command: bytes | str, arguments: tuple[bytes | int, ...]) -> Any:
+    connection.send_packed_command(connection.pack_command(command, *arguments))
+    return connection.read_response(disable_decoding=True)

@@ -1,0 +1,141 @@
+"""The library's own contenders: a decorated handler, called with one message or with many."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, String, Table, create_engine, insert
+from sqlalchemy.orm import Session
+
+from idempotent import Consumer, Message, Registry, Result
+from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
+from idempotent.migrations import upgrade
+from tests.bench.contest import Contender, Work, in_batches, one_by_one
+
+CheckerFactory = Callable[[], AbstractIdempotentChecker]
+
+BATCHES: Final = (1, 10, 100, 500)
+THREADS: Final = (1, 4)
+SUBJECT: Final = "payments"
+
+# The effect of a transactional handler: what a business would keep of a message.
+effects = Table(
+    "bench_effects",
+    MetaData(),
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("message", String(64), nullable=False),
+    Column("amount", Integer, nullable=False),
+)
+
+
+def engine_at(url: str) -> Engine:
+    """An engine with the deduplication tables and the table of the effects."""
+    engine = create_engine(url, pool_size=8)
+    upgrade(url)
+    effects.metadata.create_all(engine)
+    return engine
+
+
+def does_nothing(_: Message) -> None:
+    """What the message is about is not what is measured."""
+
+
+def writes_one(message: Message, session: Session) -> None:
+    """One business INSERT a message."""
+    session.execute(insert(effects), {"message": message.id, "amount": 1})
+
+
+def writes_all(messages: Sequence[Message], session: Session) -> None:
+    """One business INSERT of many rows."""
+    session.execute(insert(effects), [{"message": message.id, "amount": 1} for message in messages])
+
+
+def contender(
+    where: str,
+    who: str,
+    checker: CheckerFactory,
+    *,
+    handler: Callable[..., None] = does_nothing,
+    batch: int = 1,
+    threads: int = 1,
+) -> Contender:
+    """A checker with a handler; each has keys of its own."""
+
+    @contextmanager
+    def opened() -> Iterator[Work]:
+        registry, made = Registry(), checker()
+        decorate = registry.consumer(
+            SUBJECT, checker=made, group=secrets.token_hex(4), batch=handler is writes_all
+        )
+        consumer = decorate(handler)
+        try:
+            yield (
+                one_by_one(partial(_one, consumer))
+                if batch == 1
+                else in_batches(partial(_many, consumer), batch)
+            )
+        finally:
+            made.close()
+
+    return Contender(where, who, opened, batch, threads)
+
+
+def _one(consumer: Consumer, message_id: str) -> None:
+    _demand([consumer.process(Message(SUBJECT, id=message_id))])
+
+
+def _many(consumer: Consumer, ids: Sequence[str]) -> None:
+    _demand(consumer.process_many([Message(SUBJECT, id=message_id) for message_id in ids]))
+
+
+def _demand(results: Sequence[Result]) -> None:
+    for result in results:
+        if result.error is not None:
+            raise result.error
+
+
+def memory() -> list[Contender]:
+    """MemoryChecker."""
+    return _all("Memory", "MemoryChecker", MemoryChecker)
+
+
+def redis(url: str) -> list[Contender]:
+    """RedisChecker."""
+    return _all("Redis", "RedisChecker", lambda: RedisChecker(url))
+
+
+def sql(where: str, url: str) -> list[Contender]:
+    """SqlChecker and TransactionalSqlChecker, with savepoints and with a batch handler too."""
+    engine = engine_at(url)
+    made = _all(where, "SqlChecker", lambda: SqlChecker(engine))
+    transactional: dict[str, Any] = {"handler": writes_one}
+    made += _all(where, "TransactionalSqlChecker", lambda: TransactionalSqlChecker(engine), **transactional)
+    savepoints = partial(TransactionalSqlChecker, engine, savepoints=True)
+    for batch in (100, 200):
+        made.append(
+            contender(
+                where, "TransactionalSqlChecker, savepoints", savepoints, handler=writes_one, batch=batch
+            )
+        )
+    optimistic = partial(TransactionalSqlChecker, engine)
+    made.append(contender(where, "TransactionalSqlChecker", optimistic, handler=writes_one, batch=200))
+    for batch in (100, 200, 500):
+        made.append(
+            contender(
+                where, "TransactionalSqlChecker, batch=True", optimistic, handler=writes_all, batch=batch
+            )
+        )
+    return made
+
+
+def _all(where: str, who: str, checker: CheckerFactory, **options: Any) -> list[Contender]:
+    return [
+        contender(where, who, checker, batch=batch, threads=threads, **options)
+        for threads in THREADS
+        for batch in BATCHES
+    ]

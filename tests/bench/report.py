@@ -1,0 +1,129 @@
+"""The report of a run: figures as JSON, tables as Markdown, and pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from tests.bench.figures import Figure, Figures, What
+from tests.bench.targets import Verdict
+
+_MARKS: Final = {True: "pass", False: "FAIL", None: "-"}
+_COLORS: Final = {True: "green", False: "red", None: "dim"}
+
+
+def machine() -> str:
+    """What this ran on, in words."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return f"{os.cpu_count()} cores, {model}, {platform.system()}, Python {platform.python_version()}"
+
+
+def shown(verdicts: Iterable[Verdict]) -> Table:
+    """The targets, for the terminal."""
+    table = Table("what", "target", "figure", "", title="Targets", title_justify="left")
+    for verdict in verdicts:
+        mark = f"[{_COLORS[verdict.passed]}]{_MARKS[verdict.passed]}[/]"
+        table.add_row(verdict.target.what, verdict.wanted, verdict.shown, mark)
+    return table
+
+
+def write(folder: Path, figures: Figures, verdicts: Sequence[Verdict]) -> list[Path]:
+    """Write everything into a folder. Returns the files.
+
+    Args:
+        folder: made if it is missing.
+        figures: all of the run.
+        verdicts: of the targets.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    report, data = folder / "report.md", folder / "figures.json"
+    data.write_text(json.dumps([asdict(figure) for figure in figures.all], indent=1))
+    report.write_text(_markdown(figures, verdicts))
+    return [report, data, *_plots(folder, figures)]
+
+
+def _markdown(figures: Figures, verdicts: Sequence[Verdict]) -> str:
+    lines = [
+        f"Measured on {datetime.now(UTC):%Y-%m-%d}, {machine()}.",
+        "",
+        "| what | target | figure | |",
+        "|---|---|---|---|",
+        *(f"| {v.target.what} | {v.wanted} | {v.shown} | {_MARKS[v.passed]} |" for v in verdicts),
+    ]
+    for where in _places(figures):
+        lines += [
+            "",
+            f"## {where}",
+            "",
+            "| | batch | threads | messages/s | p50 of a call | p99 | CPU a message | duplicates/s |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for figure in figures.all:
+            if figure.where == where and figure.what is What.FRESH:
+                lines.append(_line(figure, figures))
+    return "\n".join(lines) + "\n"
+
+
+def _line(figure: Figure, figures: Figures) -> str:
+    again = figures.find(
+        figure.where, figure.who, what=What.DUPLICATES, batch=figure.batch, threads=figure.threads
+    )
+    return (
+        f"| {figure.who} | {figure.batch} | {figure.threads} | {figure.rate:,.0f} | {_time(figure.p50_us)} |"
+        f" {_time(figure.p99_us)} | {_time(figure.cpu_us)} | {f'{again.rate:,.0f}' if again else ''} |"
+    )
+
+
+def _time(microseconds: float) -> str:
+    if microseconds <= 0:
+        return ""
+    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"
+
+
+def _plots(folder: Path, figures: Figures) -> list[Path]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    paths = []
+    for where in _places(figures):
+        chosen = [f for f in figures.all if f.where == where and f.what is What.FRESH and f.threads == 1]
+        chosen.sort(key=lambda figure: figure.rate)
+        labels = [f"{figure.who}{f', {figure.batch}' if figure.batch > 1 else ''}" for figure in chosen]
+        picture, axes = plt.subplots(figsize=(9, 0.6 + 0.32 * len(chosen)), layout="constrained")
+        ours = [
+            "tab:blue" if "Checker" in figure.who or "run." in figure.who else "tab:gray" for figure in chosen
+        ]
+        bars = axes.barh(labels, [figure.rate for figure in chosen], color=ours)
+        axes.bar_label(bars, [f"{figure.rate:,.0f}" for figure in chosen], padding=3, fontsize=8)
+        axes.set_xscale("log")
+        axes.margins(x=0.15)
+        axes.set_xlabel("fresh messages a second, one thread (logarithmic)")
+        axes.set_title(where, loc="left")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        path = folder / f"{where.lower().replace(' ', '-')}.png"
+        picture.savefig(path, dpi=110)
+        plt.close(picture)
+        paths.append(path)
+    return paths
+
+
+def _places(figures: Figures) -> list[str]:
+    return list(dict.fromkeys(figure.where for figure in figures.all))

@@ -1,0 +1,181 @@
+"""The targets: what is measured against what, and how much is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tests.bench.bare import WHO as BY_HAND
+from tests.bench.figures import Figures, faster, slower
+from tests.bench.peers import IDEMKIT, POWERTOOLS
+
+Measure = Callable[[Figures], float | None]
+
+BARE_CLIENT: Final = "bare client"
+IDENTITY: Final = "mapInArrow identity"
+SPARK_REDIS: Final = "run.dedup, Redis, unique"
+_SQL: Final = ("MariaDB", "PostgreSQL")
+_TRANSACTIONAL: Final = "TransactionalSqlChecker"
+
+
+class Goal(StrEnum):
+    """Which side of the number is the good one."""
+
+    AT_MOST = "<="
+    AT_LEAST = ">="
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row.
+
+    Attributes:
+        what: is measured, against what.
+        goal: the good side.
+        number: of the target.
+        unit: of both numbers.
+        measure: finds the figure in what was measured; None: it was not.
+    """
+
+    what: str
+    goal: Goal
+    number: float
+    unit: str
+    measure: Measure
+
+    def verdict(self, figures: Figures) -> Verdict:
+        """What the run says of it."""
+        value = self.measure(figures)
+        if value is None:
+            return Verdict(self, None, None)
+        passed = value <= self.number if self.goal is Goal.AT_MOST else value >= self.number
+        return Verdict(self, value, passed)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target, and what became of it.
+
+    Attributes:
+        target: the row.
+        value: what was measured; None: nothing.
+        passed: whether that is enough; None: not measured.
+    """
+
+    target: Target
+    value: float | None
+    passed: bool | None
+
+    @property
+    def wanted(self) -> str:
+        """The target, for people."""
+        return f"{self.target.goal} {self.target.number:g} {self.target.unit}"
+
+    @property
+    def shown(self) -> str:
+        """The figure, for people."""
+        return "not measured" if self.value is None else f"{self.value:.2f} {self.target.unit}"
+
+
+def targets() -> Iterator[Target]:
+    """Every row, in the order of the design."""
+    yield Target(
+        "decorated call with MemoryChecker, over the bare handler", Goal.AT_MOST, 10, "us", _overhead
+    )
+    yield from _of_redis()
+    for where in _SQL:
+        yield from _of_sql(where)
+    for where in ("RabbitMQ", "Kafka"):
+        yield Target(
+            f"{where} end to end with a batch checker, against the bare client with manual ack",
+            Goal.AT_LEAST,
+            0.5,
+            "x the rate",
+            _best_batch(where),
+        )
+    yield Target(
+        "Spark dedup by key through Redis, against mapInArrow identity",
+        Goal.AT_MOST,
+        5,
+        "x the time",
+        lambda f: slower(f.find("Spark", SPARK_REDIS), f.find("Spark", IDENTITY)),
+    )
+
+
+def _overhead(figures: Figures) -> float | None:
+    ours, bare = figures.find("Memory", "MemoryChecker"), figures.find("Memory", BY_HAND)
+    return ours.message_us - bare.message_us if ours and bare else None
+
+
+def _of_redis() -> Iterator[Target]:
+    yield Target(
+        "RedisChecker, one at a time, against SET NX and SET by hand",
+        Goal.AT_MOST,
+        1.15,
+        "x the time",
+        lambda f: slower(f.find("Redis", "RedisChecker"), f.find("Redis", BY_HAND)),
+    )
+    for peer in (POWERTOOLS, IDEMKIT):
+        yield Target(
+            f"RedisChecker, batch 500, against {peer} one at a time",
+            Goal.AT_LEAST,
+            20,
+            "x the rate",
+            lambda f, peer=peer: faster(f.find("Redis", "RedisChecker", batch=500), f.find("Redis", peer)),  # type: ignore[misc]
+        )
+    yield Target(
+        "RedisChecker, batch 500, against a Lua batch by hand",
+        Goal.AT_LEAST,
+        0.6,
+        "x the rate",
+        lambda f: faster(
+            f.find("Redis", "RedisChecker", batch=500), f.find("Redis", f"{BY_HAND}, Lua", batch=500)
+        ),
+    )
+
+
+def _of_sql(where: str) -> Iterator[Target]:
+    yield Target(
+        f"SqlChecker on {where}, one at a time, against INSERT and UPDATE by hand",
+        Goal.AT_MOST,
+        1.15,
+        "x the time",
+        lambda f: slower(f.find(where, "SqlChecker"), f.find(where, BY_HAND)),
+    )
+    yield _grouped(f"SqlChecker on {where}, batch 500", 20, where, "SqlChecker", "SqlChecker", 500)
+    yield Target(
+        f"{_TRANSACTIONAL} on {where}, one at a time, against a Session by hand",
+        Goal.AT_MOST,
+        1.15,
+        "x the time",
+        lambda f: slower(f.find(where, _TRANSACTIONAL), f.find(where, f"{BY_HAND}, Session")),
+    )
+    for who, number in (
+        (_TRANSACTIONAL, 4),
+        (f"{_TRANSACTIONAL}, savepoints", 2),
+        (f"{_TRANSACTIONAL}, batch=True", 20),
+    ):
+        yield _grouped(f"{who} on {where}, batch 200", number, where, who, _TRANSACTIONAL, 200)
+
+
+def _grouped(what: str, number: float, where: str, who: str, base: str, batch: int) -> Target:
+    return Target(
+        f"{what}, against one at a time",
+        Goal.AT_LEAST,
+        number,
+        "x the rate",
+        lambda f: faster(f.find(where, who, batch=batch), f.find(where, base)),
+    )
+
+
+def _best_batch(where: str) -> Measure:
+    def measure(figures: Figures) -> float | None:
+        base = figures.find(where, BARE_CLIENT)
+        ratios = [
+            faster(figure, base) for figure in figures.all if figure.where == where and figure.batch > 1
+        ]
+        return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+    return measure
