@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from idempotent.consumer import Consumer
 from idempotent.message import Message
 from idempotent.outcomes import Result
+from idempotent.values import value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value
 class Delivery:
     """One message as an adapter handed it over, to be given back exactly once: settled or requeued.
 

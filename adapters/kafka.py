@@ -213,7 +213,7 @@ class KafkaAdapter(Adapter):
             deliveries = group.take(limit)
         self._woken.clear()
         # A fetch may have ended the epoch of what was taken before it; that comes again.
-        deliveries = [delivery for delivery in deliveries if token_of(delivery).partition.is_open]
+        deliveries = [delivery for delivery in deliveries if delivery.token.partition.is_open]
         if self._semantics is Semantics.AT_MOST_ONCE:
             return group.assignment.give_up(group.consumer, deliveries)
         return deliveries
@@ -228,6 +228,8 @@ class KafkaAdapter(Adapter):
         if self._semantics is Semantics.EXACTLY_ONCE and result.outcome is Outcome.PROCESSED:
             result = self._keep_outputs(partition, delivery.message, record, result)
         match result.action:
+            case Action.ACK:
+                self._finish(partition, record)
             case Action.DEAD_LETTER:
                 headers = dead_letter_headers(delivery.message, origin_text(record.raw), result)
                 position = delivery.message.position
@@ -246,8 +248,6 @@ class KafkaAdapter(Adapter):
                 partition.again(record, time.monotonic() + (result.retry_after_s or 0.0))
             case Action.DELAY:
                 log.warning("message_given_up", extra={"position": origin_text(record.raw)})
-                self._finish(partition, record)
-            case _:
                 self._finish(partition, record)
 
     def requeue(self, delivery: Delivery) -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from .base import Delivery
@@ -90,15 +90,15 @@ class Assignment:
 
     def add(self, raw: Raw) -> None:
         """A message that was received."""
-        topic, number, _ = origin_of(raw)
+        topic, number, offset = origin_of(raw)
         partition = self._partitions.get((topic, number))
         if partition is None:
             return  # revoked since
-        if not partition.follows(raw):
+        if not partition.follows(offset):
             log.warning("offsets_began_anew", extra={"topic": topic, "partition": number})
             self._end([partition])
             (partition,) = self._begin([(topic, number)])
-        partition.add(raw)
+        partition.add(raw, offset)
 
     def begin_stored(self, consumer: KafkaConsumer) -> None:
         """Read on where the store says, in partitions whose positions are stored, before anything is handed out."""
@@ -128,18 +128,25 @@ class Assignment:
         (anew,) = self._begin([(partition.topic, partition.number)])
         anew.begin_at(offset)
 
-    def take(self, limit: int, now: float) -> Iterator[Delivery]:
-        """At most `limit` deliveries, each partition's in its order."""
-        idle = 0
-        while limit and idle < len(self._turns):
-            delivery = self._turns[0].take(now)
-            self._turns.rotate(-1)
-            if delivery is None:
-                idle += 1
-                continue
-            idle = 0
-            limit -= 1
-            yield delivery
+    def take(self, limit: int, now: float) -> list[Delivery]:
+        """At most `limit` deliveries, each partition's in its order; the partitions share what there is room for."""
+        taken: list[Delivery] = []
+        hungry = list(self._turns)
+        last: Partition | None = None
+        while hungry and len(taken) < limit:
+            share = max((limit - len(taken)) // len(hungry), 1)
+            more = []
+            for partition in hungry:
+                found = partition.take(now, min(share, limit - len(taken)))
+                taken += found
+                last = partition if found else last
+                if len(found) == share:
+                    more.append(partition)
+            hungry = more
+        if last is not None:
+            # Those for which there was no room are the first ones next time.
+            self._turns.rotate(-1 - self._turns.index(last))
+        return taken
 
     @property
     def waits(self) -> bool:

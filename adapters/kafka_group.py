@@ -141,7 +141,7 @@ class KafkaGroup:
 
     def take(self, limit: int) -> list[Delivery]:
         """At most `limit` deliveries that may be handed out now."""
-        return list(self.assignment.take(limit, time.monotonic()))
+        return self.assignment.take(limit, time.monotonic())
 
     @property
     def needs_upkeep(self) -> bool:

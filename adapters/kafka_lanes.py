@@ -39,6 +39,8 @@ class _Lane:
     waiting: deque[Record] = field(default_factory=deque)
     out: int = 0
     offer: int = 0
+    offered: float | None = None
+    """When its last offer is due; None: it has made none that still counts."""
 
 
 class Lanes:
@@ -66,16 +68,21 @@ class Lanes:
         if len(lane.waiting) == 1:
             self._offer(lane)
 
-    def take(self, now: float) -> Record | None:
-        """The next one that may be handed out; None: not now."""
-        if self.next_due() > now:
-            return None
-        lane = heapq.heappop(self._offers)[2]
-        record = lane.waiting.popleft()
-        record.turns += 1
-        lane.out += 1
-        self._offer(lane)
-        return record
+    def take(self, now: float, limit: int) -> list[Record]:
+        """The next ones that may be handed out, at most `limit`."""
+        taken: list[Record] = []
+        while len(taken) < limit and self.next_due() <= now:
+            lane = heapq.heappop(self._offers)[2]
+            lane.offered = None
+            room = min(limit - len(taken), self._width - lane.out)
+            while room and lane.waiting and lane.waiting[0].due <= now:
+                record = lane.waiting.popleft()
+                record.turns += 1
+                lane.out += 1
+                room -= 1
+                taken.append(record)
+            self._offer(lane)
+        return taken
 
     def finish(self, record: Record) -> None:
         """One that was taken needs nothing any more."""
@@ -105,6 +112,10 @@ class Lanes:
         return float("inf")
 
     def _offer(self, lane: _Lane) -> None:
+        due = lane.waiting[0].due if lane.waiting and lane.out < self._width else None
+        if due == lane.offered:
+            return
         lane.offer += 1
-        if lane.waiting and lane.out < self._width:
-            heapq.heappush(self._offers, (lane.waiting[0].due, next(self._ties), lane, lane.offer))
+        lane.offered = due
+        if due is not None:
+            heapq.heappush(self._offers, (due, next(self._ties), lane, lane.offer))

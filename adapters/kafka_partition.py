@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from idempotent.errors import ConfigurationError
+from idempotent.positions import Position
 
 from .base import Delivery
 from .kafka_client import Raw
 from .kafka_config import Ordering
 from .kafka_lanes import Lanes, Record
 from .kafka_outputs import Outputs
-from .kafka_records import due_in_s, message_of, origin_of
+from .kafka_records import due_in_s, message_of
 from .kafka_topics import TopicId
 from .watermark import Watermark
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Token:
-    """One handing out of one record."""
+    """One handing out of one record. Not frozen: there is one for every message."""
 
     partition: Partition
     record: Record
@@ -62,7 +63,9 @@ class Partition:
         self.outputs: Final = Outputs()
         self._topic_id = topic_id
         self._limits = limits
-        self._lanes = Lanes(limits.in_flight if limits.ordering is Ordering.PARTITION else 1)
+        self._has_one_lane = limits.ordering is Ordering.PARTITION
+        self._has_lanes_by_key = limits.ordering is Ordering.KEY
+        self._lanes = Lanes(limits.in_flight if self._has_one_lane else 1)
         self._watermark: Watermark[int] = Watermark()
         self._out: dict[int, Token] = {}
         self._busy = 0
@@ -71,19 +74,19 @@ class Partition:
         self._next: int | None = None
         self._is_begun = not is_stored
 
-    def follows(self, raw: Raw) -> bool:
+    def follows(self, offset: int) -> bool:
         """Whether this one comes after all before. If not, the offsets began anew: another topic of that name."""
-        return origin_of(raw)[2] > self._received
+        return offset > self._received
 
-    def add(self, raw: Raw) -> None:
+    def add(self, raw: Raw, offset: int) -> None:
         """A message, in the order of offsets."""
-        offset = origin_of(raw)[2]
         expected = offset if self._next is None else min(self._next, offset)
         self._first = offset if self._first is None else self._first
         self._received, self._next = offset, offset + 1
         self._watermark.add(offset)
         due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
-        self._lanes.add(Record(raw, offset, self._lane(raw, offset), due, expected=expected))
+        lane = None if self._has_one_lane else self._lane(raw, offset)
+        self._lanes.add(Record(raw, offset, lane, due, 0, expected))
 
     @property
     def topic_id(self) -> str | None:
@@ -101,20 +104,20 @@ class Partition:
         if self._next is None:
             self._next = offset
 
-    def take(self, now: float) -> Delivery | None:
-        """The next delivery; None: not now."""
-        if not self._is_begun or self._topic_id.value is None or self._busy >= self._limits.in_flight:
-            return None
-        record = self._lanes.take(now)
-        if record is None:
-            return None
-        self._busy += 1
+    def take(self, now: float, limit: int) -> list[Delivery]:
+        """The next deliveries, at most `limit`."""
+        room = min(limit, self._limits.in_flight - self._busy)
+        if room <= 0 or not self._is_begun or self._topic_id.value is None:
+            return []
+        records = self._lanes.take(now, room)
+        self._busy += len(records)
+        return [self._delivery(record, self._topic_id.value) for record in records]
+
+    def _delivery(self, record: Record, topic_id: str) -> Delivery:
         token = self._out[record.offset] = Token(self, record)
+        position = Position(topic_id, self.number, record.offset, record.expected)
         again = record.turns > 1 or self.subject != self.topic
-        message = message_of(
-            record.raw, self.subject, self._topic_id.value, record.expected, redelivered=again
-        )
-        return Delivery(message, token)
+        return Delivery(message_of(record.raw, self.subject, position, again), token)
 
     def settled(self, token: Token) -> bool:
         """Take a delivery back; `finish` or `again` comes next. False: it is stale."""
@@ -156,13 +159,8 @@ class Partition:
         return max(len(self._watermark), len(self.outputs)) <= self._limits.pending // 2
 
     def _lane(self, raw: Raw, offset: int) -> Hashable:
-        match self._limits.ordering:
-            case Ordering.PARTITION:
-                return None
-            case Ordering.KEY if (key := raw.key()) is not None:
-                return key
-            case _:
-                return offset
+        key = raw.key() if self._has_lanes_by_key else None
+        return offset if key is None else key
 
 
 def limits_of(ordering: Ordering, in_flight: int | None, pending: int) -> Limits:

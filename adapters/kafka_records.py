@@ -20,21 +20,20 @@ _OURS: Final = "x-idempotent-"
 Headers = list[tuple[str, bytes | None]]
 
 
-def message_of(raw: Raw, subject: str, topic_id: str, expected: int, *, redelivered: bool) -> Message:
-    """A record as handlers see it; `subject` is the topic that it came to first, `expected` see `Position`.
+def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) -> Message:  # noqa: FBT001
+    """A record as handlers see it; `subject` is the topic that it came to first.
 
     Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and made
     again counts its offsets from 0 again, and only its id differs.
     """
     headers = {name: _text(value) for name, value in _pairs(raw)}
-    _, number, offset = origin_of(raw)
     return Message(
         subject,
         raw.value() or b"",
-        id=headers.get(KEY_HEADER) or f"{topic_id}/{number}/{offset}",
+        id=headers.get(KEY_HEADER) or str(position),
         headers=headers,
         redelivered=redelivered,
-        position=Position(topic_id, number, offset, expected),
+        position=position,
         raw=raw,
     )
 
@@ -77,7 +76,7 @@ def encoded(headers: Iterable[tuple[str, Any]]) -> Headers:
 
 def _pairs(raw: Raw) -> list[tuple[str, Any]]:
     headers = raw.headers() or []
-    return list(headers.items()) if isinstance(headers, dict) else list(headers)
+    return list(headers.items()) if isinstance(headers, dict) else headers
 
 
 def _text(value: Any) -> Any:

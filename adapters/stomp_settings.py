@@ -19,6 +19,9 @@ _PORTS: Final = {"stomp": 61613, "stomp+ssl": 61612}
 _EXAMPLE: Final = "stomp://user:password@host:61613"
 _MOST_OF_PREFETCH: Final = 0.65
 _MOST_OF_PREFETCH_DUPS_OK_TOPIC: Final = 0.5
+# Whatever the prefetch: without an acknowledgement, a broker with its default `maxPageSize` sends no more. Tried on
+# 5.17: a group that waits for more waits for its timeout, every time.
+_PAGE: Final = 200
 
 
 class AckMode(Enum):
@@ -154,9 +157,13 @@ class StompSettings:
         return self.optimize_acknowledge or self.ack is AckMode.DUPS_OK
 
     def group_of(self, destination: str) -> int:
-        """How many settled messages make an acknowledgement due: 65 % of the prefetch, as ActiveMQ's client has it."""
+        """How many settled messages make an acknowledgement due.
+
+        65 % of the prefetch, as ActiveMQ's client has it, or of what the broker sends at most.
+        """
         halves = self.ack is AckMode.DUPS_OK and is_topic(destination)
-        return math.ceil((_MOST_OF_PREFETCH_DUPS_OK_TOPIC if halves else _MOST_OF_PREFETCH) * self.prefetch)
+        part = _MOST_OF_PREFETCH_DUPS_OK_TOPIC if halves else _MOST_OF_PREFETCH
+        return math.ceil(part * min(self.prefetch, _PAGE))
 
     def check_destinations(self, destinations: Sequence[str]) -> None:
         """See whether they can be subscribed to.

@@ -81,4 +81,4 @@ class Result:
     @property
     def action(self) -> Action:
         """What the adapter must do with the delivery."""
-        return self.outcome.action
+        return _ACTIONS[self.outcome]

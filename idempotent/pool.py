@@ -56,11 +56,18 @@ class HandlerPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Work) -> None:
-        """Let it run when its turn comes."""
-        self.in_flight += 1
+    def submit(self, works: Sequence[Work]) -> None:
+        """Let them run when their turn comes."""
+        if not works:
+            return
+        self.in_flight += len(works)
         with self._changed:
-            self._waiting.setdefault(work.consumer, deque()).append(work)
+            for work in works:
+                waiting = self._waiting.get(work.consumer)
+                if waiting is None:
+                    waiting = self._waiting[work.consumer] = deque()
+                waiting.append(work)
+            # One thread; if it leaves some, it calls the next one.
             self._changed.notify()
 
     def finished(self, wait_s: float = 0.0) -> Iterator[Done]:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from idempotent.collector import GarbageCollector
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError, ConfigurationError, MessageError
+from idempotent.frozen_heap import frozen_heap
 from idempotent.health_file import HealthFile
 from idempotent.holds import Holds, Work
 from idempotent.message import Message
@@ -147,7 +148,7 @@ class Worker:
         self._routes = routes(self._registry, self._names, self._batch_size)
         consumers = tuple(self._routes.values())
         collector = GarbageCollector({consumer.checker for consumer in consumers}, self._gc_interval_s)
-        with on_stop_signal(self._on_signal):
+        with on_stop_signal(self._on_signal), frozen_heap():
             try:
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})
@@ -188,16 +189,14 @@ class Worker:
             if self._crash is not None:
                 return
             now = time.monotonic()
-            for work in self._holds.due(now, self._room()):
-                self._pool.submit(work)
+            self._pool.submit(self._holds.due(now, self._room()))
             room = 0 if self._holds.full else self._room()
             if not self._pool.in_flight and not self._holds and self._adapter.finished:
                 return
             if room:
                 longest_s = _BUSY_WAIT_S if self._pool.in_flight else _IDLE_WAIT_S
                 wait_s = self._holds.next_in_s(now, longest_s)
-                for delivery in self._adapter.receive(room, wait_s):
-                    self._accept(delivery)
+                self._accept(self._adapter.receive(room, wait_s))
             else:
                 self._adapter.receive(0, 0.0)
                 # Without room a look that is due has to wait too, and a result ends the wait.
@@ -215,14 +214,19 @@ class Worker:
     def _room(self) -> int:
         return max(self._most_in_flight - self._pool.in_flight, 0)
 
-    def _accept(self, delivery: Delivery) -> None:
-        consumer = self._routes.get(delivery.message.subject)
-        if consumer is not None:
-            self._pool.submit(Work(delivery, consumer))
-            return
-        known = ", ".join(sorted(self._routes))
-        error = MessageError(f"no consumer of subject {delivery.message.subject!r}; known: {known}")
-        self._settle(delivery, Result(Outcome.REJECTED, error=error))
+    def _accept(self, deliveries: Sequence[Delivery]) -> None:
+        works, strange = [], []
+        for delivery in deliveries:
+            consumer = self._routes.get(delivery.message.subject)
+            if consumer is not None:
+                works.append(Work(delivery, consumer))
+            else:
+                strange.append(delivery)
+        self._pool.submit(works)
+        for delivery in strange:
+            known = ", ".join(sorted(self._routes))
+            error = MessageError(f"no consumer of subject {delivery.message.subject!r}; known: {known}")
+            self._settle(delivery, Result(Outcome.REJECTED, error=error))
 
     def _take_back(self, wait_s: float) -> None:
         """Settle what the handlers' threads are done with."""
