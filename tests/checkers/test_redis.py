@@ -141,6 +141,18 @@ def test_a_key_lives_until_its_expiry_which_completing_does_not_move(make, clien
     assert expires_at_us <= client.pexpiretime(name) * 1000 < expires_at_us + 2000
 
 
+def test_keys_completed_together_keep_their_own_times(make, client):
+    early, late = make(lease_s=30, retention_s=HOUR_S), make(lease_s=30, retention_s=2 * HOUR_S)
+    claims = [
+        checker.claim(ClaimRequest(KEYS.key(str(n)))).claim for n, checker in enumerate((early, late, early))
+    ]
+    before = [early.admin().get(claim.key) for claim in claims]
+    assert early.complete_many([Completion(claim) for claim in claims]) == [True] * 3
+    after = [early.admin().get(claim.key) for claim in claims]
+    assert [record.expires_at for record in after] == [record.expires_at for record in before]
+    assert [record.status for record in after] == [KeyStatus.DONE] * 3
+
+
 def test_a_key_outlives_its_lease_though_its_retention_is_shorter(make, client):
     checker = make(lease_s=60, retention_s=2)
     claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
