@@ -101,6 +101,13 @@ def test_offsets_have_gaps(shop):
     assert shop.run(message(30, expected=10)) == ["processed"]
 
 
+def test_what_comes_after_a_message_that_is_not_here_waits_for_it(shop):
+    assert shop.run(message(0), message(1), message(3)) == ["processed", "processed", "in_progress"]
+    assert shop.begin() == 2
+    assert shop.run(message(2), message(3)) == ["processed", "processed"]
+    assert shop.booked() == {"0": 1, "1": 1, "2": 1, "3": 1}
+
+
 def test_partitions_do_not_wait_for_each_other(shop):
     shop.begin(number=1)
     group = [message(1, 0), message(0, 1), message(1, 1)]

@@ -29,7 +29,10 @@ class LeasesContract(ContractBase):
         assert decision.lapsed
         assert decision.alone
         assert second.fence > first.fence
-        assert checker.complete(second)
+        self.lapse(checker, second)
+        third = self.acquire(checker)
+        assert third.fence > second.fence
+        assert checker.complete(third)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     @needs(Capability.LEASES)

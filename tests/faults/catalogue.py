@@ -82,7 +82,7 @@ FAULTS: Final = (
         _KEYTABLE,
         "if rest_s >= 0:",
         "if rest_s >= 1e9:",
-        f"{_CONTRACT}/test_sqlite.py -k test_a_live_key_is_not_parked",
+        f"{_CONTRACT}/test_sqlite.py -k test_a_key_in_progress_says_when_to_look_again",
     ),
     Fault(
         "SQL: decisions of a group in another order",
@@ -265,10 +265,10 @@ FAULTS: Final = (
         "tests/test_transactional.py -k test_an_exception_rolls_effect_and_key_back",
     ),
     Fault(
-        "a transaction that was not committed stays open",
+        "a connection whose commit was refused is used again",
         _UNIT,
-        "                self.driver.rollback()\n        except Exception:\n            reusable = False",
-        "                pass\n        except Exception:\n            reusable = False",
+        "reusable = self._committed or self._transaction.is_active",
+        "reusable = True",
         "tests/test_transactional.py -k test_a_deferred_constraint_that_fails_at_commit",
     ),
     Fault(
@@ -320,7 +320,7 @@ FAULTS: Final = (
         "adapters/rabbitmq_copies.py",
         "        try:\n            copy.publish(session)\n",
         "        try:\n            self._acknowledge(copy.token)\n            copy.publish(session)\n",
-        "tests/adapters/test_conformance.py -k 'test_a_crash_around_a_dead_letter and RabbitMQ'",
+        "tests/adapters/test_rabbitmq.py -k test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged",
     ),
     Fault(
         "ActiveMQ: a dead letter is acknowledged before its copy",
@@ -329,7 +329,7 @@ FAULTS: Final = (
         "        self.done(held)\n\n\nclass Cumulative",
         "    def replaced(self, held: Held, copy: CopyOf) -> None:\n        self.done(held)\n"
         "        self._confirm(held, copy)\n\n\nclass Cumulative",
-        "tests/adapters/test_conformance.py -k 'test_a_crash_around_a_dead_letter and ActiveMQ'",
+        "tests/adapters/test_stomp_too_large.py -k test_a_dead_letter_that_is_too_large_stays",
     ),
     Fault(
         "contention is acknowledged",
@@ -343,6 +343,6 @@ FAULTS: Final = (
         "idempotent/redrive.py",
         "if dead and record is not None and not admin.reopen(record):",
         "if False:",
-        "tests/adapters/test_memory_contract.py -k test_a_redrive_brings_a_dead_letter_back",
+        "tests/test_redrive.py -k test_dead_letters_go_back_and_run",
     ),
 )
