@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Final
 
 from idempotent.schema import run_claims_name
@@ -12,7 +13,7 @@ from idempotent.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.sql.dialects import SqlDialect
 
 from .holding import Holder
-from .owned import ClaimState, Owner, PendingRow
+from .owned import ClaimState, Owner, Owners, PendingRow
 from .sql_inserting import InsertIfAbsent, listed
 
 # Its conditions are chained with OR, and SQLite's expressions may be 1,000 deep.
@@ -60,14 +61,20 @@ class ClaimTable:
         self._text = lru_cache(maxsize=64)(self._statement)
 
     def insert_owned(
-        self, connection: DriverConnection, token: int, keys: Sequence[tuple[bytes, bytes | None]]
-    ) -> dict[bytes, Owner]:
+        self,
+        connection: DriverConnection,
+        token: int,
+        hashes: Sequence[bytes],
+        fingerprints: Sequence[bytes | None] | None,
+    ) -> Owners:
         """Insert claims of free keys; the owners of all."""
-        return _owners(self._owned.run(connection, keys, (token, token)))
+        # Sorted, so that two statements lock their common keys in one order.
+        keys = sorted(zip(hashes, fingerprints or repeat(None), strict=False), key=itemgetter(0))
+        return Owners.of(hashes, _owners(self._owned.run(connection, keys, (token, token))))
 
-    def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> dict[bytes, Owner]:
+    def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> Owners:
         """The owners of keys."""
-        return _owners(self._owned.read(connection, hashes))
+        return Owners.of(hashes, _owners(self._owned.read(connection, hashes)))
 
     def steal(
         self,
@@ -88,7 +95,7 @@ class ClaimTable:
         params = (token, *chain.from_iterable(marks), *hashes, from_token, token)
         if execute(connection, statement, params) == len(hashes):
             return set(hashes)
-        owners = self.read_owned(connection, hashes)
+        owners = _owners(self._owned.read(connection, hashes))
         return {key_hash for key_hash, owner in owners.items() if owner.token == token}
 
     def insert_pending(
