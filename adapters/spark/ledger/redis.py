@@ -191,7 +191,7 @@ class RedisLedger(Ledger):
 
     def _with_run(self, token: int, hashes: Iterable[bytes]) -> list[bytes]:
         claim = self._names.claims
-        return [self._names.run(token), *(claim + key_hash for key_hash in hashes)]
+        return [self._names.run(token), *[claim + key_hash for key_hash in hashes]]
 
     def _memory(self) -> bytes:
         """Which server this is and what it has forgotten. Another answer later: claims may be gone."""

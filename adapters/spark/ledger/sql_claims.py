@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, repeat
-from operator import itemgetter
+from itertools import chain
 from typing import Final
 
 from idempotent.schema import run_claims_name
@@ -68,9 +67,8 @@ class ClaimTable:
         fingerprints: Sequence[bytes | None] | None,
     ) -> Owners:
         """Insert claims of free keys; the owners of all."""
-        # Sorted, so that two statements lock their common keys in one order.
-        keys = sorted(zip(hashes, fingerprints or repeat(None), strict=False), key=itemgetter(0))
-        return Owners.of(hashes, _owners(self._owned.run(connection, keys, (token, token))))
+        rows = self._owned.run(connection, hashes, fingerprints, (token, token))
+        return Owners.of(hashes, _owners(rows))
 
     def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> Owners:
         """The owners of keys."""
@@ -103,7 +101,7 @@ class ClaimTable:
     ) -> dict[bytes, PendingRow]:
         """Insert pending claims of free keys; the rows of all."""
         values = (holder.token, holder.epoch, holder.attempt, holder.lease_us, holder.token)
-        rows = self._pending.run(connection, [(key_hash, None) for key_hash in hashes], values)
+        rows = self._pending.run(connection, hashes, None, values)
         return {key_hash: _pending_row(row) for key_hash, row in rows.items()}
 
     def take_over(
@@ -182,10 +180,15 @@ class ClaimTable:
 
 
 def _owners(rows: dict[bytes, Row]) -> dict[bytes, Owner]:
-    return {
-        key_hash: Owner(token, None if mark is None else bytes(mark))
-        for key_hash, (_, token, mark) in rows.items()
-    }
+    """One object for each owner: there are few, and to make a tuple for each row would cost more than all else."""
+    known: dict[tuple[int, bytes | None], Owner] = {}
+    owners: dict[bytes, Owner] = {}
+    for key_hash, (_, token, mark) in rows.items():
+        owner = known.get((token, mark))
+        if owner is None:
+            owner = known[token, mark] = Owner(token, None if mark is None else bytes(mark))
+        owners[key_hash] = owner
+    return owners
 
 
 def _pending_row(row: Row) -> PendingRow:
