@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ class Counters:
         """All at 0."""
         self._accumulators = {verdict.name: context.accumulator(0) for verdict in verdicts}
 
-    def add(self, verdicts: Counter[Verdict]) -> None:
+    def add(self, verdicts: Mapping[Verdict, int]) -> None:
         """Count rows, on an executor."""
         for verdict, count in verdicts.items():
             self._accumulators[verdict.name].add(count)

@@ -1,92 +1,26 @@
-"""Mode dedup on an executor: rows in, verdicts out, a chunk of keys in each round trip."""
+"""BatchFilter: mode dedup over Arrow batches, with nothing done row by row that Arrow can do at once."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final
 
 import pyarrow as pa
 
 from idempotent.errors import FingerprintMismatchError
 
-from .chunks import chunks
-from .executor import claims_for
+from .batches import gathered
+from .deciding import KeyFilter
 from .handle import RunHandle
 from .keys import HASH_COLUMN
-from .ledger.claims import Decision, RunClaims, Verdict
+from .ledger.claims import Verdict
 
 STATUS_COLUMN: Final = "_idem"
 """The column of `emit="status"`."""
 PAYLOAD_COLUMN: Final = "_idem_payload"
 """The column that carries fingerprints between Spark's stages."""
 
-T = TypeVar("T")
-
-
-class Fate(NamedTuple):
-    """What becomes of one row.
-
-    Attributes:
-        verdict: of its key.
-        changed: the key was claimed for a row with another payload.
-    """
-
-    verdict: Verdict
-    changed: bool
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the row is emitted."""
-        return self.verdict is Verdict.NEW and not self.changed
-
-    @property
-    def status(self) -> str:
-        """The text for `STATUS_COLUMN`."""
-        return "changed" if self.changed else self.verdict.value
-
-
-class KeyFilter:
-    """Decides about the keys of one partition.
-
-    Args:
-        handle: the run.
-    """
-
-    def __init__(self, handle: RunHandle) -> None:
-        """Look that the store is the right one."""
-        self._claims: RunClaims = claims_for(handle)
-        self._counters = handle.counters
-        self._chunk = handle.chunk
-
-    def decide(self, hashes: Sequence[bytes], payloads: Sequence[bytes] | None = None) -> list[Fate]:
-        """Decide about rows, which may have keys in common. Aligned.
-
-        Raises:
-            RunError, StoreError: see RunClaims.
-        """
-        # Of rows with a common key the first is what the key was claimed for.
-        marks = dict(zip(reversed(hashes), reversed(payloads), strict=True)) if payloads else None
-        decided: dict[bytes, Decision] = {}
-        for part in chunks(dict.fromkeys(hashes), self._chunk):
-            fingerprints = [marks[key_hash] for key_hash in part] if marks else None
-            decided.update(zip(part, self._claims.decide_each(part, fingerprints), strict=True))
-        fates = [Fate(decided[each].verdict, changed=decided[each].other_payload) for each in hashes]
-        if marks and payloads:
-            fates = [
-                fate._replace(changed=fate.changed or payload != marks[key_hash])
-                for fate, key_hash, payload in zip(fates, hashes, payloads, strict=True)
-            ]
-        if self._counters is not None:
-            self._counters.add(Counter(fate.verdict for fate in fates))
-        return fates
-
-    def rows(self, rows: Iterable[T], hashes: Iterable[bytes]) -> Iterator[T]:
-        """The rows that are new."""
-        for part in chunks(zip(rows, hashes, strict=True), self._chunk):
-            for (row, _), fate in zip(part, self.decide([each for _, each in part]), strict=True):
-                if fate.is_new:
-                    yield row
+_CHANGED: Final = "changed"
 
 
 class BatchFilter:
@@ -105,29 +39,47 @@ class BatchFilter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Filter one partition."""
         keys = KeyFilter(self._handle)
-        for batch in batches:
+        for batch in gathered(batches, keys.chunk):
             hashes = batch.column(HASH_COLUMN).to_pylist()
-            payloads = _payloads(batch)
-            fates = keys.decide(hashes, payloads)
-            rest = batch.drop_columns([HASH_COLUMN, *([PAYLOAD_COLUMN] if payloads else [])])
-            if self._status:
-                status = pa.array([fate.status for fate in fates], pa.string())
-                yield rest.append_column(STATUS_COLUMN, status)
+            rest = batch.drop_columns([HASH_COLUMN])
+            changed: Sequence[bool] = ()
+            if PAYLOAD_COLUMN in batch.schema.names:
+                rest = rest.drop_columns([PAYLOAD_COLUMN])
+                verdicts, changed = keys.compare(hashes, _payloads(batch))
             else:
-                _refuse_changed(fates)
-                yield rest.filter(pa.array([fate.is_new for fate in fates]))
+                verdicts = keys.decide(hashes)
+            if self._status:
+                yield rest.append_column(STATUS_COLUMN, statuses(verdicts, changed))
+            else:
+                _refuse_changed(changed)
+                yield only_new(rest, verdicts)
 
 
-def _refuse_changed(fates: Sequence[Fate]) -> None:
-    changed = sum(fate.changed for fate in fates)
-    if changed:
+def only_new(batch: pa.RecordBatch, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
+    """The rows with this verdict; the batch itself, not copied, when these are all."""
+    new = Verdict.NEW  # to look it up costs as much as all the rest of a row
+    if verdicts.count(new) == len(verdicts):
+        return batch
+    return batch.filter(pa.array([verdict is new for verdict in verdicts]))
+
+
+def statuses(verdicts: Sequence[Verdict], changed: Sequence[bool] = ()) -> pa.Array:
+    """The texts for `STATUS_COLUMN`."""
+    texts = [verdict.value for verdict in verdicts]
+    for at, is_changed in enumerate(changed):
+        if is_changed:
+            texts[at] = _CHANGED
+    return pa.array(texts, pa.string())
+
+
+def _refuse_changed(changed: Sequence[bool]) -> None:
+    count = sum(changed)
+    if count:
         raise FingerprintMismatchError(
-            f"{changed} rows have the key of an earlier row and another payload: an update, or a key that is none. "
+            f"{count} rows have the key of an earlier row and another payload: an update, or a key that is none. "
             'emit="status" marks them instead'
         )
 
 
-def _payloads(batch: pa.RecordBatch) -> list[Any] | None:
-    if PAYLOAD_COLUMN not in batch.schema.names:
-        return None
+def _payloads(batch: pa.RecordBatch) -> list[bytes]:
     return [value.to_bytes(8, signed=True) for value in batch.column(PAYLOAD_COLUMN).to_pylist()]

@@ -61,18 +61,17 @@ def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
     if not key:
         raise ConfigurationError("a key has at least one column")
 
-    def netstring(data: Column) -> Column:
-        return F.concat(F.encode(F.concat(F.octet_length(data).cast("string"), F.lit(":")), "utf-8"), data)
-
-    def encoded(name: str) -> Column:
-        column = F.col(quoted(name))
-        if types[name] == "binary":
-            return netstring(column)
-        return netstring(F.encode(column.cast("string"), "utf-8"))
+    def netstring(name: str) -> Column:
+        # A cast takes a text's bytes as they are. `encode` would decode them first, and take all that are no UTF-8
+        # for the same text.
+        data = F.col(quoted(name))
+        if types[name] != "binary":
+            data = data.cast("string").cast("binary")
+        return F.concat(F.octet_length(data).cast("string").cast("binary"), F.lit(bytearray(b":")), data)
 
     head = F.lit(bytearray(_netstring(consumer.encode())))
-    whole = F.concat(head, *(encoded(name) for name in key))
-    hashed = F.substring(F.unhex(F.sha2(whole, 256)), 1, HASH_BYTES)
+    whole = F.concat(head, *(netstring(name) for name in key))
+    hashed = F.unhex(F.substring(F.sha2(whole, 256), 1, 2 * HASH_BYTES))
     null_key = F.raise_error(F.lit(f"null key: a row has no value in one of {', '.join(key)}"))
     return df.withColumn(HASH_COLUMN, F.coalesce(hashed, null_key.cast("binary")))
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from .filtering import KeyFilter
+from .deciding import KeyFilter
+from .filtering import statuses
 from .handle import RunHandle
 from .keys import key_hash
 
@@ -15,13 +16,13 @@ from .keys import key_hash
 def status_function(handle: RunHandle) -> Callable[..., Any]:
     """The function for `arrow_udf`, with the annotations by which that knows its kind."""
 
-    def statuses(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+    def decided(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         keys = KeyFilter(handle)
         for arrays in columns:
             # Of one column Spark sends the array alone, whatever the annotation says.
             sent: Any = arrays
             lists = [array.to_pylist() for array in (sent if isinstance(sent, tuple) else (sent,))]
             hashes = [key_hash(handle.ref.consumer, each) for each in zip(*lists, strict=True)]
-            yield pa.array([fate.status for fate in keys.decide(hashes)], pa.string())
+            yield statuses(keys.decide(hashes))
 
-    return statuses
+    return decided

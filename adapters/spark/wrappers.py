@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from idempotent.errors import ConfigurationError
 
+from .batches import gathered
 from .chunks import chunks
-from .filtering import KeyFilter
+from .deciding import KeyFilter
+from .filtering import only_new
 from .handle import RunHandle
 from .handlers import Handlers
 from .keys import key_hash
@@ -110,9 +112,8 @@ class BatchKeyFilter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Filter one partition."""
         keys = KeyFilter(self._handle)
-        for batch in batches:
-            fates = keys.decide(self._keys.of_batch(batch))
-            yield batch.filter(pa.array([fate.is_new for fate in fates]))
+        for batch in gathered(batches, keys.chunk):
+            yield only_new(batch, keys.decide(self._keys.of_batch(batch)))
 
 
 class BatchReplay:

@@ -1,6 +1,6 @@
-"""Rows a second through `run.dedup` and `bulk_dedup`, against mapInArrow identity on the same frame in the same run.
+"""Rows a second through `run.dedup` and `bulk_dedup`, against mapInArrow identity on the same frame in the same round.
 
-python tests/bench/spark_dedup.py --rows 2000000 --claims 10000000
+python tests/bench/spark_dedup.py --rows 2000000 --claims 10000000 --rounds 1
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +29,15 @@ from idempotent.migrations import upgrade
 from tests.services import PrivateMariaDb, PrivateRedis
 from tests.spark import sessions
 
+IDENTITY = "mapInArrow identity"
+STORES = ("redis", "mariadb")
+_SETTINGS = {
+    "spark.driver.memory": "3g",
+    # Spark's default; the tests' own sessions have small batches, to have several of them.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+}
+_CONSUMER = "bench"
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -37,7 +47,7 @@ class Figure:
         step: what was done.
         rows: how many.
         seconds: median of the rounds.
-        ratio: to the identity of the same run.
+        ratio: to the identity of the same round; median of the rounds.
     """
 
     step: str
@@ -46,72 +56,201 @@ class Figure:
     ratio: float
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is measured.
+
+    Attributes:
+        name: for people.
+        work: on a frame; this is timed.
+        before: on the same frame, not timed.
+        after: not timed: back to where it began, that no round finds a fuller store than the one before.
+    """
+
+    name: str
+    work: Callable[[Any], object]
+    before: Callable[[Any], object] = lambda _: None
+    after: Callable[[], object] = lambda: None
+
+
 def main(
     rows: int = 2_000_000,
     claims: int = 10_000_000,
     rounds: int = 3,
+    stores: str = ",".join(STORES),
+    bulk: bool = True,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Measure, and print a table."""
+    """Measure, and print a table.
+
+    Args:
+        rows: of the frame.
+        claims: keys in Parquet for bulk_dedup.
+        rounds: of each step, after a small one to warm up.
+        stores: some of redis,mariadb, with commas.
+        bulk: measure bulk_dedup too.
+        as_json: print JSON instead.
+    """
     console = Console(stderr=as_json, highlight=False)
     with ExitStack() as stack:
+        console.print("starting Spark and the servers")
+        spark = stack.enter_context(_session())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="idem-bench-")))
-        with console.status("Starting the servers"):
-            stores = _stores(stack)
-            spark = sessions.classic(**{"spark.driver.memory": "3g"})
-            stack.callback(spark.stop)
-        with console.status(f"Making {rows:,} rows and {claims:,} claims"):
-            frame = _rows(spark, rows, folder / "rows")
-            bulk_store = StoreConfig(f"sqlite:///{folder / 'bulk.db'}")
-            upgrade(bulk_store.url)
-            _make_claims(spark, bulk_store, claims, folder / "claims")
-        bench = _Bench(console, rows, rounds)
-        bench.measure("mapInArrow identity", lambda: _read(frame.mapInArrow(_identity, frame.schema)))
-        bench.measure("dropDuplicates", lambda: _read(frame.dropDuplicates(["k"])))
-        for name, store in stores.items():
-            for unique in (True, False):
-                what = "unique" if unique else "in-run duplicates too"
-                bench.measure(
-                    f"run.dedup, {name}, {what}", lambda s=store, u=unique: _dedup(frame, s, unique=u)
-                )
-        bench.measure(
-            f"bulk_dedup against {claims:,}, claims written",
-            lambda: _bulk(frame, bulk_store, folder / "claims"),
-        )
+        steps = [*_baseline(), Step("dropDuplicates", lambda frame: _read(frame.dropDuplicates(["k"])))]
+        for store in filter(None, stores.split(",")):
+            steps += stack.enter_context(_store_steps(store))
+        if bulk:
+            console.print(f"making {claims:,} claims")
+            steps.append(_bulk_step(spark, claims, folder))
+        figures = _measure(spark, steps, rows, rounds, folder, console.print)
     if as_json:
-        typer.echo(json.dumps([asdict(figure) for figure in bench.figures]))
+        typer.echo(json.dumps([asdict(figure) for figure in figures]))
     else:
-        console.print(_table(bench.figures))
+        console.print(_table(figures))
 
 
-class _Bench:
-    def __init__(self, console: Console, rows: int, rounds: int) -> None:
-        self.figures: list[Figure] = []
-        self._console = console
-        self._rows = rows
-        self._rounds = rounds
+def spark_figures(
+    rows: int = 2_000_000, rounds: int = 3, *, tell: Callable[[str], object] = lambda _: None
+) -> list[Figure]:
+    """The identity, and `run.dedup` of unique keys through Redis: the two whose ratio has a target.
 
-    def measure(self, step: str, work: Callable[[], object]) -> None:
-        """The median, after a round that warms everything up."""
-        seconds = []
-        for number in range(self._rounds + 1):
-            with self._console.status(f"{step}, round {number}"):
-                began = time.monotonic()
-                work()
-                seconds.append(time.monotonic() - began)
-        median = statistics.median(seconds[1:])
-        base = self.figures[0].seconds if self.figures else median
-        self.figures.append(Figure(step, self._rows, round(median, 3), round(median / base, 2)))
-        self._console.print(f"{step}: {median:.2f} s, {median / base:.2f} x")
+    Args:
+        rows: of the frame.
+        rounds: of each, after a small one to warm up.
+        tell: is told how far it is.
+    """
+    with ExitStack() as stack:
+        tell("starting Spark and Redis")
+        spark = stack.enter_context(_session())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="idem-bench-")))
+        steps = [*_baseline(), stack.enter_context(_store_steps("redis"))[0]]
+        return _measure(spark, steps, rows, rounds, folder, tell)
 
 
-def _stores(stack: ExitStack) -> dict[str, StoreConfig]:
-    redis, mariadb = PrivateRedis("--maxmemory-policy", "noeviction"), PrivateMariaDb()
-    for server in (redis, mariadb):
+def _measure(
+    spark: Any,
+    steps: Sequence[Step],
+    rows: int,
+    rounds: int,
+    folder: Path,
+    tell: Callable[[str], object],
+) -> list[Figure]:
+    """All steps in each round, so that what else the machine does strikes them alike."""
+    tell(f"making {rows:,} rows")
+    small, frame = (_rows(spark, count, folder / f"rows-{count}") for count in (max(rows // 20, 1), rows))
+    for step in steps:
+        tell(f"warming up: {step.name}")
+        for _ in range(2):
+            _timed(step, small)
+    seconds: dict[str, list[float]] = {step.name: [] for step in steps}
+    for number in range(1, rounds + 1):
+        for step in steps:
+            tell(f"round {number} of {rounds}: {step.name}")
+            seconds[step.name].append(_timed(step, frame))
+            tell(f"  {seconds[step.name][-1]:.2f} s")
+    base = seconds[IDENTITY]
+    return [
+        Figure(
+            name,
+            rows,
+            round(statistics.median(taken), 3),
+            round(statistics.median(one / other for one, other in zip(taken, base, strict=True)), 2),
+        )
+        for name, taken in seconds.items()
+    ]
+
+
+def _timed(step: Step, frame: Any) -> float:
+    step.before(frame)
+    began = time.monotonic()
+    step.work(frame)
+    seconds = time.monotonic() - began
+    step.after()
+    return seconds
+
+
+def _baseline() -> list[Step]:
+    return [Step(IDENTITY, lambda frame: _read(frame.mapInArrow(_identity, frame.schema)))]
+
+
+@contextmanager
+def _store_steps(name: str) -> Iterator[list[Step]]:
+    """Steps on a server of their own, which is empty before each."""
+    if name not in STORES:
+        raise typer.BadParameter(f"--stores takes some of {', '.join(STORES)}, not {name}")
+    server = PrivateRedis("--maxmemory-policy", "noeviction") if name == "redis" else PrivateMariaDb()
+    with ExitStack() as stack:
         stack.callback(server.close)
         server.start()
-    upgrade(mariadb.url)
-    return {"Redis": StoreConfig(redis.url), "MariaDB": StoreConfig(mariadb.url)}
+        store = StoreConfig(server.url)
+        if not store.is_redis:
+            upgrade(store.url)
+
+        def dedup(frame: Any, run_id: str = "r1", *, unique: bool = True, commit: bool = False) -> None:
+            with IdempotentRun.begin(store, consumer=_CONSUMER, run_id=run_id) as run:
+                _read(run.dedup(frame, key="k", order_by=["seq"], unique=unique))
+                if commit:
+                    with run.publishing():
+                        pass
+
+        def step(what: str, work: Callable[[Any], object], **options: Any) -> Step:
+            return Step(f"run.dedup, {server.name}, {what}", work, after=lambda: _empty(store), **options)
+
+        yield [
+            step("unique", dedup),
+            step("in-run duplicates too", lambda frame: dedup(frame, unique=False)),
+            step("evaluated again", dedup, before=dedup),
+            step(
+                "all are duplicates",
+                lambda frame: dedup(frame, "r2"),
+                before=lambda frame: dedup(frame, commit=True),
+            ),
+        ]
+
+
+def _empty(store: StoreConfig) -> None:
+    if store.is_redis:
+        from redis import Redis
+
+        with Redis.from_url(store.url) as client:
+            client.flushall(asynchronous=True)
+        return
+    engine = sa.create_engine(store.url)
+    with engine.connect() as connection:
+        for table in (f"{store.table}_run_claims", f"{store.table}_runs"):
+            connection.execute(sa.text(f"TRUNCATE TABLE {table}"))
+    engine.dispose()
+
+
+def _bulk_step(spark: Any, count: int, folder: Path) -> Step:
+    """Against a committed run of other keys."""
+    from pyspark.sql import functions as F
+
+    store, path = StoreConfig(f"sqlite:///{folder / 'bulk.db'}"), str(folder / "claims")
+    upgrade(store.url)
+    keys = spark.range(1_000_000_000, 1_000_000_000 + count).select(
+        F.concat(F.lit("order-"), "id").alias("k")
+    )
+    with IdempotentRun.begin(store, consumer=_CONSUMER, run_id="before") as run:
+        bulk_dedup(keys, claims=path, key="k", run=run, unique=True)
+        with run.publishing():
+            pass
+
+    def work(frame: Any) -> None:
+        with IdempotentRun.begin(store, consumer=_CONSUMER, run_id=secrets.token_hex(4)) as run:
+            bulk_dedup(frame, claims=path, key="k", run=run, unique=True)
+            run.abort()
+
+    return Step(f"bulk_dedup against {count:,}, claims written", work)
+
+
+@contextmanager
+def _session() -> Iterator[Any]:
+    spark = sessions.classic(**_SETTINGS)
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def _rows(spark: Any, count: int, path: Path) -> Any:
@@ -125,31 +264,6 @@ def _rows(spark: Any, count: int, path: Path) -> Any:
     return spark.read.parquet(str(path))
 
 
-def _make_claims(spark: Any, store: StoreConfig, count: int, path: Path) -> None:
-    """A committed run of other keys, half of them in other files."""
-    from pyspark.sql import functions as F
-
-    keys = spark.range(1_000_000_000, 1_000_000_000 + count).select(
-        F.concat(F.lit("order-"), "id").alias("k")
-    )
-    with IdempotentRun.begin(store, consumer="bench", run_id="before") as run:
-        bulk_dedup(keys, claims=str(path), key="k", run=run, unique=True)
-        with run.publishing():
-            pass
-
-
-def _dedup(frame: Any, store: StoreConfig, *, unique: bool) -> None:
-    """All keys new: each round is another consumer."""
-    with IdempotentRun.begin(store, consumer=f"bench-{secrets.token_hex(4)}", run_id="1") as run:
-        _read(run.dedup(frame, key="k", order_by=["seq"], unique=unique))
-
-
-def _bulk(frame: Any, store: StoreConfig, claims: Path) -> None:
-    with IdempotentRun.begin(store, consumer="bench", run_id=secrets.token_hex(4)) as run:
-        bulk_dedup(frame, claims=str(claims), key="k", run=run, unique=True)
-        run.abort()
-
-
 def _read(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
@@ -158,7 +272,7 @@ def _identity(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
-def _table(figures: list[Figure]) -> Table:
+def _table(figures: Iterable[Figure]) -> Table:
     table = Table("step", "rows/s", "seconds", "against identity")
     for figure in figures:
         speed = f"{figure.rows / figure.seconds:,.0f}"

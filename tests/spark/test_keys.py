@@ -49,6 +49,14 @@ def test_the_jvm_and_python_compute_the_same_hash(spark, table, consumer):
     assert [bytes(row[0]) for row in hashed] == [key_hash(consumer, row) for row in rows]
 
 
+def test_texts_that_are_no_utf_8_are_different_keys(spark):
+    texts = spark.createDataFrame([(bytes([number]),) for number in range(256)], "b binary").select(
+        F.col("b").cast("string").alias("k")
+    )
+    hashed = {bytes(row[0]) for row in with_hash(texts, "orders", ["k"]).select(HASH_COLUMN).collect()}
+    assert hashed == {key_hash("orders", [bytes([number])]) for number in range(256)}
+
+
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), min_size=2, max_size=2, unique=True))
 def test_different_keys_have_different_hashes_however_they_are_cut(pairs):
     one, other = pairs

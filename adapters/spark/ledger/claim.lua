@@ -1,13 +1,37 @@
 -- KEYS: the run, then claims. ARGV: milliseconds to remember, the value, then for each claim a fingerprint or '', or none.
--- For each claim: its value, 1 if it is new, or nil if it is nobody's.
-local open = redis.call('HGET', KEYS[1], 'state') == '1'
-local answers = redis.call('MGET', unpack(KEYS, 2))
-if open then
-  for i = 1, #KEYS - 1 do
-    if not answers[i] then
-      redis.call('SET', KEYS[i + 1], ARGV[2] .. (ARGV[i + 2] or ''), 'PX', ARGV[1])
-      answers[i] = 1
-    end
+-- 0 if every claim is as this call makes it, which is the rule. Otherwise for each claim 0 likewise, -1 if it is nobody's,
+-- or which of the values that follow these numbers it has, from 1.
+local call = redis.call
+local open = call('HGET', KEYS[1], 'state') == '1'
+local answers = call('MGET', unpack(KEYS, 2))
+local remember_ms, value, marked = ARGV[1], ARGV[2], ARGV[3] ~= nil
+local own, values, places, same = value, {}, {}, true
+for i = 1, #answers do
+  local there = answers[i]
+  if marked then
+    own = value .. ARGV[i + 2]
   end
+  answers[i] = 0
+  if there == own then
+  elseif there then
+    same = false
+    if not places[there] then
+      values[#values + 1] = there
+      places[there] = #values
+    end
+    answers[i] = places[there]
+  elseif open then
+    call('SET', KEYS[i + 1], own, 'PX', remember_ms)
+  else
+    same = false
+    answers[i] = -1
+  end
+end
+if same then
+  return 0
+end
+local count = #answers
+for i = 1, #values do
+  answers[count + i] = values[i]
 end
 return answers

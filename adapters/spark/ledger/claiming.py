@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 from .lifecycle import RunLifecycle
-from .owned import FINGERPRINT_BYTES, HASH_BYTES, Owner
+from .owned import FINGERPRINT_BYTES, HASH_BYTES, Owner, Owners
 from .runs import RunRef
 
 MAX_ROWS: Final = 1000
 """Keys in one round trip; longer calls make more."""
+_HASH_LENGTHS: Final = frozenset({HASH_BYTES})
 T = TypeVar("T")
 
 
@@ -40,13 +41,26 @@ class KeyClaiming(RunLifecycle):
         Returns:
             The owners, aligned with the hashes. None: nobody, because `insert` is False or the run is not OPEN.
         """
-        prints = fingerprints or [None] * len(hashes)
-        found: dict[bytes, Owner] = {}
-        for part in in_parts(checked(hashes, prints)):
-            found.update(
-                self._insert_owned(ref.token, part) if insert else self._read_owned([h for h, _ in part])
-            )
-        return [found.get(key_hash) for key_hash in hashes]
+        parts = self.owners(ref, hashes, insert=insert, fingerprints=fingerprints)
+        return [owner for part in parts for owner in part.spread(part.distinct)]
+
+    def owners(
+        self,
+        ref: RunRef,
+        hashes: Sequence[bytes],
+        *,
+        insert: bool = True,
+        fingerprints: Sequence[bytes | None] | None = None,
+    ) -> Iterator[Owners]:
+        """`claim`, with an answer for each round trip, which does not grow with its keys when all have one owner."""
+        check(hashes, fingerprints)
+        for start in range(0, len(hashes), MAX_ROWS):
+            part = hashes[start : start + MAX_ROWS]
+            if not insert:
+                yield self._read_owned(part)
+            else:
+                marks = None if fingerprints is None else fingerprints[start : start + MAX_ROWS]
+                yield self._insert_owned(ref.token, part, marks)
 
     def steal(
         self,
@@ -76,17 +90,20 @@ class KeyClaiming(RunLifecycle):
         return stolen
 
     @abstractmethod
-    def _insert_owned(self, token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> dict[bytes, Owner]:
-        """Insert claims of the keys that nobody has, iff the run is OPEN, in one atomic step. Owners of all.
+    def _insert_owned(
+        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+    ) -> Owners:
+        """Insert claims of the keys that nobody has, iff the run is OPEN, in one atomic step. Owners of all, aligned.
 
         Args:
             token: of the run that claims.
-            keys: (hash, fingerprint), sorted, at most 1,000.
+            hashes: of the keys, at most 1,000, in any order.
+            fingerprints: aligned; None: there are none.
         """
 
     @abstractmethod
-    def _read_owned(self, hashes: Sequence[bytes]) -> dict[bytes, Owner]:
-        """The owners of the keys that have one."""
+    def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
+        """The owners of the keys, aligned."""
 
     @abstractmethod
     def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
@@ -96,19 +113,28 @@ class KeyClaiming(RunLifecycle):
 def checked(
     hashes: Sequence[bytes], fingerprints: Sequence[bytes | None]
 ) -> list[tuple[bytes, bytes | None]]:
-    """(hash, fingerprint) pairs, sorted, so that two batches lock their common keys in one order.
+    """(hash, fingerprint) pairs, sorted, so that two batches lock their common keys in one order. Raises as `check`."""
+    check(hashes, fingerprints)
+    return sorted(zip(hashes, fingerprints, strict=True), key=_first)
+
+
+def check(hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None) -> None:
+    """Refuse what cannot be claimed.
 
     Raises:
         ValueError: a wrong length, or a hash twice.
     """
-    pairs = sorted(zip(hashes, fingerprints, strict=True), key=_first)
-    if any(len(key_hash) != HASH_BYTES for key_hash, _ in pairs):
+    # Without a loop in Python: this is done for every key there is.
+    if not _HASH_LENGTHS.issuperset(map(len, hashes)):
         raise ValueError(f"a key hash has {HASH_BYTES} bytes")
-    if len({key_hash for key_hash, _ in pairs}) != len(pairs):
+    if len(set(hashes)) != len(hashes):
         raise ValueError("a key is there twice: keep one row of each key first")
-    if any(mark is not None and len(mark) != FINGERPRINT_BYTES for _, mark in pairs):
+    if fingerprints is None:
+        return
+    if len(fingerprints) != len(hashes):
+        raise ValueError("a fingerprint, or None, for each key")
+    if any(mark is not None and len(mark) != FINGERPRINT_BYTES for mark in fingerprints):
         raise ValueError(f"a fingerprint has {FINGERPRINT_BYTES} bytes")
-    return pairs
 
 
 def in_parts(items: Sequence[T]) -> list[Sequence[T]]:

@@ -12,10 +12,12 @@ from idempotent.errors import RunConflictError, StoreReplacedError
 
 from .base import Ledger
 from .holding import explain_refusal
+from .owned import Owner
 from .runs import RunRef, RunState
 
 NOBODY: Final = 0
 """Stands for a token where nobody owns a key."""
+_NO_OWNER: Final = Owner(NOBODY, None)
 _CLOSED: Final = frozenset({RunState.PREPARED, RunState.COMMITTED})
 
 
@@ -94,8 +96,25 @@ class RunClaims:
     def decide(
         self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
     ) -> list[Verdict]:
-        """The verdicts of these keys, aligned. See `decide_each`."""
-        return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
+        """The verdicts of these keys, aligned. See `decide_each`; without fingerprints much less work for each key."""
+        if fingerprints is not None:
+            return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
+        verdicts: list[Verdict | None] = []
+        questions: _Questions = {}
+        for owners in self._ledger.owners(self._ref, hashes, insert=not self._closed):
+            settled = owners.spread([self._settled(owner) for owner in owners.distinct])
+            if None in settled:
+                part = hashes[len(verdicts) : len(verdicts) + len(settled)]
+                for key_hash, owner, verdict in zip(
+                    part, owners.spread(owners.distinct), settled, strict=True
+                ):
+                    if verdict is None:
+                        token, mark = owner or _NO_OWNER
+                        questions.setdefault(token, {})[key_hash] = mark
+            verdicts += settled
+        decided: dict[bytes, Decision] = {}
+        self._resolve(questions, {}, decided)
+        return [verdict or decided[h].verdict for h, verdict in zip(hashes, verdicts, strict=True)]
 
     def decide_each(
         self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
@@ -120,48 +139,57 @@ class RunClaims:
         """
         marks = dict(zip(hashes, fingerprints, strict=True)) if fingerprints else {}
         decided: dict[bytes, Decision] = {}
+        self._resolve(self._ask(hashes, marks, decided), marks, decided)
+        return [decided[key_hash] for key_hash in hashes]
+
+    def _resolve(self, questions: _Questions, marks: _Marks, decided: dict[bytes, Decision]) -> None:
+        """Decide about all keys in these questions, however long it takes."""
+        hashes = [key_hash for keys in questions.values() for key_hash in keys]
         suspects: set[int] = set()
         deadline: float | None = None
-        while open_questions := self._ask([h for h in hashes if h not in decided], marks, decided):
+        while questions:
             was_closed = self._closed
-            states = self._look(open_questions)
-            if self._closed and not was_closed:
-                continue  # what was read while the run was OPEN may be old by now
-            steps = {
-                token: self._step(token, keys, states, marks, decided)
-                for token, keys in open_questions.items()
-            }
-            lost = {token for token, step in steps.items() if step is _Step.LOST}
-            if lost & suspects:
-                raise StoreReplacedError(
-                    f"{self._ledger.where} does not know the run that owns a key: it lost runs"
-                )
-            suspects |= lost
-            if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
-                deadline = self._wait(deadline, states)
-        return [decided[key_hash] for key_hash in hashes]
+            states = self._look(questions)
+            # What was read while the run was OPEN may be old once it is closed.
+            if self._closed == was_closed:
+                steps = {
+                    token: self._step(token, keys, states, marks, decided)
+                    for token, keys in questions.items()
+                }
+                lost = {token for token, step in steps.items() if step is _Step.LOST}
+                if lost & suspects:
+                    raise StoreReplacedError(
+                        f"{self._ledger.where} does not know the run that owns a key: it lost runs"
+                    )
+                suspects |= lost
+                if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
+                    deadline = self._wait(deadline, states)
+            questions = self._ask([h for h in hashes if h not in decided], marks, decided)
 
     def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, Decision]) -> _Questions:
         """Claim; decide what is this run's or of one known to be committed. The other keys by their owner."""
         if not pending:
             return {}
-        mine = self._ref.token
         fingerprints = [marks.get(key_hash) for key_hash in pending] if marks else None
         owners = self._ledger.claim(self._ref, pending, insert=not self._closed, fingerprints=fingerprints)
         questions: _Questions = {}
         for key_hash, owner in zip(pending, owners, strict=True):
-            if owner is not None and owner.token == mine:
-                verdict = Verdict.NEW
-            elif owner is not None and self._ended.get(owner.token) is RunState.COMMITTED:
-                verdict = Verdict.DUPLICATE
-            else:
-                token, mark = owner or (NOBODY, None)
+            verdict = self._settled(owner)
+            if owner is None or verdict is None:
+                token, mark = owner or _NO_OWNER
                 questions.setdefault(token, {})[key_hash] = mark
-                continue
-            decided[key_hash] = Decision(
-                verdict, owner.token, _differ(owner.fingerprint, marks.get(key_hash))
-            )
+            else:
+                different = _differ(owner.fingerprint, marks.get(key_hash))
+                decided[key_hash] = Decision(verdict, owner.token, different)
         return questions
+
+    def _settled(self, owner: Owner | None) -> Verdict | None:
+        """The verdict of this owner's keys; None: it takes another look to know."""
+        if owner is None:
+            return None
+        if owner.token == self._ref.token:
+            return Verdict.NEW
+        return Verdict.DUPLICATE if self._ended.get(owner.token) is RunState.COMMITTED else None
 
     def _look(self, questions: _Questions) -> dict[int, RunState]:
         """The states of the owners and of this run, which must be one that goes on."""

@@ -6,14 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, repeat
 from threading import RLock
 
 from idempotent.checker import DEFAULT_RETENTION_S
 
 from .base import Ledger
 from .holding import Holder
-from .owned import ClaimState, Owner, PendingRow
+from .owned import ClaimState, Owner, Owners, PendingRow
 from .runs import RunChange, RunRef, RunRow, RunState
 
 
@@ -149,17 +149,20 @@ class MemoryLedger(Ledger):
         run = self._store.runs.get(token)
         return run is not None and run.row.state is RunState.OPEN
 
-    def _insert_owned(self, token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> dict[bytes, Owner]:
+    def _insert_owned(
+        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+    ) -> Owners:
         with self._store.lock:
             if self._is_open(token):
-                for key_hash, fingerprint in keys:
+                for key_hash, fingerprint in zip(hashes, fingerprints or repeat(None), strict=False):
                     self._store.claims.setdefault(key_hash, _Claim(token, fingerprint=fingerprint))
-            return self._read_owned([key_hash for key_hash, _ in keys])
+            return self._read_owned(hashes)
 
-    def _read_owned(self, hashes: Sequence[bytes]) -> dict[bytes, Owner]:
+    def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
         with self._store.lock:
             claims = {key_hash: self._store.claims.get(key_hash) for key_hash in hashes}
-            return {key: Owner(claim.token, claim.fingerprint) for key, claim in claims.items() if claim}
+            found = {key: Owner(claim.token, claim.fingerprint) for key, claim in claims.items() if claim}
+            return Owners.of(hashes, found)
 
     def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         with self._store.lock:

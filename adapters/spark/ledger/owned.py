@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
 
 HASH_BYTES: Final = 20
 """Length of a claim's key hash; how it is made is the caller's affair, as long as it covers the consumer."""
@@ -35,6 +38,31 @@ class Owner(NamedTuple):
 
     token: int
     fingerprint: bytes | None
+
+
+class Owners(NamedTuple):
+    """Who owns the keys of one round trip. They are many, and their owners mostly one.
+
+    Attributes:
+        distinct: the owners; None: nobody.
+        places: for each key the place of its owner in `distinct`.
+    """
+
+    distinct: Sequence[Owner | None]
+    places: Sequence[int]
+
+    @classmethod
+    def of(cls, hashes: Iterable[bytes], found: Mapping[bytes, Owner]) -> Self:
+        """Those of the keys, as found."""
+        places: dict[Owner | None, int] = {}
+        of_keys = [places.setdefault(found.get(key_hash), len(places)) for key_hash in hashes]
+        return cls(list(places), of_keys)
+
+    def spread(self, answers: Sequence[T]) -> list[T]:
+        """An answer for each owner becomes one for each key."""
+        if len(answers) == 1:
+            return [answers[0]] * len(self.places)
+        return list(map(answers.__getitem__, self.places))
 
 
 class Hold(Enum):

@@ -16,12 +16,12 @@ from .base import Ledger
 from .claiming import MAX_ROWS
 from .config import StoreConfig
 from .holding import Holder
-from .owned import ClaimState, Owner, PendingRow
+from .owned import ClaimState, Owners, PendingRow
 from .redis_layout import (
     Names,
     head_of,
     owned_value,
-    owner_of,
+    owners,
     pending_head,
     pending_row,
     seen,
@@ -133,21 +133,17 @@ class RedisLedger(Ledger):
             None if before == now else "the Redis server has evicted keys since the run was begun or resumed"
         )
 
-    def _insert_owned(self, token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> dict[bytes, Owner]:
-        values = self._store.run(
-            _CLAIM,
-            self._with_run(token, (key_hash for key_hash, _ in keys)),
-            (self._remember_ms, owned_value(token), *_marks(keys)),
-        )
-        return {
-            key_hash: Owner(token, mark) if value == 1 else owner_of(value)
-            for (key_hash, mark), value in zip(keys, values, strict=True)
-            if value
-        }
+    def _insert_owned(
+        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+    ) -> Owners:
+        marks = [mark or b"" for mark in fingerprints] if fingerprints else ()
+        arguments = (self._remember_ms, owned_value(token), *marks)
+        answer = self._store.run(_CLAIM, self._with_run(token, hashes), arguments)
+        return owners(token, len(hashes), fingerprints, answer)
 
-    def _read_owned(self, hashes: Sequence[bytes]) -> dict[bytes, Owner]:
+    def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
         # The script inserts nothing for a run that does not exist.
-        return self._insert_owned(0, [(key_hash, None) for key_hash in hashes])
+        return self._insert_owned(0, hashes, None)
 
     def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         hashes = [key_hash for key_hash, _ in keys]
@@ -196,7 +192,7 @@ class RedisLedger(Ledger):
 
     def _with_run(self, token: int, hashes: Iterable[bytes]) -> list[bytes]:
         claim = self._names.claims
-        return [self._names.run(token), *(claim + key_hash for key_hash in hashes)]
+        return [self._names.run(token), *[claim + key_hash for key_hash in hashes]]
 
     def _memory(self) -> bytes:
         """Which server this is and what it has forgotten. Another answer later: claims may be gone."""

@@ -26,13 +26,14 @@ Claims are forgotten a retention after they were made or changed, ended runs a l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from idempotent.keys import KeySpace
 
 from .holding import Holder
-from .owned import ClaimState, Owner, PendingRow
+from .owned import ClaimState, Owner, Owners, PendingRow
 
 _OWNED: Final = Struct(">QB")
 _PENDING: Final = Struct(">QBI16s")
@@ -97,6 +98,32 @@ def owner_of(value: bytes) -> Owner:
     token, state = _OWNED.unpack_from(value)
     mark = value[_OWNED.size :] if state == ClaimState.OWNED else b""
     return Owner(token, mark or None)
+
+
+def owners(
+    token: int, count: int, fingerprints: Sequence[bytes | None] | None, answer: int | Sequence[Any]
+) -> Owners:
+    """The answer of `claim.lua`.
+
+    Args:
+        token: of the run that claimed.
+        count: of the keys.
+        fingerprints: that it gave, aligned.
+        answer: 0, or places and values.
+    """
+    if isinstance(answer, int):
+        if fingerprints is None:
+            return Owners((Owner(token, None),), bytes(count))
+        return Owners([Owner(token, mark) for mark in fingerprints], range(count))
+    places, others = answer[:count], [owner_of(value) for value in answer[count:]]
+    if fingerprints is None:
+        # Nobody's place is -1, which is the last.
+        return Owners((Owner(token, None), *others, None), places)
+    distinct = (None, *others, None)
+    return Owners(
+        [distinct[at] if at else Owner(token, mark) for at, mark in zip(places, fingerprints, strict=True)],
+        range(count),
+    )
 
 
 def pending_row(key_hash: bytes, value: bytes, now_us: int) -> PendingRow:

@@ -12,7 +12,7 @@ from idempotent.sql.cursor import DriverConnection
 from .base import Ledger
 from .config import StoreConfig
 from .holding import Holder
-from .owned import ClaimState, Owner, PendingRow
+from .owned import ClaimState, Owners, PendingRow
 from .runs import RunChange, RunRef, RunRow, RunState
 from .sql_claims import ClaimTable
 from .sql_file import SqliteFile
@@ -73,10 +73,12 @@ class SqlLedger(Ledger):
     def _change_run(self, token: int, change: RunChange) -> bool:
         return self._run(lambda db, on: on.runs.change(db, token, change))
 
-    def _insert_owned(self, token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> dict[bytes, Owner]:
-        return self._run(lambda db, on: on.claims.insert_owned(db, token, keys))
+    def _insert_owned(
+        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+    ) -> Owners:
+        return self._run(lambda db, on: on.claims.insert_owned(db, token, hashes, fingerprints))
 
-    def _read_owned(self, hashes: Sequence[bytes]) -> dict[bytes, Owner]:
+    def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
         return self._run(lambda db, on: on.claims.read_owned(db, hashes))
 
     def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:

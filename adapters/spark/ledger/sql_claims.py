@@ -12,7 +12,7 @@ from idempotent.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.sql.dialects import SqlDialect
 
 from .holding import Holder
-from .owned import ClaimState, Owner, PendingRow
+from .owned import ClaimState, Owner, Owners, PendingRow
 from .sql_inserting import InsertIfAbsent, listed
 
 # Its conditions are chained with OR, and SQLite's expressions may be 1,000 deep.
@@ -60,14 +60,19 @@ class ClaimTable:
         self._text = lru_cache(maxsize=64)(self._statement)
 
     def insert_owned(
-        self, connection: DriverConnection, token: int, keys: Sequence[tuple[bytes, bytes | None]]
-    ) -> dict[bytes, Owner]:
+        self,
+        connection: DriverConnection,
+        token: int,
+        hashes: Sequence[bytes],
+        fingerprints: Sequence[bytes | None] | None,
+    ) -> Owners:
         """Insert claims of free keys; the owners of all."""
-        return _owners(self._owned.run(connection, keys, (token, token)))
+        rows = self._owned.run(connection, hashes, fingerprints, (token, token))
+        return Owners.of(hashes, _owners(rows))
 
-    def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> dict[bytes, Owner]:
+    def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> Owners:
         """The owners of keys."""
-        return _owners(self._owned.read(connection, hashes))
+        return Owners.of(hashes, _owners(self._owned.read(connection, hashes)))
 
     def steal(
         self,
@@ -88,7 +93,7 @@ class ClaimTable:
         params = (token, *chain.from_iterable(marks), *hashes, from_token, token)
         if execute(connection, statement, params) == len(hashes):
             return set(hashes)
-        owners = self.read_owned(connection, hashes)
+        owners = _owners(self._owned.read(connection, hashes))
         return {key_hash for key_hash, owner in owners.items() if owner.token == token}
 
     def insert_pending(
@@ -96,7 +101,7 @@ class ClaimTable:
     ) -> dict[bytes, PendingRow]:
         """Insert pending claims of free keys; the rows of all."""
         values = (holder.token, holder.epoch, holder.attempt, holder.lease_us, holder.token)
-        rows = self._pending.run(connection, [(key_hash, None) for key_hash in hashes], values)
+        rows = self._pending.run(connection, hashes, None, values)
         return {key_hash: _pending_row(row) for key_hash, row in rows.items()}
 
     def take_over(
@@ -175,10 +180,15 @@ class ClaimTable:
 
 
 def _owners(rows: dict[bytes, Row]) -> dict[bytes, Owner]:
-    return {
-        key_hash: Owner(token, None if mark is None else bytes(mark))
-        for key_hash, (_, token, mark) in rows.items()
-    }
+    """One object for each owner: there are few, and to make a tuple for each row would cost more than all else."""
+    known: dict[tuple[int, bytes | None], Owner] = {}
+    owners: dict[bytes, Owner] = {}
+    for key_hash, (_, token, mark) in rows.items():
+        owner = known.get((token, mark))
+        if owner is None:
+            owner = known[token, mark] = Owner(token, None if mark is None else bytes(mark))
+        owners[key_hash] = owner
+    return owners
 
 
 def _pending_row(row: Row) -> PendingRow:

@@ -26,11 +26,9 @@ class InsertIfAbsent:
     ) -> None:
         """Make the parts of the statements that do not change."""
         self._dialect = dialect
-        self._into = f"INSERT INTO {table} (key_hash, fingerprint, {', '.join(columns)})"
-        self._select = (
-            f"SELECT CAST(v.h AS {dialect.blob}), CAST(v.f AS {dialect.blob}), {', '.join(columns.values())}"
-            f" FROM v WHERE {condition}"
-        )
+        self._table = table
+        self._columns = columns
+        self._condition = condition
         self._conflict = {
             Conflict.RETURNS_NEW: f"ON CONFLICT (key_hash) DO NOTHING RETURNING {answer}",
             Conflict.RETURNS_ALL: f"ON DUPLICATE KEY UPDATE key_hash = {table}.key_hash RETURNING {answer}",
@@ -41,36 +39,56 @@ class InsertIfAbsent:
         self._reads: Final = lru_cache(maxsize=64)(self._read_keys)
 
     def run(
-        self, connection: DriverConnection, keys: Sequence[tuple[bytes, bytes | None]], values: Sequence[Any]
+        self,
+        connection: DriverConnection,
+        hashes: Sequence[bytes],
+        fingerprints: Sequence[bytes | None] | None,
+        values: Sequence[Any],
     ) -> dict[bytes, Row]:
         """Insert, then the rows of all keys that have one.
 
         Args:
             connection: a driver connection in autocommit.
-            keys: (hash, fingerprint), sorted.
+            hashes: of the keys.
+            fingerprints: aligned; None: there are none, which is a parameter less for each key.
             values: parameters of the columns and of the condition.
         """
-        params = [part for key in keys for part in key]
-        statement = self._insert(len(keys))
+        # Sorted, so that two statements lock their common keys in one order.
+        if fingerprints is None:
+            params: list[bytes | None] = sorted(hashes)  # type: ignore[assignment]
+        else:
+            params = [
+                part for key in sorted(zip(hashes, fingerprints, strict=True), key=_first) for part in key
+            ]
+        statement = self._insert(len(hashes), fingerprints is not None)
         if self._dialect.conflict is Conflict.SILENT:
             execute(connection, statement, (*params, *values))
-            return self.read(connection, [key_hash for key_hash, _ in keys])
+            return self.read(connection, hashes)
         rows = {bytes(row[0]): row for row in query(connection, statement, (*params, *values))}
-        missing = [key_hash for key_hash, _ in keys if key_hash not in rows]
-        return rows | self.read(connection, missing) if missing else rows
+        if len(rows) == len(hashes):
+            return rows
+        return rows | self.read(connection, [key_hash for key_hash in hashes if key_hash not in rows])
 
     def read(self, connection: DriverConnection, hashes: Sequence[bytes]) -> dict[bytes, Row]:
         """The rows of the keys that have one."""
         found = query(connection, self._reads(len(hashes)), hashes)
         return {bytes(row[0]): row for row in found}
 
-    def _insert_rows(self, count: int) -> str:
+    def _insert_rows(self, count: int, with_fingerprints: bool) -> str:  # noqa: FBT001 - a key of the cache
+        given = {"key_hash": "h", "fingerprint": "f"} if with_fingerprints else {"key_hash": "h"}
+        row = ", ".join("?" * len(given))
         # MySQL writes VALUES with ROW() here, and nobody else does; MariaDB is faster with VALUES.
         if self._dialect.conflict is Conflict.SILENT:
-            rows = " UNION ALL ".join(["SELECT ?, ?"] * count)
+            rows = " UNION ALL ".join([f"SELECT {row}"] * count)
         else:
-            rows = "VALUES " + ", ".join(["(?, ?)"] * count)
-        statement = f"{self._into} WITH v(h, f) AS ({rows}) {self._select} {self._conflict}"
+            rows = "VALUES " + ", ".join([f"({row})"] * count)
+        blobs = [f"CAST(v.{name} AS {self._dialect.blob})" for name in given.values()]
+        statement = (
+            f"INSERT INTO {self._table} ({', '.join([*given, *self._columns])})"
+            f" WITH v({', '.join(given.values())}) AS ({rows})"
+            f" SELECT {', '.join([*blobs, *self._columns.values()])} FROM v WHERE {self._condition}"
+            f" {self._conflict}"
+        )
         return self._dialect.markers(statement)
 
     def _read_keys(self, count: int) -> str:
@@ -80,3 +98,7 @@ class InsertIfAbsent:
 def listed(count: int) -> str:
     """`(?, ?, ...)`."""
     return f"({', '.join('?' * count)})"
+
+
+def _first(pair: tuple[bytes, bytes | None]) -> bytes:
+    return pair[0]
