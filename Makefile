@@ -5,23 +5,25 @@ WORKERS ?= 3
 ARGS ?=
 CHECKER ?=
 BROKER ?=
+ONLY ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint types pytest format lock clean servers python
+.PHONY: help demo test lint types pytest bench bench-growth format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
-	@echo "  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
+	@echo "  ONLY= (parts of the benchmark)  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
 
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
 	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python tests/demo_over.py $(BROKER),idempotent demo) \
@@ -41,6 +43,12 @@ types: $(STAMP) ## Check types
 pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
+bench: $(BENCH_STAMP) servers ## Measure against the bare drivers and against other libraries, e.g. make bench ONLY=redis
+	@$(BIN)/python -m tests.bench $(if $(ONLY),--only '$(ONLY)') $(ARGS)
+
+bench-growth: $(BENCH_STAMP) servers ## Measure with up to a million keys stored
+	@$(BIN)/python -m tests.bench.growth $(ARGS)
+
 format: $(STAMP) ## Mend what of the style can be mended by a program
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -49,7 +57,7 @@ lock: python ## Write constraints.txt anew, with the newest versions
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(PYTHON) -m venv "$$folder" && \
 	"$$folder/bin/python" -m pip install --quiet --upgrade setuptools && \
-	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,demo,dev]' && \
+	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,demo,dev,bench]' && \
 	{ echo "# Exact versions for make and CI; written by \`make lock\`."; \
 	  "$$folder/bin/python" -m pip freeze --all --exclude pip --exclude idempotent-consumer; \
 	} > "$$folder/constraints.txt" && \
@@ -77,4 +85,10 @@ $(STAMP): pyproject.toml constraints.txt | python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  --no-build-isolation -e '.[all,demo,dev]'
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	@echo "Installing what is measured against, once"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  --no-build-isolation -e '.[bench]'
 	@touch $@

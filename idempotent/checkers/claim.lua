@@ -1,18 +1,19 @@
 -- KEYS: names. ARGV: a body for each (claim_body).
 -- For each key: the fence if it was free, else {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result},
 -- {2 dead, fingerprint, reason} or {3 in progress, fingerprint, rest of the lease (-1: endless), lapsed}.
-local time = redis.call('TIME')
+local call = redis.call
+local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local lease_until = LEASE > 0 and now + LEASE or 0
 local fresh = struct.pack('>BI8I8I8I8', 1, now, lease_until, now, now + RETENTION)
 local answers, taken = {}, nil
-for i = 1, #KEYS do
+for i, key in ipairs(KEYS) do
   local body, acquired = ARGV[i], nil
   if LEASE > 0 and body:byte(1) ~= 3 then
-    acquired = redis.call('SET', KEYS[i], fresh .. body, 'NX', 'PX', REMEMBER_MS)
+    acquired = call('SET', key, fresh .. body, 'NX', 'PX', REMEMBER_MS)
   else
     -- Without a lease, or of a consumer that parks: kept until it is final.
-    acquired = redis.call('SET', KEYS[i], fresh .. body, 'NX')
+    acquired = call('SET', key, fresh .. body, 'NX')
   end
   if acquired then
     answers[i] = now

@@ -80,10 +80,8 @@ class RedisChecker(AbstractIdempotentChecker):
         return _decision(request, answers[0])
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        name = self._name
-        names = [name(request.key.hash) for request in requests]
-        bodies = [claim_body(request) for request in requests]
-        answers = self.store.run_many(self._claims, names, bodies)
+        names = (self._name(request.key.hash) for request in requests)
+        answers = self.store.run_many(self._claims, names, map(claim_body, requests))
         return [_decision(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def _complete(self, completion: Completion) -> bool:
@@ -92,9 +90,9 @@ class RedisChecker(AbstractIdempotentChecker):
         return bool(answers[0])
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        names = [self._name_of(completion.claim) for completion in completions]
-        bodies = [_completion_body(completion) for completion in completions]
-        return [answer == 1 for answer in self.store.run_many(self._completes, names, bodies)]
+        names = (self._name_of(completion.claim) for completion in completions)
+        answers = self.store.run_many(self._completes, names, map(_completion_body, completions))
+        return [answer == 1 for answer in answers]
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         return self._release_many([(claim, failure)])[0]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+try:
+    import hiredis
+except ImportError:
+    hiredis = None  # type: ignore[assignment]
 
 from idempotent.checkers.redis_client import Client, redis, retries_itself
 from idempotent.idle import Idle
 
+Command: TypeAlias = "tuple[str | bytes | int, ...]"
+
+# redis-py looks at each argument once more before it calls this.
+_pack: Final = getattr(hiredis, "pack_command", None)
 _OWN_ANSWER: Final = redis.exceptions.ResponseError
 # A credential provider may change the password of a pool's open connections; of ours it knows nothing.
 _ONLY_OF_THE_POOL: Final = ("credential_provider",)
@@ -42,32 +52,44 @@ class DirectConnections:
             return None
         return cls(client)
 
-    def execute(self, command: bytes | str, *arguments: bytes | int) -> Any:
+    def execute(self, *command: str | bytes | int) -> Any:
         """Send a command and wait for its answer, in bytes.
 
         Raises:
             RedisError: what the server or the network had to say.
+        """
+        (answer,) = self.execute_all([command])
+        if isinstance(answer, _OWN_ANSWER):
+            raise answer
+        return answer
+
+    def execute_all(self, commands: Iterable[Command]) -> list[Any]:
+        """Send commands, each as soon as it is made, and then wait for the answers: the server works meanwhile.
+
+        An error that the server answers is among the answers. The answers must be short, because nobody reads them
+        while there is something to send.
+
+        Raises:
+            ConnectionError, TimeoutError: an answer is missing; nothing is known of any.
         """
         connection = self._idle.take()
         if connection is None:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
         try:
             if self._retry is None:
-                answer = _asked(connection, command, arguments)
+                answers = _asked(connection, commands)
             else:
-                answer = self._retry.call_with_retry(
-                    lambda: _asked(connection, command, arguments), lambda _: connection.disconnect()
+                again = list(commands)
+                answers = self._retry.call_with_retry(
+                    lambda: _asked(connection, again), lambda _: connection.disconnect()
                 )
-        except _OWN_ANSWER:
-            self._idle.put(connection)
-            raise
         except BaseException:
             # Half an answer may be left in it. The server may have closed the idle ones with this one.
             connection.disconnect()
             self.close()
             raise
         self._idle.put(connection)
-        return answer
+        return answers
 
     def close(self) -> None:
         """Close what is idle."""
@@ -75,6 +97,16 @@ class DirectConnections:
             connection.disconnect()
 
 
-def _asked(connection: Any, command: bytes | str, arguments: tuple[bytes | int, ...]) -> Any:
-    connection.send_packed_command(connection.pack_command(command, *arguments))
-    return connection.read_response(disable_decoding=True)
+def _asked(connection: Any, commands: Iterable[Command]) -> list[Any]:
+    waiting = 0
+    for command in commands:
+        connection.send_packed_command([_pack(command)] if _pack else connection.pack_command(*command))
+        waiting += 1
+    return [_answer(connection) for _ in range(waiting)]
+
+
+def _answer(connection: Any) -> Any:
+    try:
+        return connection.read_response(disable_decoding=True)
+    except _OWN_ANSWER as error:
+        return error

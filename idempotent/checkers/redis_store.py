@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Final
 
 from idempotent.checker import UNKNOWN_EFFECT
 from idempotent.checkers.redis_client import Client, decodes, is_cluster, location, redis, retries_itself
-from idempotent.checkers.redis_direct import DirectConnections
+from idempotent.checkers.redis_direct import Command, DirectConnections
 from idempotent.checkers.redis_faults import LOST, REDIS_ERRORS, as_store_error
 from idempotent.checkers.redis_layout import KeyNames, bucket_of
 from idempotent.errors import StoreError
 
 # A script stops everybody else; this many keys take a few milliseconds.
 MAX_KEYS: Final = 1000
+# So many that a call is worth its while, and so few that the server begins soon.
+_STREAM_KEYS: Final = 125
 _NO_SCRIPT = redis.exceptions.NoScriptError
 
 
@@ -108,12 +111,15 @@ class RedisStore:
         except REDIS_ERRORS as error:
             raise as_store_error(error, self.where) from error
 
-    def run_many(self, script: Lua, names: Sequence[bytes], bodies: Sequence[bytes]) -> list[Any]:
+    def run_many(self, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]) -> list[Any]:
         """Run a script over any keys, with one argument each, and put its answers in their order.
 
         Raises:
             StoreError: the server did not do it, or did not answer, for some of them at least.
         """
+        if self._direct is not None:
+            return self._run_streamed(self._direct, script, names, bodies)
+        names, bodies = list(names), list(bodies)
         if not self._cluster and len(names) <= MAX_KEYS:
             return list(self.run(script, names, bodies))
         answers: list[Any] = [None] * len(names)
@@ -128,6 +134,37 @@ class RedisStore:
                 answers[at] = answer
         if failed is not None:
             raise failed
+        return answers
+
+    def _run_streamed(
+        self, direct: DirectConnections, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]
+    ) -> list[Any]:
+        """Send some keys while the server is at work on those before them."""
+        calls: list[tuple[list[bytes], list[bytes]]] = []
+        more_names, more_bodies = iter(names), iter(bodies)
+
+        def commands() -> Iterator[Command]:
+            while some := list(islice(more_names, _STREAM_KEYS)):
+                theirs = list(islice(more_bodies, len(some)))
+                calls.append((some, theirs))
+                yield ("EVALSHA", script.sha, len(some), *some, *theirs)
+
+        try:
+            parts = direct.execute_all(commands())
+        except LOST as error:
+            if self._last_try:
+                raise as_store_error(error, self.where) from error
+            for _ in commands():
+                pass  # what was not sent
+            parts = [None] * len(calls)
+        answers: list[Any] = []
+        for (some, theirs), part in zip(calls, parts, strict=True):
+            if part is None or isinstance(part, _NO_SCRIPT):
+                answers += self._again(script, some, theirs)
+            elif isinstance(part, Exception):
+                raise as_store_error(part, self.where) from part
+            else:
+                answers += part
         return answers
 
     def together(self, names: Sequence[bytes]) -> list[list[int]]:

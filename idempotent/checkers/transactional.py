@@ -38,6 +38,7 @@ from idempotent.errors import (
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.sql.admin import SqlKeyAdmin
 from idempotent.sql.cursor import DriverConnection
+from idempotent.sql.detached import DetachedConnections
 from idempotent.sql.faults import Fault, as_store_error, fault_of
 from idempotent.sql.keytable import Claiming, KeyTable, key_hash
 from idempotent.sql.store import SqlStore
@@ -98,6 +99,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
             engine_or_url = _engine_of(engine_or_url)
         self.store: Final = SqlStore(engine_or_url, table)
         self.lock_timeout_s: Final = lock_timeout_s
+        self._units = DetachedConnections(self.store.engine, autocommit=False)
         self.isolates = savepoints
         self.strict: Final = strict
 
@@ -143,6 +145,8 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
                 fault = self._fault(error)
                 if fault is None:
                     raise
+                if fault is Fault.DISCONNECTED:
+                    self._units.close()  # the server may have closed every idle one with this one
                 if remaining and fault in (Fault.ABORTED, Fault.DISCONNECTED):
                     continue
                 raise as_store_error(error, self.store.engine, self.store.table) from error
@@ -183,7 +187,8 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         return Claim(None, unit=unit)
 
     def _begin(self) -> Unit:
-        return Unit(self.store.engine, self.store.connections.dialect, self._factory, strict=self.strict)
+        dialect = self.store.connections.dialect
+        return Unit(self._units, dialect, self._factory, strict=self.strict)
 
     def _complete(self, completion: Completion) -> bool:
         return self._complete_many([completion])[0]
@@ -342,6 +347,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
     def close(self) -> None:
         """Close the checker's own connections. Idempotent."""
         super().close()
+        self._units.close()
         self.store.connections.close()
         self._gc_leader.close()
 

@@ -14,8 +14,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from idempotent.errors import ConfigurationError, MissingExtraError, StoreError
-from idempotent.idle import Idle
 from idempotent.sql.cursor import DriverConnection, execute
+from idempotent.sql.detached import DetachedConnections
 from idempotent.sql.dialects import SqlDialect, dialect_for
 from idempotent.sql.faults import Fault, as_store_error, fault_of
 
@@ -68,7 +68,7 @@ class Connections:
         dialect_for(engine.dialect)
         self.engine: Final = engine
         self._table = table
-        self._idle: Idle[Connection] = Idle()
+        self._own = DetachedConnections(engine, autocommit=True)
 
     @cached_property
     def dialect(self) -> SqlDialect:
@@ -77,7 +77,7 @@ class Connections:
         Raises:
             StoreError: the store did not answer.
         """
-        if self.engine.dialect.name == "mysql" and not self._idle:
+        if self.engine.dialect.name == "mysql" and not self._own:
             self.run(lambda _: None)
         return dialect_for(self.engine.dialect)
 
@@ -91,7 +91,7 @@ class Connections:
         """
         for remaining in reversed(range(_TRIES)):
             try:
-                connection = self._take()
+                connection = self._own.take()
             except SQLAlchemyError as error:
                 raise as_store_error(error, self.engine, self._table) from error
             driver = connection.connection.dbapi_connection
@@ -99,7 +99,7 @@ class Connections:
                 answer = work(driver)
             except Exception as error:
                 if isinstance(error, StoreError) or not isinstance(error, self._driver_errors):
-                    self._discard(connection)
+                    self._own.discard(connection)
                     raise
                 fault = fault_of(error, self.engine, driver)
                 self._give_back_or_discard(connection, fault)
@@ -107,9 +107,9 @@ class Connections:
                     continue
                 raise as_store_error(error, self.engine, self._table, driver) from error
             except BaseException:
-                self._discard(connection)  # interrupted in the middle: its state is anybody's guess
+                self._own.discard(connection)  # interrupted in the middle: its state is anybody's guess
                 raise
-            self._idle.put(connection)
+            self._own.put(connection)
             return answer
         raise AssertionError("unreachable")
 
@@ -128,8 +128,7 @@ class Connections:
 
     def close(self) -> None:
         """Close what is idle; connections in use are closed by being forgotten."""
-        while (connection := self._idle.take()) is not None:
-            self._discard(connection)
+        self._own.close()
 
     @property
     def _driver_errors(self) -> tuple[type[BaseException], ...]:
@@ -144,36 +143,13 @@ class Connections:
             return True
         return False
 
-    def _take(self) -> Connection:
-        idle = self._idle.take()
-        if idle is not None:
-            return idle
-        connection = self.engine.connect()
-        try:
-            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-            # Out of the pool: kept connections must not use up the application's.
-            connection.detach()
-            dialect_for(self.engine.dialect).prepare(connection.connection.dbapi_connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     def _give_back_or_discard(self, connection: Connection, fault: Fault) -> None:
         if fault is Fault.DISCONNECTED:
             # The server may have closed every idle connection with this one.
-            self._discard(connection)
+            self._own.discard(connection)
             self.close()
         else:
-            self._idle.put(connection)
-
-    @staticmethod
-    def _discard(connection: Connection) -> None:
-        # Detached from its pool, it has nobody else to close it; whether it is still alive does not matter.
-        with contextlib.suppress(Exception):
-            connection.connection.dbapi_connection.close()  # type: ignore[union-attr]
-        with contextlib.suppress(Exception):
-            connection.invalidate()
+            self._own.put(connection)
 
 
 @contextlib.contextmanager

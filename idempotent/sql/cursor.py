@@ -17,6 +17,13 @@ def execute(connection: DriverConnection, statement: str, params: Sequence[Any] 
         return int(cursor.rowcount)
 
 
+def insert_id(connection: DriverConnection, statement: str, params: Sequence[Any] = ()) -> int:
+    """Run an INSERT. Returns what it gave to LAST_INSERT_ID, which comes with the answer."""
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement, params)
+        return int(cursor.lastrowid)
+
+
 def query(connection: DriverConnection, statement: str, params: Sequence[Any] = ()) -> list[Row]:
     """Run a statement that returns rows."""
     with closing(connection.cursor()) as cursor:

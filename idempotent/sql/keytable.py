@@ -24,7 +24,7 @@ from idempotent.claims import (
     Released,
     Verdict,
 )
-from idempotent.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.sql.cursor import DriverConnection, Row, execute, insert_id, query
 from idempotent.sql.dialects import Conflict, SqlDialect
 from idempotent.sql.failures import FailureTable
 from idempotent.sql.statements import Statements
@@ -240,19 +240,22 @@ class KeyTable:
         for request in requests:
             params += (request.key.hash, request.key.text, request.owner, request.fingerprint)
         statement = self._sql.insert(len(requests), how.status or requests[0].status, how.wait_s)
-        match self._dialect.conflict:
-            case Conflict.RETURNS_ALL:
-                return self._bytes_keyed(query(connection, statement, params))
-            case Conflict.SILENT:
-                execute(connection, statement, params)
-                missing = list(by_hash)
-            case Conflict.RETURNS_NEW:
-                for hashed, fence, *_ in query(connection, statement, params):
-                    if hashed is None:
-                        continue
+        if self._dialect.conflict is Conflict.SILENT:
+            execute(connection, statement, params)
+        elif self._dialect.conflict is Conflict.RETURNS_NEW:
+            for hashed, fence, *_ in query(connection, statement, params):
+                if hashed is not None:
                     request = by_hash.pop(bytes(hashed))
                     decisions[request.key.hash] = _acquired(request, fence)
-                missing = list(by_hash)
+        elif len(requests) == 1:
+            if fence := insert_id(connection, statement, params):
+                decisions[requests[0].key.hash] = _acquired(requests[0], fence)
+                return {}
+        else:
+            for hashed, owner, fence, update_at in query(connection, statement, params):
+                if owner == by_hash[hashed].owner and fence == update_at:
+                    decisions[hashed] = _acquired(by_hash.pop(hashed), fence)
+        missing = list(by_hash)
         if not missing:
             return {}
         return self._bytes_keyed(

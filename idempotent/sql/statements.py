@@ -90,22 +90,28 @@ class Statements:
         return "NULL" if microseconds is None else f"{self._dialect.now_us} + {microseconds}"
 
     def _insert(self, rows: int, status: KeyStatus, wait_s: float | None) -> str:
-        """Insert rows of (key_hash, k, owner, fingerprint) where the key is free, waiting so long for locks."""
+        """Insert rows of (key_hash, k, owner, fingerprint) where the key is free, waiting so long for locks.
+
+        What comes back is `Conflict`'s affair.
+        """
         into = (
             f"INSERT INTO {self._table}"
             " (fence, key_hash, k, status, owner, lease_until, fingerprint, update_at, expires_at)"
         )
         if self._dialect.conflict is Conflict.RETURNS_NEW:
             return self._dialect.markers(self._insert_on_conflict(into, rows, status, wait_s))
+        fence, keep, returning = self._dialect.now_us, f"{self._table}.key_hash", ""
+        if self._dialect.conflict is Conflict.RETURNS_ALL:
+            if rows == 1:
+                # The fence comes with the answer, without a result set; 0 if the key was there.
+                fence, keep = f"LAST_INSERT_ID({fence})", f"IF(LAST_INSERT_ID(0) = 0, {keep}, {keep})"
+            else:
+                returning = " RETURNING key_hash, owner, fence, update_at"
         # A column may refer to one set before it in the same row: the clock is read once a row.
         lease = "NULL" if self._lease_us is None else f"fence + {self._lease_us}"
-        row = (
-            f"({self._dialect.now_us}, ?, ?, {status:d}, ?, {lease}, ?, fence, fence + {self._retention_us})"
-        )
-        returning = f" RETURNING {ROW}, {self._dialect.now_us}"
+        row = f"({fence}, ?, ?, {status:d}, ?, {lease}, ?, fence, fence + {self._retention_us})"
         insert = (
-            f"{into} VALUES {', '.join([row] * rows)} ON DUPLICATE KEY UPDATE key_hash = {self._table}.key_hash"
-            f"{returning if self._dialect.conflict is Conflict.RETURNS_ALL else ''}"
+            f"{into} VALUES {', '.join([row] * rows)} ON DUPLICATE KEY UPDATE key_hash = {keep}{returning}"
         )
         return self._dialect.markers(self._dialect.waiting(insert, wait_s))
 

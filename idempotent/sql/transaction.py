@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from idempotent.errors import (
     TransactionEscapedError,
 )
 from idempotent.sql.cursor import execute
+from idempotent.sql.detached import DetachedConnections
 from idempotent.sql.dialects import SqlDialect
 from idempotent.sql.faults import Fault, fault_of
 
@@ -46,10 +46,10 @@ _UNDOING: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
 
 
 class Unit:
-    """One open transaction on one pooled connection.
+    """One open transaction on one connection.
 
     Args:
-        engine: whose pool the connection comes from.
+        connections: where the connection comes from, and goes to when the transaction is over.
         dialect: what differs between the databases.
         factory: makes the handlers' Session on the connection.
         strict: also set a savepoint after the claims and demand it at the end, which catches what a raw
@@ -59,8 +59,15 @@ class Unit:
         ConfigurationError: the engine is in AUTOCOMMIT, so there would be no transaction.
     """
 
-    def __init__(self, engine: Engine, dialect: SqlDialect, factory: SessionFactory, *, strict: bool) -> None:
-        """Check a connection out and begin."""
+    def __init__(
+        self,
+        connections: DetachedConnections,
+        dialect: SqlDialect,
+        factory: SessionFactory,
+        *,
+        strict: bool,
+    ) -> None:
+        """Take a connection and begin."""
         self._dialect = dialect
         self._factory = factory
         self._strict = strict
@@ -73,12 +80,12 @@ class Unit:
         self._session: Session | None = None
         self.doomed: str | None = None
         self.escaped: str | None = None
-        _listen(engine)
-        self.connection: Final = engine.connect()
+        self._connections = connections
+        self.connection: Final = connections.take()
         self.driver: Final[Any] = self.connection.connection.dbapi_connection
         try:
+            _listen(self.connection.engine)
             self._transaction = self.connection.begin()
-            self._dialect.prepare(self.driver)
             if dialect.name == "sqlite" and not dialect.in_transaction(self.driver):
                 # pysqlite begins late and its savepoints commit; take the write lock before the claim.
                 execute(self.driver, "BEGIN IMMEDIATE")
@@ -194,18 +201,19 @@ class Unit:
                 self.connection.info.pop(_INFO, None)
             if self._session is not None:
                 self._session.close()
+            reusable = self._committed or self._transaction.is_active
             if not self._committed:
-                # By hand: after a refused commit() SQLAlchemy takes the transaction for finished, and the pool
-                # would keep it open.
+                # By hand: after a refused commit() SQLAlchemy takes the transaction for finished, and it holds its
+                # locks until the server notices that the connection is closed.
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.rollback()
-            self.connection.close()
         except Exception:
-            with contextlib.suppress(Exception):
-                self.connection.invalidate()
-            with contextlib.suppress(Exception):
-                self.connection.close()
+            reusable = False
+        if reusable:
+            self._connections.put(self.connection)
+        else:
+            self._connections.discard(self.connection)
 
     def refuse_ending(self, statement: str) -> None:
         """Called before every statement on the connection.

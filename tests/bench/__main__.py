@@ -38,7 +38,7 @@ def main(
     for name in names:
         part_began = time.monotonic()
         with console.status(name) as status:
-            figures.all += PARTS[name](effort, lambda step: status.update(f"[dim]{step}[/dim]"))
+            PARTS[name](figures, effort, lambda step: status.update(f"[dim]{step}[/dim]"))
         console.print(f"  {name:<12} {time.monotonic() - part_began:4.0f} s")
     verdicts = [target.verdict(figures) for target in targets()]
     console.print()

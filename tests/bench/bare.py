@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sqlite3
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final
@@ -20,6 +20,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import Session
 from sqlalchemy.types import BigInteger
 
+from idempotent import Message
 from tests.bench.checkers import THREADS, effects
 from tests.bench.contest import Contender, Tick, Work, in_batches, one_by_one
 
@@ -61,8 +62,8 @@ def _redis_one(url: str) -> Iterator[Work]:
     prefix = secrets.token_hex(4)
     with closing(Redis.from_url(url)) as client:
 
-        def process(message_id: str) -> None:
-            name = f"{prefix}:{message_id}"
+        def process(message: Message) -> None:
+            name = f"{prefix}:{message.id!s}"
             if client.set(name, "running", nx=True, px=LEASE_MS):
                 client.set(name, "done", ex=RETENTION_S)
 
@@ -75,17 +76,20 @@ def _redis_many(url: str, batch: int) -> Iterator[Work]:
     with closing(Redis.from_url(url)) as client:
         claim = client.register_script(
             "local got = {} for i = 1, #KEYS do"
-            " got[i] = redis.call('SET', KEYS[i], 'running', 'NX', 'PX', ARGV[1]) and 1 or 0 end return got"
+            " got[i] = redis.call('SET', KEYS[i], ARGV[1], 'NX', 'PX', ARGV[2]) and 1 or 0 end return got"
         )
+        # Whoever stalled past his lease must not complete another's claim.
         complete = client.register_script(
-            "for i = 1, #KEYS do redis.call('SET', KEYS[i], 'done', 'EX', ARGV[1]) end return #KEYS"
+            "local done = 0 for i = 1, #KEYS do if redis.call('GET', KEYS[i]) == ARGV[1] then"
+            " redis.call('SET', KEYS[i], 'done', 'EX', ARGV[2]) done = done + 1 end end return done"
         )
 
-        def process(ids: Sequence[str]) -> None:
-            names = [f"{prefix}:{message_id}" for message_id in ids]
-            got = claim(keys=names, args=[LEASE_MS])
+        def process(messages: Sequence[Message]) -> None:
+            owner = secrets.token_bytes(16)
+            names = [f"{prefix}:{message.id!s}" for message in messages]
+            got = claim(keys=names, args=[owner, LEASE_MS])
             if won := [name for name, one in zip(names, got, strict=True) if one]:
-                complete(keys=won, args=[RETENTION_S])
+                complete(keys=won, args=[owner, RETENTION_S])
 
         yield in_batches(process, batch)
 
@@ -137,16 +141,12 @@ def _sqlite(path: str) -> sqlite3.Connection:
 @contextmanager
 def _driver(connect: Connect, claim: str, complete: str) -> Iterator[Work]:
     prefix = secrets.token_hex(4)
-    own = threading.local()
-    opened: list[Any] = []
+    idle: deque[Any] = deque()
 
-    def work(ids: Sequence[str], tick: Tick) -> None:
-        if not hasattr(own, "connection"):
-            own.connection = connect()
-            opened.append(own.connection)
-        connection = own.connection
-        for message_id in ids:
-            key = _hash(prefix, message_id)
+    def work(messages: Sequence[Message], tick: Tick) -> None:
+        connection = idle.pop() if idle else connect()
+        for message in messages:
+            key = _hash(prefix, message)
             with closing(connection.cursor()) as cursor:
                 cursor.execute(claim, (key, time.time_ns() // 1000))
                 won = cursor.rowcount == 1
@@ -154,24 +154,26 @@ def _driver(connect: Connect, claim: str, complete: str) -> Iterator[Work]:
                 with closing(connection.cursor()) as cursor:
                     cursor.execute(complete, (time.time_ns() // 1000, key))
             tick()
+        idle.append(connection)
 
     try:
         yield work
     finally:
-        for connection in opened:
+        for connection in idle:
             connection.close()
 
 
 @contextmanager
 def _session(engine: Engine) -> Iterator[Work]:
     prefix = secrets.token_hex(4)
-    claim = _insert_if_free(engine)
+    # Without that SQLAlchemy keeps the count of an INSERT to itself.
+    claim = _insert_if_free(engine).execution_options(preserve_rowcount=True)
 
-    def process(message_id: str) -> None:
+    def process(message: Message) -> None:
         with Session(engine) as session, session.begin():
-            key = {"k": _hash(prefix, message_id), "status": 2, "at": time.time_ns() // 1000}
+            key = {"k": _hash(prefix, message), "status": 2, "at": time.time_ns() // 1000}
             if session.execute(claim, key).rowcount == 1:  # type: ignore[attr-defined]
-                session.execute(insert(effects), {"message": message_id, "amount": 1})
+                session.execute(insert(effects), {"message": message.id, "amount": 1})
 
     yield one_by_one(process)
 
@@ -186,5 +188,5 @@ def _insert_if_free(engine: Engine) -> Any:
             return sqlite.insert(keys).on_conflict_do_nothing()
 
 
-def _hash(prefix: str, message_id: str) -> bytes:
-    return hashlib.blake2b(f"{prefix}:{message_id}".encode(), digest_size=20).digest()
+def _hash(prefix: str, message: Message) -> bytes:
+    return hashlib.blake2b(f"{prefix}:{message.id!s}".encode(), digest_size=20).digest()

@@ -11,17 +11,16 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, String, Table, create_engine, insert
 from sqlalchemy.orm import Session
 
-from idempotent import Consumer, Message, Registry, Result
+from idempotent import Consumer, Message, Registry
 from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.migrations import upgrade
-from tests.bench.contest import Contender, Work, in_batches, one_by_one
+from tests.bench.contest import SUBJECT, Contender, Work, in_batches, one_by_one
 
 CheckerFactory = Callable[[], AbstractIdempotentChecker]
 
 BATCHES: Final = (1, 10, 100, 500)
 THREADS: Final = (1, 4)
-SUBJECT: Final = "payments"
 
 # The effect of a transactional handler: what a business would keep of a message.
 effects = Table(
@@ -85,16 +84,14 @@ def contender(
     return Contender(where, who, opened, batch, threads)
 
 
-def _one(consumer: Consumer, message_id: str) -> None:
-    _demand([consumer.process(Message(SUBJECT, id=message_id))])
+def _one(consumer: Consumer, message: Message) -> None:
+    result = consumer.process(message)
+    if result.error is not None:
+        raise result.error
 
 
-def _many(consumer: Consumer, ids: Sequence[str]) -> None:
-    _demand(consumer.process_many([Message(SUBJECT, id=message_id) for message_id in ids]))
-
-
-def _demand(results: Sequence[Result]) -> None:
-    for result in results:
+def _many(consumer: Consumer, messages: Sequence[Message]) -> None:
+    for result in consumer.process_many(messages):
         if result.error is not None:
             raise result.error
 

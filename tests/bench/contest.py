@@ -13,12 +13,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from idempotent import Message
 from tests.bench.figures import Figure, What
 
 Tick: TypeAlias = Callable[[], None]
-Work: TypeAlias = Callable[[Sequence[str], Tick], None]
-"""Processes messages of these ids, and says `tick()` after each call."""
+Work: TypeAlias = Callable[[Sequence[Message], Tick], None]
+"""Processes these messages, and says `tick()` after each call."""
 
+SUBJECT: Final = "payments"
 _WARM_S: Final = 0.05
 _LARGEST: Final = 200_000
 
@@ -44,23 +46,23 @@ class Contender:
     whats: tuple[What, ...] = (What.FRESH, What.DUPLICATES)
 
 
-def one_by_one(process: Callable[[str], object]) -> Work:
+def one_by_one(process: Callable[[Message], object]) -> Work:
     """Work by calls of one message."""
 
-    def work(ids: Sequence[str], tick: Tick) -> None:
-        for message_id in ids:
-            process(message_id)
+    def work(messages: Sequence[Message], tick: Tick) -> None:
+        for message in messages:
+            process(message)
             tick()
 
     return work
 
 
-def in_batches(process: Callable[[Sequence[str]], object], batch: int) -> Work:
+def in_batches(process: Callable[[Sequence[Message]], object], batch: int) -> Work:
     """Work by calls of `batch` messages."""
 
-    def work(ids: Sequence[str], tick: Tick) -> None:
-        for start in range(0, len(ids), batch):
-            process(ids[start : start + batch])
+    def work(messages: Sequence[Message], tick: Tick) -> None:
+        for start in range(0, len(messages), batch):
+            process(messages[start : start + batch])
             tick()
 
     return work
@@ -124,9 +126,9 @@ def _count(contender: Contender, work: Work, seconds: float) -> int:
     unit = contender.batch * contender.threads
     count, elapsed_s, part = unit, 0.0, 0
     while True:
-        ids = _ids(f"warm-{part}", count)
+        messages = _messages(f"warm-{part}", count)
         began = time.perf_counter()
-        _run(work, ids, contender.threads)
+        _run(work, messages, contender.threads)
         elapsed_s = time.perf_counter() - began
         part += 1
         if elapsed_s >= _WARM_S or count >= _LARGEST:
@@ -137,28 +139,28 @@ def _count(contender: Contender, work: Work, seconds: float) -> int:
 
 
 def _turn(entry: _Entry, number: int) -> None:
-    ids = _ids(f"round-{number}", entry.count)
+    messages = _messages(f"round-{number}", entry.count)
     for what in entry.contender.whats:
         with _no_collector():
             cpu, began = time.process_time(), time.perf_counter()
-            calls_us = _run(entry.work, ids, entry.contender.threads)
+            calls_us = _run(entry.work, messages, entry.contender.threads)
             wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-        entry.wall_us.setdefault(what, []).append(wall_s * 1e6 / len(ids))
-        entry.cpu_us.setdefault(what, []).append(cpu_s * 1e6 / len(ids))
+        entry.wall_us.setdefault(what, []).append(wall_s * 1e6 / len(messages))
+        entry.cpu_us.setdefault(what, []).append(cpu_s * 1e6 / len(messages))
         entry.calls_us.setdefault(what, []).extend(calls_us)
 
 
-def _run(work: Work, ids: Sequence[str], threads: int) -> list[float]:
+def _run(work: Work, messages: Sequence[Message], threads: int) -> list[float]:
     """Microseconds of each call."""
     if threads == 1:
-        return _timed(work, ids)
+        return _timed(work, messages)
     calls_us: list[float] = []
     errors: list[BaseException] = []
 
     def part(number: int) -> None:
-        share = len(ids) // threads
+        share = len(messages) // threads
         try:
-            calls_us.extend(_timed(work, ids[number * share : (number + 1) * share]))
+            calls_us.extend(_timed(work, messages[number * share : (number + 1) * share]))
         except BaseException as error:
             errors.append(error)
 
@@ -172,14 +174,14 @@ def _run(work: Work, ids: Sequence[str], threads: int) -> list[float]:
     return calls_us
 
 
-def _timed(work: Work, ids: Sequence[str]) -> list[float]:
+def _timed(work: Work, messages: Sequence[Message]) -> list[float]:
     times = [time.perf_counter()]
-    work(ids, lambda: times.append(time.perf_counter()))
+    work(messages, lambda: times.append(time.perf_counter()))
     return [(after - before) * 1e6 for before, after in itertools.pairwise(times)]
 
 
-def _ids(prefix: str, count: int) -> list[str]:
-    return [f"{prefix}-{number}" for number in range(count)]
+def _messages(prefix: str, count: int) -> list[Message]:
+    return [Message(SUBJECT, id=f"{prefix}-{number}") for number in range(count)]
 
 
 @contextlib.contextmanager

@@ -53,15 +53,18 @@ class Figure:
 
 
 class Figures:
-    """What was measured, and ratios in it.
+    """What was measured in one run.
 
-    Args:
-        figures: all of one run.
+    Attributes:
+        all: the contenders' figures.
+        worker_growth: of the memory of a worker over many messages, in percent: the last quarter of them against the
+            second one.
     """
 
     def __init__(self, figures: Iterable[Figure] = ()) -> None:
         """Keep them."""
         self.all = list(figures)
+        self.worker_growth: float | None = None
 
     def find(
         self, where: str, who: str, *, what: What = What.FRESH, batch: int = 1, threads: int = 1

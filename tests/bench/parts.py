@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from tests.bench import bare, checkers, peers, servers
+from tests.bench import bare, brokers, checkers, memory, peers, servers
 from tests.bench.contest import Contender, contest
-from tests.bench.figures import Figure
+from tests.bench.figures import Figure, Figures, What
+from tests.bench.spark_dedup import spark_figures
 from tests.services import PrivateServer
 
 OnStep: TypeAlias = Callable[[str], object]
@@ -26,17 +27,19 @@ class Effort:
         seconds: each contender works in a round.
         messages: that are sent through each broker.
         rows: of Spark's frame.
-        memory_messages: a worker processes while its memory is looked at.
     """
 
     rounds: int = 5
     seconds: float = 0.2
     messages: int = 20_000
     rows: int = 1_000_000
-    memory_messages: int = 1_000_000
 
 
-Part: TypeAlias = Callable[[Effort, OnStep], list[Figure]]
+Part: TypeAlias = Callable[[Figures, Effort, OnStep], None]
+"""Measures, and adds to the figures."""
+
+_WORKER_MESSAGES: Final = 1_000_000
+_ROUNDS_END_TO_END: Final = 3
 
 
 def _contest(contenders: Sequence[Contender], effort: Effort, on_step: OnStep) -> list[Figure]:
@@ -49,23 +52,23 @@ def _contest(contenders: Sequence[Contender], effort: Effort, on_step: OnStep) -
     return contest(in_order, rounds=effort.rounds, seconds=effort.seconds, on_step=say)
 
 
-def _memory(effort: Effort, on_step: OnStep) -> list[Figure]:
-    return _contest([*bare.handler(), *checkers.memory()], effort, on_step)
+def _memory(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+    figures.all += _contest([*bare.handler(), *checkers.memory()], effort, on_step)
 
 
-def _sqlite(effort: Effort, on_step: OnStep) -> list[Figure]:
+def _sqlite(figures: Figures, effort: Effort, on_step: OnStep) -> None:
     with tempfile.TemporaryDirectory(prefix="idem-bench-") as folder:
-        return _sql("SQLite", f"sqlite:///{Path(folder) / 'bench.db'}", effort, on_step)
+        figures.all += _sql("SQLite", f"sqlite:///{Path(folder) / 'bench.db'}", effort, on_step)
 
 
-def _mariadb(effort: Effort, on_step: OnStep) -> list[Figure]:
+def _mariadb(figures: Figures, effort: Effort, on_step: OnStep) -> None:
     with closing(_started(servers.mariadb(), on_step)) as server:
-        return _sql("MariaDB", server.url, effort, on_step)
+        figures.all += _sql("MariaDB", server.url, effort, on_step)
 
 
-def _postgresql(effort: Effort, on_step: OnStep) -> list[Figure]:
+def _postgresql(figures: Figures, effort: Effort, on_step: OnStep) -> None:
     with closing(_started(servers.postgres(), on_step)) as server:
-        return _sql("PostgreSQL", server.url, effort, on_step, peers.postgres(server.url))
+        figures.all += _sql("PostgreSQL", server.url, effort, on_step, peers.postgres(server.url))
 
 
 def _sql(
@@ -74,10 +77,36 @@ def _sql(
     return _contest([*bare.sql(where, url), *checkers.sql(where, url), *others], effort, on_step)
 
 
-def _redis(effort: Effort, on_step: OnStep) -> list[Figure]:
+def _redis(figures: Figures, effort: Effort, on_step: OnStep) -> None:
     with closing(_started(servers.redis(), on_step)) as server:
         contenders = [*bare.redis(server.url), *peers.redis(server.url), *checkers.redis(server.url)]
-        return _contest(contenders, effort, on_step)
+        figures.all += _contest(contenders, effort, on_step)
+
+
+def _through(broker: str) -> Part:
+    def measure(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+        figures.all += brokers.measure(
+            brokers=[broker], messages=effort.messages, rounds=_ROUNDS_END_TO_END, on_step=on_step
+        )
+
+    return measure
+
+
+def _spark(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+    identity, *others = spark_figures(effort.rows, _ROUNDS_END_TO_END, tell=on_step)
+    for one in (identity, *others):
+        # The ratio was made round by round there.
+        row_us = identity.seconds * 1e6 / identity.rows * one.ratio
+        figures.all.append(Figure("Spark", one.step, What.FRESH, 1, 1, (row_us,), 0.0, 0.0, 0.0))
+
+
+def _worker(figures: Figures, _: Effort, on_step: OnStep) -> None:
+    samples = memory.measure(
+        messages=_WORKER_MESSAGES,
+        on_sample=lambda sample: on_step(f"worker: {sample.messages:,} of {_WORKER_MESSAGES:,} messages"),
+    )
+    flat = memory.flatness(samples)
+    figures.worker_growth = (flat.late_bytes - flat.early_bytes) / flat.early_bytes * 100
 
 
 def _started(server: PrivateServer, on_step: OnStep) -> PrivateServer:
@@ -96,4 +125,9 @@ PARTS: Final[dict[str, Part]] = {
     "mariadb": _mariadb,
     "postgresql": _postgresql,
     "redis": _redis,
+    "rabbitmq": _through("RabbitMQ"),
+    "activemq": _through("ActiveMQ"),
+    "kafka": _through("Kafka"),
+    "spark": _spark,
+    "worker": _worker,
 }

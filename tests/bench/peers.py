@@ -7,21 +7,16 @@ import secrets
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 from redis import Redis
 
+from idempotent import Message
 from tests.bench.checkers import THREADS
 from tests.bench.contest import Contender, Tick, Work, one_by_one
 
 POWERTOOLS: Final = "Powertools"
 IDEMKIT: Final = "idemkit"
-
-
-@dataclass(frozen=True, slots=True)
-class _Delivery:
-    message_id: str
 
 
 def redis(url: str) -> list[Contender]:
@@ -57,7 +52,7 @@ def _powertools(url: str) -> Iterator[Work]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield one_by_one(lambda message_id: process(message_id=f"{prefix}:{message_id}"))
+            yield one_by_one(lambda message: process(message_id=f"{prefix}:{message.id!s}"))
     finally:
         client.close()
 
@@ -92,18 +87,18 @@ def _idemkit_on_postgres(url: str) -> Iterator[Work]:
 def _dispatching(runner: asyncio.Runner, backend: Any) -> Work:
     from idemkit import ConsumerAction, IdempotentConsumer, QueueConfig
 
-    config = QueueConfig(dedup_id=lambda delivery: delivery.message_id, visibility_timeout_seconds=30)
+    config = QueueConfig(dedup_id=lambda message: message.id, visibility_timeout_seconds=30)
     consumer = IdempotentConsumer(backend=backend, config=config)
 
     @consumer.handle
     async def process(_: object) -> None:
         pass
 
-    async def dispatch(ids: Sequence[str], tick: Tick) -> None:
-        for message_id in ids:
-            result = await consumer.dispatch(_Delivery(message_id))
+    async def dispatch(messages: Sequence[Message], tick: Tick) -> None:
+        for message in messages:
+            result = await consumer.dispatch(message)
             if result.action is not ConsumerAction.ACK:
-                raise RuntimeError(f"idemkit did not process {message_id}: {result}")
+                raise RuntimeError(f"idemkit did not process {message.id!s}: {result}")
             tick()
 
-    return lambda ids, tick: runner.run(dispatch(ids, tick))
+    return lambda messages, tick: runner.run(dispatch(messages, tick))

@@ -8,13 +8,14 @@ from enum import StrEnum
 from typing import Final
 
 from tests.bench.bare import WHO as BY_HAND
+from tests.bench.brokers import BARE
 from tests.bench.figures import Figures, faster, slower
+from tests.bench.memory import MOST_GROWTH
 from tests.bench.peers import IDEMKIT, POWERTOOLS
+from tests.bench.spark_dedup import IDENTITY
 
 Measure = Callable[[Figures], float | None]
 
-BARE_CLIENT: Final = "bare client"
-IDENTITY: Final = "mapInArrow identity"
 SPARK_REDIS: Final = "run.dedup, Redis, unique"
 _SQL: Final = ("MariaDB", "PostgreSQL")
 _TRANSACTIONAL: Final = "TransactionalSqlChecker"
@@ -102,6 +103,13 @@ def targets() -> Iterator[Target]:
         "x the time",
         lambda f: slower(f.find("Spark", SPARK_REDIS), f.find("Spark", IDENTITY)),
     )
+    yield Target(
+        "memory of a worker over 1,000,000 messages, growth from the second quarter to the last",
+        Goal.AT_MOST,
+        MOST_GROWTH * 100,
+        "%",
+        lambda f: f.worker_growth,
+    )
 
 
 def _overhead(figures: Figures) -> float | None:
@@ -172,7 +180,7 @@ def _grouped(what: str, number: float, where: str, who: str, base: str, batch: i
 
 def _best_batch(where: str) -> Measure:
     def measure(figures: Figures) -> float | None:
-        base = figures.find(where, BARE_CLIENT)
+        base = figures.find(where, BARE)
         ratios = [
             faster(figure, base) for figure in figures.all if figure.where == where and figure.batch > 1
         ]

@@ -88,15 +88,19 @@ def rows(run_id, keys):
     return Counter((run_id, f"k{key}") for key in keys)
 
 
-@pytest.mark.parametrize("consumer", [name for name in DEATHS if "dead" not in name])
-def test_a_run_killed_at_any_step_and_begun_again_publishes_what_a_clean_one_would(spark, left, consumer):
-    do(spark, left.store, left.place, day=0, consumer=consumer)
-    assert left.published(consumer) == rows(f"{consumer}-0", range(DAY))
-    row = left.row(consumer)
-    assert (row.state, row.ref.generation) == (RunState.COMMITTED, 1)
+# One test of a store: killing a driver at all these places takes longer than looking at what it left, and each process
+# of pytest-xdist would do it again.
+def test_runs_killed_at_any_step_and_begun_again_publish_what_clean_ones_would(spark, left):
+    for consumer in [name for name in DEATHS if "dead" not in name]:
+        do(spark, left.store, left.place, day=0, consumer=consumer)
+        assert left.published(consumer) == rows(f"{consumer}-0", range(DAY)), consumer
+        row = left.row(consumer)
+        assert (row.state, row.ref.generation) == (RunState.COMMITTED, 1), consumer
+    a_second_run_takes_over_from_a_dead_open_one_and_nothing_is_lost_or_twice(spark, left)
+    a_second_run_fails_or_waits_for_a_dead_prepared_one_and_nothing_is_lost_or_twice(spark, left)
 
 
-def test_a_second_run_takes_over_from_a_dead_open_one_and_nothing_is_lost_or_twice(spark, left):
+def a_second_run_takes_over_from_a_dead_open_one_and_nothing_is_lost_or_twice(spark, left):
     do(spark, left.store, left.place, day=1, consumer="dead-open", on_conflict="wait")
     do(spark, left.store, left.place, day=0, consumer="dead-open")
     taken, rest = rows("dead-open-1", range(DAY - AGAIN, 2 * DAY)), rows("dead-open-0", range(DAY - AGAIN))
@@ -104,7 +108,7 @@ def test_a_second_run_takes_over_from_a_dead_open_one_and_nothing_is_lost_or_twi
     assert left.row("dead-open").ref.generation == 2
 
 
-def test_a_second_run_fails_or_waits_for_a_dead_prepared_one_and_nothing_is_lost_or_twice(spark, left):
+def a_second_run_fails_or_waits_for_a_dead_prepared_one_and_nothing_is_lost_or_twice(spark, left):
     # Nobody can abort it: it may have published, and here it has.
     with pytest.raises(Exception, match=RunConflictError.__name__):
         do(spark, left.store, left.place, day=1, consumer="dead-prepared", on_conflict="fail")
