@@ -15,7 +15,7 @@ BENCH_STAMP := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint types pytest bench bench-growth format lock clean servers python
+.PHONY: help demo test lint types pytest bench bench-growth faults format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -42,6 +42,9 @@ types: $(STAMP) ## Check types
 
 pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+faults: $(STAMP) servers ## Make each mistake of a catalogue in a copy, and see the test fail that has to
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 bench: $(BENCH_STAMP) servers ## Measure against the bare drivers and against other libraries, e.g. make bench ONLY=redis
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only '$(ONLY)') $(ARGS)

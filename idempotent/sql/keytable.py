@@ -253,8 +253,10 @@ class KeyTable:
                 return {}
         else:
             for hashed, owner, fence, update_at in query(connection, statement, params):
-                if owner == by_hash[hashed].owner and fence == update_at:
-                    decisions[hashed] = _acquired(by_hash.pop(hashed), fence)
+                request = by_hash[bytes(hashed)]
+                if bytes(owner) == request.owner and fence == update_at:
+                    decisions[request.key.hash] = _acquired(request, fence)
+                    del by_hash[request.key.hash]
         missing = list(by_hash)
         if not missing:
             return {}

@@ -141,6 +141,19 @@ def test_a_key_lives_until_its_expiry_which_completing_does_not_move(make, clien
     assert expires_at_us <= client.pexpiretime(name) * 1000 < expires_at_us + 2000
 
 
+def test_keys_completed_together_keep_their_own_times(make, client):
+    early, late = make(lease_s=30, retention_s=HOUR_S), make(lease_s=30, retention_s=2 * HOUR_S)
+    claims = [
+        checker.claim(ClaimRequest(KEYS.key(str(n)))).claim for n, checker in enumerate((early, late, early))
+    ]
+    names = [name_of(early, claim.key) for claim in claims]
+    before = [stored_key(client.get(name)) for name in names]
+    assert early.complete_many([Completion(claim) for claim in claims]) == [True] * 3
+    after = [stored_key(client.get(name)) for name in names]
+    assert [key.expires_at_us for key in after] == [key.expires_at_us for key in before]
+    assert [key.status for key in after] == [KeyStatus.DONE] * 3
+
+
 def test_a_key_outlives_its_lease_though_its_retention_is_shorter(make, client):
     checker = make(lease_s=60, retention_s=2)
     claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim

@@ -1,0 +1,1 @@
+"""Faults: what would break a promise, and the test that notices."""
