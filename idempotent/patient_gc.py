@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 # What one message is made of, from the broker's client to its result, with room for what a handler makes.
 _OBJECTS_OF_ONE: Final = 64
+
+_lock: Final = threading.Lock()
+_wanted: Final[list[int]] = []
+_before: tuple[int, int, int] = gc.get_threshold()
 
 
 @contextmanager
@@ -19,18 +24,26 @@ def patient_gc(messages: int) -> Iterator[None]:
     starts a collection every 50 messages, most of what they look through is alive, and so it is passed on until
     Python looks through everything the application has, again and again: a third of a worker's processor time.
 
-    An application that has chosen a higher threshold, or none, keeps it.
+    An application that has chosen a higher threshold, or none, keeps it. Workers of one process share the highest.
 
     Args:
         messages: the most that are on their way at once.
     """
-    before = gc.get_threshold()
+    global _before  # noqa: PLW0603 - the threshold is one for the process
     wanted = _OBJECTS_OF_ONE * messages
-    if not 0 < before[0] < wanted:
-        yield
-        return
-    gc.set_threshold(wanted, *before[1:])
+    with _lock:
+        if not _wanted:
+            _before = gc.get_threshold()
+        _wanted.append(wanted)
+        _apply()
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        with _lock:
+            _wanted.remove(wanted)
+            _apply()
+
+
+def _apply() -> None:
+    first, *others = _before
+    gc.set_threshold(max([first, *_wanted]) if first else first, *others)

@@ -18,6 +18,7 @@ from idempotent.adapters import Adapter, Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError, UnknownCheckerError
+from idempotent.patient_gc import patient_gc
 
 SUBJECT = "orders"
 WAIT_S = 10.0
@@ -694,3 +695,12 @@ def test_an_applications_own_threshold_of_the_collector_is_kept(registry, broker
     finally:
         gc.set_threshold(*before)
     assert during == [chosen]
+
+
+def test_workers_side_by_side_share_the_most_patient_collector():
+    before = gc.get_threshold()
+    with patient_gc(1000):
+        with patient_gc(5000):
+            assert gc.get_threshold()[0] == 64 * 5000
+        assert gc.get_threshold()[0] == 64 * 1000
+    assert gc.get_threshold() == before

@@ -14,7 +14,7 @@ from tests.bench.growth.collecting import collection
 from tests.bench.growth.restarting import restarts
 from tests.bench.growth.results import Growth
 from tests.bench.growth.tables import Tables
-from tests.bench.report import machine
+from tests.bench.machine import machine
 
 STORES: Final = ("MariaDB", "PostgreSQL", "Redis")
 SMALLEST: Final = 10_000
