@@ -134,7 +134,8 @@ class Worker:
         """Work until `stop`, SIGTERM or SIGINT (in the main thread), or the adapter is finished.
 
         Stopping, it receives nothing more, requeues what did not start, and settles what finishes within
-        `drain_timeout_s`. A second signal ends it without that wait. Checkers are left open.
+        `drain_timeout_s`. A second signal ends it without that wait. Checkers are left open. While it works, Python's
+        garbage collector is made patient enough for the messages on their way.
 
         Raises:
             ConfigurationError: registry, consumers and adapter do not go together, or it ran before.
