@@ -140,6 +140,8 @@ def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, A
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "queued.max.messages.kbytes": 16_384,
+        # A partition that was paused is fetched from again when the fetch under way has ended: half a second, else.
+        "fetch.wait.max.ms": 100,
         # A topic that is made later is found in seconds instead of minutes.
         "topic.metadata.refresh.interval.ms": 10_000,
         "reconnect.backoff.max.ms": 5_000,

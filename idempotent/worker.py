@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from idempotent.collector import GarbageCollector
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError, ConfigurationError, MessageError
-from idempotent.frozen_heap import frozen_heap
 from idempotent.health_file import HealthFile
 from idempotent.holds import Holds, Work
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
+from idempotent.patient_gc import patient_gc
 from idempotent.pool import Done, HandlerPool
 from idempotent.processing import STORE_RETRY_S
 from idempotent.registry import Registry
@@ -134,7 +134,8 @@ class Worker:
         """Work until `stop`, SIGTERM or SIGINT (in the main thread), or the adapter is finished.
 
         Stopping, it receives nothing more, requeues what did not start, and settles what finishes within
-        `drain_timeout_s`. A second signal ends it without that wait. Checkers are left open.
+        `drain_timeout_s`. A second signal ends it without that wait. Checkers are left open. While it works, Python's
+        garbage collector is made patient enough for the messages on their way.
 
         Raises:
             ConfigurationError: registry, consumers and adapter do not go together, or it ran before.
@@ -148,7 +149,7 @@ class Worker:
         self._routes = routes(self._registry, self._names, self._batch_size)
         consumers = tuple(self._routes.values())
         collector = GarbageCollector({consumer.checker for consumer in consumers}, self._gc_interval_s)
-        with on_stop_signal(self._on_signal), frozen_heap():
+        with on_stop_signal(self._on_signal), patient_gc(self._most_in_flight):
             try:
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})

@@ -1,5 +1,6 @@
 """The worker: nothing is acknowledged before the store's verdict, and nothing is lost when it stops."""
 
+import gc
 import logging
 import random
 import signal
@@ -17,6 +18,7 @@ from idempotent.adapters import Adapter, Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError, UnknownCheckerError
+from idempotent.patient_gc import patient_gc
 
 SUBJECT = "orders"
 WAIT_S = 10.0
@@ -663,3 +665,42 @@ def test_an_adapter_needs_nothing_but_the_common_face(registry: Registry) -> Non
     until(lambda: adapter.settled == 20)
     worker.stop()
     assert running.join().summary.settled == 20
+
+
+def test_a_batch_on_its_way_starts_no_garbage_collection_and_the_threshold_comes_back(registry, broker):
+    before, during = gc.get_threshold(), []
+
+    @registry.consumer(SUBJECT, checker=MemoryChecker())
+    def look(_):
+        during.append(gc.get_threshold()[0])
+
+    publish(broker, *range(3))
+    emptying(registry, broker, batch_size=500).run()
+    assert set(during) == {64 * 2 * 500}
+    assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("chosen", [(0, 10, 10), (1_000_000, 5, 5)], ids=["none", "higher"])
+def test_an_applications_own_threshold_of_the_collector_is_kept(registry, broker, chosen):
+    before, during = gc.get_threshold(), []
+
+    @registry.consumer(SUBJECT, checker=MemoryChecker())
+    def look(_):
+        during.append(gc.get_threshold())
+
+    publish(broker, 1)
+    gc.set_threshold(*chosen)
+    try:
+        emptying(registry, broker, batch_size=500).run()
+    finally:
+        gc.set_threshold(*before)
+    assert during == [chosen]
+
+
+def test_workers_side_by_side_share_the_most_patient_collector():
+    before = gc.get_threshold()
+    with patient_gc(1000):
+        with patient_gc(5000):
+            assert gc.get_threshold()[0] == 64 * 5000
+        assert gc.get_threshold()[0] == 64 * 1000
+    assert gc.get_threshold() == before

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,23 +12,11 @@ from typing import Final
 from rich.table import Table
 
 from tests.bench.figures import Figure, Figures, What
+from tests.bench.machine import machine
 from tests.bench.targets import Verdict
 
 _MARKS: Final = {True: "pass", False: "FAIL", None: "-"}
 _COLORS: Final = {True: "green", False: "red", None: "dim"}
-
-
-def machine() -> str:
-    """What this ran on, in words."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return f"{os.cpu_count()} cores, {model}, {platform.system()}, Python {platform.python_version()}"
 
 
 def shown(verdicts: Iterable[Verdict]) -> Table:

@@ -110,8 +110,8 @@ class KafkaPlace(Place):
     def adapter(self, batch_size: int) -> Adapter:
         if batch_size == 1:
             return adapter_from_url(self.url)
-        # With one thread, batches keep a partition's order.
-        return adapter_from_url(self.url, max_in_flight_per_partition=batch_size)
+        # One batch that runs and one that waits, as the worker takes them; with one thread they keep their order.
+        return adapter_from_url(self.url, max_in_flight_per_partition=2 * batch_size)
 
     def _make(self, topic: str) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
