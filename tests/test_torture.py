@@ -29,7 +29,9 @@ SEED = int(os.environ.get("IDEMPOTENT_TORTURE_SEED", "1"))
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("broker", "checker"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(
+    ("broker", "checker"), PAIRS, ids=[f"{broker}-{checker}" for broker, checker in PAIRS]
+)
 def test_nothing_is_lost_and_nothing_unexplained(broker, checker, request):
     kind = CHECKERS[checker]
     running = (

@@ -18,6 +18,7 @@ from idempotent.demo.live.places import place_at
 from idempotent.outcomes import Result
 from idempotent.registry import Registry
 from idempotent.testing.crashpoints import CrashPlan, arm, around, crash_points
+from idempotent.testing.torture.clocks import sleep_by_the_right_clock
 from idempotent.testing.torture.handlers import consumer_of
 from idempotent.testing.torture.job import Job
 from idempotent.testing.torture.journal import Journal, What
@@ -32,6 +33,8 @@ _STARVED_S: Final = 0.8
 def main() -> None:
     """Learn the job, and do it."""
     job = Job(**json.loads(sys.stdin.readline()))
+    if job.shift_s:
+        sleep_by_the_right_clock()
     logging.basicConfig(
         format=f"%(asctime)s {job.process} %(levelname)s %(message)s %(error)s", level="WARNING"
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _NAME: Final = "libfaketime.so.1"
 # Where Debian, Fedora, Arch and an own build put it.
@@ -34,6 +36,15 @@ def shifted_clock(by_s: float) -> dict[str, str]:
         "DONT_FAKE_MONOTONIC": "1",  # the same in older versions
         "FAKETIME_NO_CACHE": "1",
     }
+
+
+def sleep_by_the_right_clock() -> None:
+    """Call it in such a process: libfaketime 0.9.10 fails where Python, from 3.11 on, sleeps until a time."""
+
+    def sleep(seconds: Any) -> None:
+        threading.Event().wait(seconds)
+
+    time.sleep = sleep
 
 
 def _library() -> Path | None:

@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Final
 
@@ -56,6 +57,9 @@ class Harm:
         self._order = itertools.count()
         self._undo: list[tuple[float, int, Callable[[], object]]] = []
         self._disk = ExitStack()
+        # One thread for all of them, which lives on: some servers die with the thread that started them.
+        self._restarter = ThreadPoolExecutor(1, "torture-restarts")
+        self._restarts: list[Future[None]] = []
 
     @property
     def done(self) -> bool:
@@ -75,8 +79,14 @@ class Harm:
                 self._apply(fault)
 
     def calm(self) -> None:
-        """Take everything back."""
+        """Take everything back, and wait until what is being restarted is there.
+
+        Raises:
+            Exception: what a restart raised.
+        """
         self._due.clear()
+        for restart in self._restarts:
+            restart.result()
         while self._undo:
             heapq.heappop(self._undo)[2]()
         self._disk.close()
@@ -84,6 +94,10 @@ class Harm:
             slot.calm()
         if self._producer_proxy is not None:
             self._producer_proxy.lose_nothing()
+
+    def close(self) -> None:
+        """Restart nothing any more."""
+        self._restarter.shutdown()
 
     # Private
 
@@ -138,8 +152,8 @@ class Harm:
         process = "" if slot is None else slot.process
         match fault.kind:
             case FaultKind.CUT_STORE | FaultKind.CUT_BROKER:
-                proxy.cut()
-                self._happened(fault, process)
+                if proxy.cut():
+                    self._happened(fault, process)
             case FaultKind.STALL_STORE | FaultKind.STALL_BROKER:
                 proxy.stall()
                 self._later(fault, process, proxy.go_on)
@@ -171,9 +185,13 @@ class Harm:
 
     def _restart(self, fault: Fault, restart: Callable[[float], object] | None) -> None:
         assert restart is not None
-        began = time.monotonic()
-        restart(fault.for_s)
-        self._record(Incident(fault.kind, began, time.monotonic()))
+
+        def act() -> None:
+            began = time.monotonic()
+            restart(fault.for_s)
+            self._record(Incident(fault.kind, began, time.monotonic()))
+
+        self._restarts.append(self._restarter.submit(act))
 
     def _lose_keys(self, fault: Fault) -> None:
         began = time.monotonic()

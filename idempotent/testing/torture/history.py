@@ -97,7 +97,7 @@ def examine(
     confirmed = set(sent)
     return Findings(
         effects=len(effects),
-        lost=sorted(confirmed - poison - happened),
+        lost=sorted(confirmed - poison - happened - dead),
         repeats=_repeats(effects, by_position=by_position, explanations=explanations),
         out_of_order=[place for place in _out_of_order(effects) if place not in may_be_late],
         dead=sorted(dead & poison),

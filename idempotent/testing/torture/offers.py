@@ -57,6 +57,8 @@ def _missing(kind: FaultKind, servers: Servers, store: Store) -> str | None:
     match kind:
         case FaultKind.SHIFT_CLOCK if store.is_file:
             return "SQLite's clock is its machine's"
+        case FaultKind.SHIFT_CLOCK if servers.broker_url.startswith("kafka:"):
+            return "under libfaketime the waits of librdkafka end at once or never"
         case FaultKind.SHIFT_CLOCK:
             return no_wrong_clocks()
         case FaultKind.RESTART_STORE if servers.restart_store is None:

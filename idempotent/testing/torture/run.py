@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from idempotent.adapters.base import Adapter
 from idempotent.claims import Guarantee
 from idempotent.demo.live.places import place_at
+from idempotent.errors import AdapterError, StoreError
 from idempotent.outcomes import Outcome
 from idempotent.testing.torture.addresses import behind, proxy_for
 from idempotent.testing.torture.consumers import ConsumerSlot
@@ -120,13 +121,16 @@ class TortureRun:
                 self._torture(on_tick)
                 self._look_at_the_servers()
             finally:
-                self._place.remove()
+                with suppress(AdapterError):
+                    self._place.remove()
         finally:
             for slot in self._slots:
                 slot.close()
             if self._producer_proxy is not None:
                 self._producer_proxy.close()
-            self.store.clean()
+            with suppress(StoreError):  # if it is what failed, that is being reported already
+                self.store.clean()
+            self._harm.close()
 
     def report(self) -> TortureReport:
         """What came of it."""
