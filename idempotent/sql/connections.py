@@ -96,7 +96,9 @@ class Connections:
         for remaining in reversed(range(_TRIES)):
             try:
                 connection = self._take()
-            except SQLAlchemyError as error:
+            except (
+                self._driver_errors
+            ) as error:  # the driver's own too: a connection may die while it is prepared
                 raise as_store_error(error, self.engine, self._table) from error
             driver = connection.connection.dbapi_connection
             try:
@@ -163,7 +165,7 @@ class Connections:
             connection.detach()
             dialect_for(self.engine.dialect).prepare(connection.connection.dbapi_connection)
         except BaseException:
-            connection.close()
+            self._discard(connection)
             raise
         return connection
 

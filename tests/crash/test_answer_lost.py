@@ -121,6 +121,16 @@ def test_a_claim_whose_answer_is_lost_is_found_by_its_owner(leased, proxy):
     assert leased.effects() == {"warm": 1, "1": 1}
 
 
+@pytest.mark.parametrize("shared_store", ["mysql"], indirect=True)
+def test_a_connection_that_dies_while_it_is_prepared_is_an_unreachable_store(leased, proxy):
+    checker = leased.job.checker(leased.through(proxy.port))
+    proxy.lose(b"SET AUTOCOMMIT = 1", Loss.QUESTION)
+    with pytest.raises(StoreUnavailableError):
+        checker.garbage_collect()
+    assert proxy.cut_off.is_set()
+    assert checker.garbage_collect() == 0
+
+
 # Nothing proves it
 
 
