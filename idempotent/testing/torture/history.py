@@ -88,7 +88,7 @@ def examine(
         effects: the ledger.
         dead_letters: ids found there.
         by_position: the checker knows messages by their place in a partition, so that one sent twice is two.
-        may_be_late: positions that failed in a group, whose later messages then do not wait.
+        may_be_late: positions that failed or waited in a group, for which later ones do not wait.
         explanations: what may explain a repeat.
     """
     poison, dead = set(poison), set(dead_letters)

@@ -19,6 +19,8 @@ class What(Enum):
     """Of a leased checker. A transactional one's are in its database."""
     RAISED = "raised"
     """The handler failed, as its message made it."""
+    HELD = "held"
+    """Its key was somebody else's, or the store did not answer: it is looked at again."""
     SETTLED = "settled"
     """The outcome of a delivery is known, and nothing said to the broker yet."""
     STARVED = "starved"

@@ -75,7 +75,7 @@ class TortureRun:
         self._done: set[str] = set()
         self._settled: dict[tuple[str, str], float] = {}
         self._ledger: list[Effect] = []
-        self._failed_in_groups: set[str] = set()
+        self._may_be_late: set[str] = set()
         self._dead_letters: list[str] = []
         self._left = 0
         self._in_order = urlsplit(servers.broker_url).scheme == "kafka"
@@ -144,7 +144,7 @@ class TortureRun:
             effects=self._ledger,
             dead_letters=self._dead_letters,
             by_position=self.store.by_position,
-            may_be_late=self._failed_in_groups,
+            may_be_late=self._may_be_late,
             explanations=Explanations(guarantee, self.incidents, self._settled, self.settings.lease_s),
         )
         return TortureReport(
@@ -168,6 +168,10 @@ class TortureRun:
 
     def _shape(self, number: int) -> Shape:
         return self.settings.shape(number, in_order=self._in_order)
+
+    def _waits_for_nobody(self, process: str) -> bool:
+        """Whether what fails or waits there does not hold back what comes behind it: in groups, by their keys."""
+        return not self.store.by_position and self._shape(int(process.partition(".")[0])).batch_size > 1
 
     def _slot(self, number: int, broker_url: str) -> ConsumerSlot:
         shape = self._shape(number)
@@ -247,8 +251,8 @@ class TortureRun:
                     self._settled.setdefault((line["id"], line["process"]), line["at"])
             case What.EFFECT:
                 self._ledger.append(Effect(**{name: line[name] for name in _EFFECT_FIELDS}))
-            case What.RAISED if self._shape(int(line["process"].partition(".")[0])).batch_size > 1:
-                self._failed_in_groups.add(line["position"])
+            case What.RAISED | What.HELD if self._waits_for_nobody(line["process"]):
+                self._may_be_late.add(line["position"])
             case What.STARVED:
                 self._record(Incident(Mishap.STARVED, line["since"], line["at"], line["process"]))
 
