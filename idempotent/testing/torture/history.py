@@ -99,7 +99,9 @@ def examine(
         effects=len(effects),
         lost=sorted(confirmed - poison - happened - dead),
         repeats=_repeats(effects, by_position=by_position, explanations=explanations),
-        out_of_order=[place for place in _out_of_order(effects) if place not in may_be_late],
+        out_of_order=[
+            place for place in _out_of_order(effects, by_position=by_position) if place not in may_be_late
+        ],
         dead=sorted(dead & poison),
         not_dead=sorted((confirmed & poison) - dead),
         strange=sorted((happened - known) | (happened & poison) | (dead - poison)),
@@ -117,16 +119,17 @@ def _repeats(effects: Sequence[Effect], *, by_position: bool, explanations: Expl
     return repeats
 
 
-def _out_of_order(effects: Sequence[Effect]) -> list[str]:
-    """First effects that came after one of a later offset."""
+def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[str]:
+    """First effects that came after one of a later offset. A repeat has its own place in the findings."""
     seen: set[str] = set()
     furthest: dict[str, int] = {}
     late = []
     for effect in sorted(effects, key=lambda effect: effect.at):
         partition, _, offset = effect.position.rpartition("/")
-        if not partition or effect.position in seen:
+        key = effect.position if by_position else effect.id
+        if not partition or key in seen:
             continue
-        seen.add(effect.position)
+        seen.add(key)
         if int(offset) < furthest.get(partition, -1):
             late.append(effect.position)
         furthest[partition] = max(furthest.get(partition, -1), int(offset))
