@@ -6,6 +6,8 @@ ARGS ?=
 CHECKER ?=
 BROKER ?=
 ONLY ?=
+SECONDS ?= 3600
+SEED ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +17,7 @@ BENCH_STAMP := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint types pytest bench bench-growth faults format lock clean servers python
+.PHONY: help demo torture test lint types pytest bench bench-growth faults format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -24,10 +26,15 @@ help: ## Print this list
 	@echo
 	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
 	@echo "  ONLY= (parts of the benchmark)  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
+	@echo "  SECONDS=$(SECONDS)  SEED=  (of torture, which also takes BROKER= and CHECKER=redis, for one pair)"
 
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
 	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python tests/demo_over.py $(BROKER),idempotent demo) \
 	  $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
+
+torture: $(STAMP) servers ## Harm consumers, brokers and stores for an hour, and examine the history
+	@$(BIN)/python tests/torture_over.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(BROKER),--broker $(BROKER)) $(if $(CHECKER),--checker $(CHECKER)) $(ARGS)
 
 test: lint types pytest ## Check style and types, and run every test against real servers
 	@echo "make test: passed (style, types, tests)"

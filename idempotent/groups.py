@@ -54,6 +54,11 @@ class _Item:
     request: ClaimRequest
 
 
+def _place(item: _Item) -> tuple[bytes, int]:
+    partition, position = item.request.partition, item.request.position
+    return (partition.hash if partition else b"", position.offset if position else 0)
+
+
 @value
 class _Claimed:
     """An item that acquired its key."""
@@ -142,7 +147,11 @@ class _Group:
                 )
             else:
                 copies.append((item, first))
-        return list(firsts.values()), copies
+        items = list(firsts.values())
+        if self._checker.keeps_positions:
+            # One that waited comes behind those that came later, and the handlers must not see it there.
+            items.sort(key=_place)
+        return items, copies
 
     def _claim(self, items: Sequence[_Item]) -> list[_Claimed]:
         requests = [item.request for item in items]

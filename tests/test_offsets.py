@@ -95,6 +95,11 @@ def test_a_message_whose_turn_has_not_come_waits(shop):
     assert shop.run(message(1)) == ["processed"]
 
 
+def test_what_waited_and_comes_behind_later_ones_in_a_group_still_runs_before_them(shop):
+    assert shop.run(message(2), message(3), message(0), message(1)) == ["processed"] * 4
+    assert shop.ran == [0, 1, 2, 3]
+
+
 def test_offsets_have_gaps(shop):
     assert shop.run(message(0), message(5, expected=1), message(9, expected=6)) == ["processed"] * 3
     assert shop.begin() == 10

@@ -63,14 +63,27 @@ def demonstrate(run: Callable[[Console], Shown], *, as_json: bool) -> None:
 
 
 @contextmanager
-def own_folder(console: Console, *, keep: bool) -> Iterator[Path]:
-    """A folder for the files, removed at the end unless they are to be kept."""
-    folder = Path(tempfile.mkdtemp(prefix="idempotent-demo-"))
+def own_folder(
+    console: Console,
+    *,
+    keep: bool,
+    name: str = "demo",
+    beside: str = ", and what is named demo_... in the store",
+) -> Iterator[Path]:
+    """A folder for the files, removed at the end unless they are to be kept.
+
+    Args:
+        console: where it is said that they were kept.
+        keep: keep them.
+        name: part of the folder's.
+        beside: what is kept too.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"idempotent-{name}-"))
     try:
         yield folder
     finally:
         if keep:
-            console.print(f"    Kept: {folder}, and what is named demo_... in the store.", soft_wrap=True)
+            console.print(f"    Kept: {folder}{beside}.", soft_wrap=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 

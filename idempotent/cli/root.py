@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import idempotent
-from idempotent.cli import demo, doctor, gc, keys, migrate, redrive, replay, run, spark_demo
+from idempotent.cli import demo, doctor, gc, keys, migrate, redrive, replay, run, spark_demo, torture
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.output import note, show_error
 from idempotent.cli.prose import flow, paragraphs
@@ -103,6 +103,7 @@ app.command("spark-demo", epilog=spark_demo.EPILOG)(spark_demo.spark_demo)
 app.command("run", epilog=run.EPILOG)(run.run)
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.command("redrive", epilog=redrive.EPILOG)(redrive.redrive)
+app.command("torture", epilog=torture.EPILOG)(torture.torture)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(keys.app, name="keys")
 app.command("gc", epilog=gc.EPILOG)(gc.gc)

@@ -1,12 +1,14 @@
-"""The demo's keys in Redis: under a prefix of their own, and nothing else is touched."""
+"""Keys of one's own in Redis: under a prefix, and nothing else is touched."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from idempotent.errors import MissingExtraError, StoreUnavailableError
 
 PREFIX: Final = "demo_flights:"
+"""Of the demo."""
 _BATCH: Final = 1_000
 
 
@@ -15,8 +17,13 @@ def is_redis(url: str) -> bool:
     return url.startswith(("redis://", "rediss://", "unix://"))
 
 
-def delete_all(url: str) -> None:
-    """Delete every key under the demo's prefix.
+def delete_all(url: str, prefix: str = PREFIX, chosen: Callable[[], bool] = lambda: True) -> None:
+    """Delete the keys under a prefix.
+
+    Args:
+        url: of Redis.
+        prefix: of the keys.
+        chosen: asked for each key.
 
     Raises:
         StoreUnavailableError: Redis does not answer.
@@ -30,8 +37,8 @@ def delete_all(url: str) -> None:
         try:
             cursor = None
             while cursor != 0:
-                cursor, keys = client.scan(cursor or 0, match=f"{PREFIX}*", count=_BATCH)
-                if keys:
+                cursor, keys = client.scan(cursor or 0, match=f"{prefix}*", count=_BATCH)
+                if keys := [key for key in keys if chosen()]:
                     client.unlink(*keys)
         except redis.RedisError as error:
             raise StoreUnavailableError(

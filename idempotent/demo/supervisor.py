@@ -16,9 +16,10 @@ from typing import Final
 
 from idempotent.demo.broker import FlightBroker
 from idempotent.demo.consumers import Job
-from idempotent.demo.ended import ConsumerEndedError, last_words
+from idempotent.demo.ended import ConsumerEndedError
 from idempotent.demo.pipe import Reply, Request, receive, send
 from idempotent.outcomes import Outcome
+from idempotent.testing.children import last_words
 
 _FIRST_GUESS_S: Final = 0.01
 _HUNG_UP_S: Final = 10.0

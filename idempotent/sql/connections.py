@@ -92,7 +92,7 @@ class Connections:
         for remaining in reversed(range(_TRIES)):
             try:
                 connection = self._own.take()
-            except SQLAlchemyError as error:
+            except self._driver_errors as error:  # the driver's own too: it may die while it is prepared
                 raise as_store_error(error, self.engine, self._table) from error
             driver = connection.connection.dbapi_connection
             try:

@@ -46,7 +46,7 @@ class DetachedConnections:
             connection.detach()
             dialect_for(self._engine.dialect).prepare(connection.connection.dbapi_connection)
         except BaseException:
-            connection.close()
+            self.discard(connection)
             raise
         return connection
 

@@ -28,7 +28,7 @@ if "pytest" in sys.modules:
 from idempotent.testing.adapter_contract import AdapterContract
 from idempotent.testing.contract import CheckerContract
 from idempotent.testing.contract_base import Capability
-from idempotent.testing.crashpoints import CrashPlan, around, crash_points, reach
+from idempotent.testing.crashpoints import CrashPlan, arm, around, crash_points, reach
 from idempotent.testing.duplicates import with_duplicates
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Capability",
     "CheckerContract",
     "CrashPlan",
+    "arm",
     "around",
     "crash_points",
     "reach",

@@ -113,6 +113,10 @@ class _Passings:
             self._counts[point] += 1
             return self._counts[point]
 
+    def forget(self) -> None:
+        with self._lock:
+            self._counts.clear()
+
 
 _passings: Final = _Passings()
 
@@ -131,6 +135,15 @@ def reach(point: str, plan: CrashPlan | None = None) -> None:
     # Not print(): what is buffered dies with the process.
     os.write(2, f"{plan.kind.value} at {point}\n".encode())
     os.kill(os.getpid(), signal.SIGKILL if plan.kind is CrashKind.KILL else signal.SIGSTOP)
+
+
+def arm(plan: CrashPlan | None) -> None:
+    """Say where this process dies while it runs: as if it stood in the environment, counted from now. None: nowhere."""
+    _passings.forget()
+    if plan is None:
+        os.environ.pop(CRASH_VARIABLE, None)
+    else:
+        os.environ[CRASH_VARIABLE] = f"{plan.kind.value}:{plan.point}:{plan.nth}"
 
 
 def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -> Callable[P, T]:

@@ -18,9 +18,9 @@ from idempotent.errors import AdapterError
 from idempotent.migrations import upgrade
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.crashpoints import CRASH_VARIABLE
+from idempotent.testing.proxy import Loss, Proxy
 from tests.adapters.rabbit import Rabbit, consumer_of, keep_working, numbered, receive
 from tests.adapters.rabbitmq_child import registry_over
-from tests.crash.proxy import Loss, Proxy
 
 ROOT = Path(__file__).parents[2]
 DEAD = Result(Outcome.DEAD, error=ValueError("no such customer"))
@@ -129,7 +129,7 @@ def test_a_connection_lost_around_a_dead_letter_loses_nothing(rabbit, queue, los
         (delivery,) = receive(adapter)
         proxy.lose(b"no such customer", loss)
         adapter.settle(delivery, DEAD)
-        assert proxy.cut.is_set()
+        assert proxy.cut_off.is_set()
         assert adapter.stale_settlements == 1
         (again,) = receive(adapter)
         assert again.message.redelivered

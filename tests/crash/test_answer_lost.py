@@ -12,8 +12,8 @@ from idempotent.claims import KeyStatus
 from idempotent.errors import CommitUnknownError, StoreUnavailableError
 from idempotent.observe import Event, counters
 from idempotent.outcomes import Action
+from idempotent.testing.proxy import Loss, Proxy
 from tests.crash.child import SUBJECT
-from tests.crash.proxy import Loss, Proxy
 from tests.crash.scene import Scene, deliver, deliver_until_settled
 
 # A file has no connection to cut; test_killed.py kills before and after its COMMIT.
@@ -93,7 +93,7 @@ def check_found(scene: Scene, proxy: Proxy) -> None:
     before = not_recorded(consumer)
     behind.lose_completion()
     assert deliver(consumer).outcome is Outcome.PROCESSED
-    assert proxy.cut.is_set()
+    assert proxy.cut_off.is_set()
     assert not_recorded(consumer) == before
     assert scene.key().status is KeyStatus.DONE
     assert scene.effects() == {"warm": 1, "1": 1}
@@ -106,7 +106,7 @@ def test_a_leased_completion_that_never_arrived_is_sent_again(leased, proxy):
     consumer = behind.consumer
     behind.lose_completion(Loss.QUESTION)
     assert deliver(consumer).outcome is Outcome.PROCESSED
-    assert proxy.cut.is_set()
+    assert proxy.cut_off.is_set()
     assert leased.key().status is KeyStatus.DONE
     assert leased.effects() == {"warm": 1, "1": 1}
 
@@ -117,8 +117,18 @@ def test_a_claim_whose_answer_is_lost_is_found_by_its_owner(leased, proxy):
     claiming = b"EVALSHA" if leased.store.kind == "redis" else b"INSERT INTO " + leased.store.table.encode()
     proxy.lose(claiming)
     assert deliver(consumer).outcome is Outcome.PROCESSED
-    assert proxy.cut.is_set()
+    assert proxy.cut_off.is_set()
     assert leased.effects() == {"warm": 1, "1": 1}
+
+
+@pytest.mark.parametrize("shared_store", ["mysql"], indirect=True)
+def test_a_connection_that_dies_while_it_is_prepared_is_an_unreachable_store(leased, proxy):
+    checker = leased.job.checker(leased.through(proxy.port))
+    proxy.lose(b"SET AUTOCOMMIT = 1", Loss.QUESTION)
+    with pytest.raises(StoreUnavailableError):
+        checker.garbage_collect()
+    assert proxy.cut_off.is_set()
+    assert checker.garbage_collect() == 0
 
 
 # Nothing proves it
@@ -132,7 +142,7 @@ def test_a_leased_completion_is_offered_again_when_the_store_is_back(leased, pro
     before = not_recorded(consumer)
     behind.lose_completion(loss, then_refuse=True)
     result = deliver(consumer)
-    assert proxy.cut.is_set()
+    assert proxy.cut_off.is_set()
     assert_held_without_an_attempt(leased, result)
     assert isinstance(result.error, StoreUnavailableError)
     assert not_recorded(consumer) == before + 1
@@ -154,7 +164,7 @@ def test_a_commit_that_nothing_proves_is_decided_by_the_next_claim(transactional
     consumer = behind.consumer
     behind.lose_completion(loss, then_refuse=True)
     result = deliver(consumer)
-    assert proxy.cut.is_set()
+    assert proxy.cut_off.is_set()
     assert_held_without_an_attempt(transactional, result)
     assert isinstance(result.error, CommitUnknownError)
     assert deliver(consumer).outcome is Outcome.UNAVAILABLE
@@ -172,7 +182,7 @@ def test_a_commit_may_still_arrive_after_everybody_looked_in_vain(transactional,
     consumer = behind.consumer
     behind.lose_completion(Loss.LATE)
     result = deliver(consumer)
-    assert proxy.cut.is_set()
+    assert proxy.cut_off.is_set()
     assert_held_without_an_attempt(transactional, result)
     assert isinstance(result.error, CommitUnknownError)
     assert transactional.effects() == {"warm": 1}
@@ -193,6 +203,6 @@ def test_a_group_whose_commit_answer_is_lost_is_found_whole(transactional, proxy
     consumer = behind.consumer
     behind.lose_completion()
     results = consumer.process_many([Message(SUBJECT, id=str(i)) for i in range(10)])
-    assert proxy.cut.is_set()
+    assert proxy.cut_off.is_set()
     assert {result.outcome for result in results} == {Outcome.PROCESSED}
     assert transactional.effects() == {"warm": 1, **{str(i): 1 for i in range(10)}}

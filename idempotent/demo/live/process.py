@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Final
 
 from idempotent.demo.consumers import Job
-from idempotent.demo.ended import ConsumerEndedError, last_words
+from idempotent.demo.ended import ConsumerEndedError
 from idempotent.outcomes import Outcome
+from idempotent.testing.children import ChildEndedError, ChildProcess, last_words
 
 _GOODBYE_S: Final = 60.0
 
@@ -29,12 +26,11 @@ class ConsumerProcess:
 
     def __init__(self, broker_url: str, job: Job, log: Path) -> None:
         """Not started yet."""
-        self._told = json.dumps([broker_url, *job])
+        self._told = [broker_url, *job]
         self._log = log
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._ended: Counter[Outcome] = Counter()
         self._now: Counter[Outcome] = Counter()
-        self._reader: threading.Thread | None = None
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -48,28 +44,13 @@ class ConsumerProcess:
 
     def start(self) -> None:
         """Begin, or begin again."""
-        with self._log.open("ab") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "idempotent.demo.live.child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # what can be imported here
-                start_new_session=True,  # Ctrl-C is for this process alone
-            )
-        assert self._child.stdin is not None
-        self._child.stdin.write(f"{self._told}\n".encode())
-        self._child.stdin.close()
         self._ended, self._now = self.outcomes, Counter()
-        self._reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
-        self._reader.start()
+        self._child = ChildProcess("idempotent.demo.live.child", self._told, self._log, on_line=self._listen)
 
     def kill(self) -> None:
         """SIGKILL, whatever it is doing."""
         if self._child is not None:
             self._child.kill()
-            self._child.wait()
-            self._join()
 
     def stop(self) -> None:
         """Let it finish and settle what it has.
@@ -79,12 +60,10 @@ class ConsumerProcess:
         """
         if self._child is None:
             return
-        self._child.terminate()
         try:
-            self._child.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            raise ConsumerEndedError(f"a consumer did not stop: {self.last_words()}") from None
-        self._join()
+            self._child.stop(_GOODBYE_S)
+        except ChildEndedError as error:
+            raise ConsumerEndedError(str(error)) from None
         self.check(may_have_ended=True)
         self._child = None
 
@@ -102,15 +81,5 @@ class ConsumerProcess:
         """The end of what it printed, as one line."""
         return last_words(self._log)
 
-    def _read(self, child: subprocess.Popen[bytes]) -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            if line.endswith(b"\n"):  # not the half of a word of a killed process
-                self._now = Counter({Outcome(name): count for name, count in json.loads(line).items()})
-
-    def _join(self) -> None:
-        assert self._reader is not None
-        self._reader.join()
-        assert self._child is not None
-        assert self._child.stdout is not None
-        self._child.stdout.close()
+    def _listen(self, line: bytes) -> None:
+        self._now = Counter({Outcome(name): count for name, count in json.loads(line).items()})

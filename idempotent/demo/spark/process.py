@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from idempotent.demo.ended import ConsumerEndedError, last_words
+from idempotent.demo.ended import ConsumerEndedError
 from idempotent.demo.spark.schedule import Kill
 from idempotent.demo.spark.stores import SparkStores
+from idempotent.testing.children import last_words
 
 _LOOK_EVERY_S: Final = 0.1
 

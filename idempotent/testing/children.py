@@ -1,0 +1,138 @@
+"""ChildProcess: a Python module run in a process of its own, to be told things, listened to, killed and paused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from idempotent.errors import IdempotentError
+
+_LAST_LINES: Final = 3
+
+
+class ChildEndedError(IdempotentError):
+    """A process ended by itself, or does not end when it is told to."""
+
+
+class ChildProcess:
+    """A running `python -m MODULE`. It has no terminal, so Ctrl-C is for this process alone.
+
+    Args:
+        module: what it runs.
+        told: the first line on its standard input, as JSON.
+        log: file for its standard error, which is appended to.
+        on_line: called in a thread with each whole line of its standard output.
+        environ: variables to set there.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        told: Any,
+        log: Path,
+        *,
+        on_line: Callable[[bytes], object] = lambda _: None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it."""
+        self._log = log
+        self._on_line = on_line
+        with log.open("ab") as file:
+            self._child = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                # What can be imported here.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environ or {})},
+                start_new_session=True,
+            )
+        self.pid: Final = self._child.pid
+        self.tell(told)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def tell(self, told: Any) -> None:
+        """One more line of JSON on its standard input. Whoever is dead does not listen."""
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):
+            self._child.stdin.write(f"{json.dumps(told)}\n".encode())
+            self._child.stdin.flush()
+
+    def poll(self) -> int | None:
+        """The exit code, minus the signal's number; None while it lives."""
+        return self._child.poll()
+
+    def is_paused(self) -> bool:
+        """Whether it is stopped now, as by SIGSTOP."""
+        options = os.WSTOPPED | os.WCONTINUED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):
+            found = os.waitid(os.P_PID, self.pid, options)
+            return found is not None and found.si_code == os.CLD_STOPPED
+        return False
+
+    def pause(self) -> None:
+        """SIGSTOP: it stalls, with its connections open."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, whatever it is doing, and wait until it is dead and all that it said is read."""
+        self._child.kill()
+        self._child.wait()
+        self._close()
+
+    def stop(self, within_s: float) -> int:
+        """SIGTERM, and its exit code.
+
+        Raises:
+            ChildEndedError: it does not end in time.
+        """
+        self.resume()
+        self._send(signal.SIGTERM)
+        try:
+            code = self._child.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise ChildEndedError(
+                f"a process did not stop within {within_s:.0f} s: {self.last_words()}"
+            ) from None
+        self._close()
+        return code
+
+    def last_words(self) -> str:
+        """The end of what it printed, as one line."""
+        return last_words(self._log)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._child.poll() is None:
+            self._child.send_signal(number)
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            if line.endswith(b"\n"):  # not the half of a word of a killed process
+                self._on_line(line)
+
+    def _close(self) -> None:
+        self._reader.join()
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # closing flushes what the dead process never read
+                pipe.close()
+
+
+def last_words(log: Path) -> str:
+    """The end of a log, as one line."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return " / ".join(lines[-_LAST_LINES:]) or "it printed nothing"

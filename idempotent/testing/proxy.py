@@ -1,0 +1,188 @@
+"""Proxy: a TCP proxy on loopback that cuts, stalls, delays, and loses an answer or a question."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+_READ: Final = 1 << 16
+PATIENCE_S: Final = 20.0
+
+
+class Loss(Enum):
+    """What is lost, with the connection, when the chosen packet comes by."""
+
+    ANSWER = "answer"
+    """The server acts on the packet; its answer never arrives."""
+    QUESTION = "question"
+    """The packet never reaches the server."""
+    LATE = "late"
+    """The server gets the packet at `deliver()`, long after the client has given up."""
+
+
+class Proxy:
+    """Forwards to one server. What is encrypted passes too, but no packet of it can be chosen by its content.
+
+    Args:
+        host: the server's.
+        port: the server's.
+        patience_s: seconds that the server has to act, where its answer is to be lost.
+        translate: makes, for each connection, what the server's bytes are passed through on their way to the client.
+
+    Attributes:
+        port: where it listens, on 127.0.0.1.
+        cut_off: set once the chosen packet came by and its connection was cut.
+        delay_s: seconds that each packet of a client is late.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        patience_s: float = PATIENCE_S,
+        translate: Callable[[], Callable[[bytes], bytes]] | None = None,
+    ) -> None:
+        """Listen at once."""
+        self._target = (host, port)
+        self._patience_s = patience_s
+        self._translate = translate or (lambda: bytes)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: Final[int] = self._listener.getsockname()[1]
+        self.cut_off = threading.Event()
+        self.delay_s = 0.0
+        self.deliver: Callable[[], None] = lambda: None
+        self._chosen: tuple[bytes, Loss, bool] | None = None
+        self._refuses = False
+        self._flows = threading.Event()
+        self._flows.set()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose(self, pattern: bytes, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False) -> None:
+        """Cut at a client's next packet with this in it; and then let nobody in, if so told, until `recover`.
+
+        Args:
+            pattern: what is in the packet; empty: any packet.
+            loss: what does not arrive.
+            then_refuse: cut the other connections too, and refuse new ones.
+        """
+        self._chosen = (pattern, loss, then_refuse)
+
+    def lose_nothing(self) -> None:
+        """Take back a `lose` whose packet has not come by."""
+        self._chosen = None
+
+    def cut(self) -> int:
+        """Cut every connection. How many there were."""
+        with self._lock:
+            ends, self._open = self._open, set()
+        for end in ends:
+            _hang_up(end)
+        return len(ends) // 2
+
+    def refuse(self) -> None:
+        """Cut every connection, and let nobody in until `recover`."""
+        self._refuses = True
+        self.cut()
+
+    def recover(self) -> None:
+        """Let clients in again."""
+        self._refuses = False
+
+    def stall(self) -> None:
+        """Forward nothing until `go_on`; connections stay open."""
+        self._flows.clear()
+
+    def go_on(self) -> None:
+        """Forward again, also what came meanwhile."""
+        self._flows.set()
+
+    def close(self) -> None:
+        """Cut every connection and listen no more."""
+        _hang_up(self._listener)
+        self._flows.set()
+        self.cut()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            if self._refuses:
+                return
+            server = socket.create_connection(self._target, self._patience_s)
+        except OSError:
+            return  # the server is not there, which its client has to notice
+        else:
+            server.settimeout(None)
+            with self._lock:
+                self._open |= {client, server}
+            self._forward(client, server)
+        finally:
+            self._end(client)
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        lost = threading.Event()
+        back = threading.Thread(target=self._answer, args=(server, client, lost), daemon=True)
+        back.start()
+
+        def act() -> None:
+            server.sendall(packet)
+            back.join(self._patience_s)  # ends with the answer
+            self._end(server)
+
+        with contextlib.suppress(OSError):
+            while packet := client.recv(_READ):
+                self._flows.wait()
+                if self.delay_s:
+                    time.sleep(self.delay_s)
+                if self._chosen is None or self._chosen[0] not in packet:
+                    server.sendall(packet)
+                    continue
+                (_, loss, self._refuses), self._chosen = self._chosen, None
+                lost.set()
+                if self._refuses:
+                    self._cut_others(client, server)
+                if loss is Loss.LATE:
+                    self.deliver = act
+                else:
+                    act() if loss is Loss.ANSWER else self._end(server)
+                self.cut_off.set()
+                return
+        self._end(server)
+
+    def _end(self, end: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(end)
+        _hang_up(end)
+
+    def _cut_others(self, *ours: socket.socket) -> None:
+        with self._lock:
+            others = self._open - {*ours}
+        for other in others:
+            _hang_up(other)
+
+    def _answer(self, server: socket.socket, client: socket.socket, lost: threading.Event) -> None:
+        translate = self._translate()
+        with contextlib.suppress(OSError):
+            while (packet := server.recv(_READ)) and not lost.is_set():
+                self._flows.wait()
+                client.sendall(translate(packet))
+        if not lost.is_set():
+            _hang_up(client)
+
+
+def _hang_up(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

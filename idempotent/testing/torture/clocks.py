@@ -1,0 +1,52 @@
+"""Wrong clocks, by libfaketime."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+_NAME: Final = "libfaketime.so.1"
+# Where Debian, Fedora, Arch and an own build put it.
+_FOLDERS: Final = (
+    *(str(folder) for folder in sorted(Path("/usr/lib").glob("*/faketime"))),
+    "/usr/lib64/faketime",
+    "/usr/lib/faketime",
+    "/usr/local/lib/faketime",
+)
+
+
+def no_wrong_clocks() -> str | None:
+    """Why clocks cannot be shifted here; None: they can."""
+    if _library() is not None:
+        return None
+    return "libfaketime is not installed (Debian: faketime)" if sys.platform == "linux" else "only on Linux"
+
+
+def shifted_clock(by_s: float) -> dict[str, str]:
+    """Variables for a process whose clock is wrong by so many seconds. Its monotonic clock is right."""
+    library = _library()
+    assert library is not None
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME": f"{by_s:+.0f}s",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",  # the same in older versions
+        "FAKETIME_NO_CACHE": "1",
+    }
+
+
+def sleep_by_the_right_clock() -> None:
+    """Call it in such a process: libfaketime 0.9.10 fails where Python, from 3.11 on, sleeps until a time."""
+
+    def sleep(seconds: Any) -> None:
+        threading.Event().wait(seconds)
+
+    time.sleep = sleep
+
+
+def _library() -> Path | None:
+    found = (Path(folder, _NAME) for folder in _FOLDERS)
+    return next((path for path in found if path.exists()), None)

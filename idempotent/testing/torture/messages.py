@@ -1,0 +1,53 @@
+"""The messages of a run, and what becomes of each in the handler."""
+
+from __future__ import annotations
+
+import json
+import random
+from enum import Enum
+from typing import Final
+
+from idempotent.message import Message
+
+
+class Behaviour(Enum):
+    """What a message makes its handler do."""
+
+    PLAIN = "plain"
+    SLOW = "slow"
+    """It takes so long that the lease is renewed."""
+    FLAKY = "flaky"
+    """It fails now and then, before the effect."""
+    UNDONE = "undone"
+    """It fails now and then after the effect, where that is undone."""
+    POISON = "poison"
+    """It always fails, and ends as a dead letter."""
+
+
+_SHARES: Final = {
+    Behaviour.SLOW: 0.004,
+    Behaviour.FLAKY: 0.01,
+    Behaviour.UNDONE: 0.01,
+    Behaviour.POISON: 0.003,
+}
+
+
+def id_of(number: int) -> str:
+    """The id of a message."""
+    return f"m-{number}"
+
+
+def behaviour_of(seed: int, number: int) -> Behaviour:
+    """What a message does; the same for the same seed."""
+    place = random.Random(f"behaviour {seed} {number}").random()
+    for behaviour, share in _SHARES.items():
+        place -= share
+        if place < 0:
+            return behaviour
+    return Behaviour.PLAIN
+
+
+def message_of(subject: str, seed: int, number: int) -> Message:
+    """The message of a number."""
+    body = json.dumps({"number": number, "behaviour": behaviour_of(seed, number).value})
+    return Message(subject, body.encode(), id=id_of(number))

@@ -1,0 +1,61 @@
+"""How much of everything."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from idempotent.errors import ConfigurationError
+
+
+class Shape(NamedTuple):
+    """How one consumer works."""
+
+    concurrency: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One run.
+
+    Attributes:
+        seed: decides faults, duplicates, and what the messages do.
+        seconds: how long faults happen. Starting, and processing what is left, comes on top.
+        processes: consumers.
+        lease_s: of a leased checker, seconds.
+        duplicates: the share of messages that the producer sends twice on purpose.
+        rate_per_s: messages a second that the producer sends at most.
+        backlog: messages sent and not processed, at which it waits.
+
+    Raises:
+        ConfigurationError: a number is out of its range.
+    """
+
+    seed: int
+    seconds: float = 60.0
+    processes: int = 3
+    lease_s: float = 4.0
+    duplicates: float = 0.1
+    rate_per_s: float = 200.0
+    backlog: int = 600
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if min(self.seconds, self.lease_s, self.rate_per_s) <= 0 or self.processes < 1 or self.backlog < 1:
+            raise ConfigurationError("seconds, lease, rate, processes and backlog must be positive")
+        if not 0 <= self.duplicates < 1:
+            raise ConfigurationError(f"duplicates must be from 0 to below 1, not {self.duplicates}")
+
+    def shape(self, slot: int, *, in_order: bool) -> Shape:
+        """Each consumer works in a way of its own: one by one, in threads, in groups.
+
+        Args:
+            slot: which one.
+            in_order: whether the order of a partition is to be kept, which one thread does, or single messages.
+        """
+        chance = random.Random(f"shape {self.seed} {slot}")
+        if slot % 3 == 0 or (in_order and slot % 3 == 1):
+            return Shape(chance.choice((1, 3)), 1)
+        return Shape(1 if in_order else chance.choice((1, 2)), chance.choice((5, 20, 50)))

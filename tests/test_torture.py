@@ -1,0 +1,49 @@
+"""Torture, briefly: every broker with every checker. `make torture` takes an hour for it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from rich.console import Console
+
+from idempotent.cli.torture import over_servers
+from idempotent.testing.torture import Settings
+from tests.torture_pairs import CHECKERS, PAIRS, servers_of
+
+BROKER_FIXTURES = {
+    "rabbitmq": "private_rabbitmq",
+    "activemq": "private_activemq",
+    "kafka": "private_kafka",
+}
+STORE_FIXTURES = {
+    "MariaDB": "private_mariadb",
+    "PostgreSQL": "private_postgres",
+    "Redis": "private_redis",
+}
+SECONDS = 12.0
+# The same faults each time, so that a failure comes again; others by hand, and in the long run.
+SEED = int(os.environ.get("IDEMPOTENT_TORTURE_SEED", "1"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("broker", "checker"), PAIRS, ids=[f"{broker}-{checker}" for broker, checker in PAIRS]
+)
+def test_nothing_is_lost_and_nothing_unexplained(broker, checker, request):
+    kind = CHECKERS[checker]
+    running = (
+        request.getfixturevalue(BROKER_FIXTURES[broker])(),
+        request.getfixturevalue(STORE_FIXTURES[kind.store.name])(*kind.options),
+    )
+    report = over_servers(
+        Console(quiet=True), Settings(seed=SEED, seconds=SECONDS), servers_of(*running, checker)
+    )
+    shown = json.dumps(report.as_json(), indent=1)
+    assert report.kept_promise, shown
+    assert report.messages > 50, shown
+    assert report.kills, shown
+    assert report.restarts, shown
+    assert report.cuts, shown
