@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,6 +121,8 @@ def server_at(
 
 def what_to_check(error: BaseException) -> str | None:
     """What a person must do about an error that no waiting repairs; None: waiting may."""
+    if isinstance(error, _PROBABLE) and not _SAID_NO.search(str(error)):
+        return None  # pika guesses from the moment; a connection may be lost at that one too
     if isinstance(error, (pika_errors.ProbableAuthenticationError, pika_errors.AuthenticationError)):
         return "the broker refuses the user name or the password in the URL"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -145,6 +148,9 @@ def what_to_check(error: BaseException) -> str | None:
 
 
 _TIMED_OUT: Final = "timed out"
+_PROBABLE: Final = (pika_errors.ProbableAuthenticationError, pika_errors.ProbableAccessDeniedError)
+# The broker's own answer, in pika's words: access refused, not allowed.
+_SAID_NO: Final = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
 _NOT_ALLOWED: Final = 530
 _ACCESS_REFUSED: Final = 403
 _NOT_FOUND: Final = 404
@@ -154,6 +160,8 @@ _NOT_IMPLEMENTED: Final = 540
 
 def explained(error: BaseException) -> BaseException:
     """An error in words, where pika has only names of classes."""
+    if isinstance(error, _PROBABLE):
+        return ConnectionError(f"the connection was lost while it was being opened ({error})")
     if isinstance(error, pika_errors.IncompatibleProtocolError):
         # Not for good: a proxy in front of a broker that starts looks the same.
         return ConnectionError("it does not speak AMQP 0-9-1; a TLS port needs amqps://")

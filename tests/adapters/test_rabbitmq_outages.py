@@ -141,6 +141,27 @@ def test_a_connection_lost_around_a_dead_letter_loses_nothing(rabbit, queue, los
     assert rabbit.depth(queue) == 0
 
 
+@pytest.mark.parametrize(
+    "method", [bytes([0, 10, 0, 11]), bytes([0, 10, 0, 40])], ids=["logging in", "opening the virtual host"]
+)
+def test_a_first_connection_lost_while_it_is_opened_is_tried_again(rabbit, queue, method):
+    parts = urlsplit(rabbit.url)
+    proxy = Proxy("127.0.0.1", parts.port)
+    place = parts.netloc.rpartition("@")[0]
+    adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}")
+    proxy.lose(method, Loss.QUESTION)
+    try:
+        adapter.open([consumer_of(queue)])
+        assert proxy.cut_off.is_set()
+        assert not adapter.connected
+        rabbit.send(Message(queue, id="1"))
+        (delivery,) = receive(adapter)
+        adapter.settle(delivery, ACK)
+    finally:
+        adapter.close()
+        proxy.close()
+
+
 def test_a_lost_acknowledgement_is_counted_and_the_message_comes_again(rabbit, queue):
     parts = urlsplit(rabbit.url)
     proxy = Proxy("127.0.0.1", parts.port)

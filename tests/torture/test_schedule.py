@@ -1,0 +1,57 @@
+"""A seed decides what is done, to whom and when."""
+
+from __future__ import annotations
+
+from idempotent.testing.torture import Servers, Settings
+from idempotent.testing.torture.faults import FaultKind
+from idempotent.testing.torture.messages import Behaviour, behaviour_of
+from idempotent.testing.torture.offers import offers
+from idempotent.testing.torture.schedule import schedule
+from idempotent.testing.torture.stores import Store
+
+POINTS = tuple(f"{when}_{step}" for step in ("claim", "effect", "ack") for when in ("before", "after"))
+KINDS = tuple(FaultKind)
+
+
+def test_the_same_seed_makes_the_same_faults_and_another_one_others():
+    settings = Settings(seed=7, seconds=300)
+    assert schedule(settings, KINDS, POINTS) == schedule(settings, KINDS, POINTS)
+    assert schedule(settings, KINDS, POINTS) != schedule(Settings(seed=8, seconds=300), KINDS, POINTS)
+
+
+def test_a_fault_that_is_not_offered_changes_nothing_about_the_others():
+    settings = Settings(seed=7, seconds=300)
+    fewer = tuple(kind for kind in KINDS if kind is not FaultKind.SHIFT_CLOCK)
+    expected = [fault for fault in schedule(settings, KINDS, POINTS) if fault.kind in fewer]
+    assert list(schedule(settings, fewer, POINTS)) == expected
+
+
+def test_each_kind_happens_however_short_the_time():
+    faults = schedule(Settings(seed=7, seconds=5), KINDS, POINTS)
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert all(0 < fault.at_s < 5 for fault in faults)
+
+
+def test_every_crash_point_gets_its_turn():
+    faults = schedule(Settings(seed=7, seconds=300), KINDS, POINTS)
+    assert {fault.point for fault in faults if fault.kind is FaultKind.KILL_AT_POINT} == set(POINTS)
+
+
+def test_what_a_message_does_is_in_the_seed():
+    seen = [behaviour_of(7, number) for number in range(2000)]
+    assert seen == [behaviour_of(7, number) for number in range(2000)]
+    assert set(seen) == set(Behaviour)
+
+
+def test_what_cannot_be_done_is_said_with_the_reason(tmp_path):
+    servers = Servers("amqps://localhost", f"transactional+sqlite:///{tmp_path}/db")
+    found = offers(servers, Store(servers.checker_url, "torture_x"))
+    assert set(found.kinds) == {
+        FaultKind.KILL,
+        FaultKind.KILL_AT_POINT,
+        FaultKind.PAUSE,
+        FaultKind.PAUSE_AT_POINT,
+    }
+    assert set(found.kinds) | set(found.missing) == set(FaultKind)
+    assert "TLS" in found.missing[FaultKind.CUT_BROKER]
+    assert "--restart-store" in found.missing[FaultKind.RESTART_STORE]
