@@ -66,7 +66,8 @@ class KafkaAdapter(Adapter):
             key (`key`), or none.
         max_in_flight_per_partition: messages of one partition handed out at once. None: 1 with the ordering
             `partition`, else 1000. More than 1 with `partition` fills batches, and keeps the order while a Worker has
-            one thread and no message fails; nothing is handed out after one that failed until it is settled.
+            one thread and no message fails or waits for its key; nothing is handed out after one that failed until it
+            is settled.
         max_pending_per_partition: received and unfinished messages at which a partition is paused.
         commit_interval_s: seconds between commits.
         commit_every: settled messages after which a commit comes sooner.

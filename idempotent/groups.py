@@ -14,6 +14,7 @@ from idempotent.message import Message
 from idempotent.observe import Event, counters
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import Handling, OnExpiredLease
+from idempotent.positions import Position
 from idempotent.processing import (
     STORE_RETRY_S,
     count_lost,
@@ -174,6 +175,11 @@ class _Group:
                 self.results[item.index] = refused(
                     self._consumer, self._checker, item.message, request, decision
                 )
+        if self._alone and claimed and isinstance(claimed[0].item.message.position, Position):
+            # What a dead process left is claimed alone, and must not come behind later messages of its partition.
+            self._give_up(claimed)
+            self._alone.sort(key=lambda item: item.index)
+            return []
         return claimed
 
     def _run_claimed(self, claimed: list[_Claimed]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import sqlalchemy as sa
@@ -26,6 +26,7 @@ from idempotent.errors import (
     StoreUnavailableError,
 )
 from idempotent.observe import Event, counters
+from idempotent.positions import Position
 from idempotent.sql import cursor
 from idempotent.sql.transaction import Unit
 from tests.stores import ALL, SQL, Store, open_store
@@ -297,6 +298,22 @@ def test_a_lapsed_claim_is_taken_over_alone_beside_a_failing_neighbour(shop):
     results = consumer.process_many(group)
     assert outcomes(results) == ["processed", "processed", "failed", "processed"]
     assert outcomes(consumer.process_many(messages("1", "lapsed", "3"))) == ["duplicate"] * 3
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_lapsed_claim_does_not_come_behind_later_messages_of_its_partition(shop, batch):
+    lapsing = MemoryChecker(lease_s=0.2) if shop.store.kind == "memory" else shop.store.leased(lease_s=0.2)
+    if shop.store.kind == "memory":
+        shop.checker = lapsing
+    consumer = shop.consumer(batch=batch)
+    in_order = [
+        replace(message(str(offset)), position=Position("t", 0, offset, offset)) for offset in range(4)
+    ]
+    for left in in_order[:2]:
+        lapsing.abandon(lapsing.claim(consumer.request(left)).claim)
+    time.sleep(0.3)
+    assert outcomes(consumer.process_many(in_order)) == ["processed"] * 4
+    assert [name for call in shop.calls for name in call] == ["0", "1", "2", "3"]
 
 
 # Batch handlers

@@ -22,6 +22,7 @@ from idempotent.errors import IdempotentError
 from idempotent.testing.torture import Settings, TortureReport
 from idempotent.testing.torture.figures import write_figures
 from tests.services import PrivateServer
+from tests.services.small_disk import on_a_small_disk
 from tests.torture_pairs import BROKERS, CHECKERS, PAIRS, servers_of
 
 FIGURES = Path(__file__).parent.parent / "build" / "torture"
@@ -80,10 +81,11 @@ def pair(console: Console, broker: str, checker: str, settings: Settings, *, kee
     """One of them."""
     with ExitStack() as stack:
         kind = CHECKERS[checker]
-        running = [
-            started(stack, console, server) for server in (BROKERS[broker](), kind.store(*kind.options))
-        ]
-        return over_servers(console, settings, servers_of(*running, checker), keep=keep)
+        store = kind.store(*kind.options)
+        # Redis has its keys in memory.
+        small = checker != "redis" and stack.enter_context(on_a_small_disk(store))
+        running = [started(stack, console, server) for server in (BROKERS[broker](), store)]
+        return over_servers(console, settings, servers_of(*running, checker, small_disk=small), keep=keep)
 
 
 def started(stack: ExitStack, console: Console, server: PrivateServer) -> PrivateServer:

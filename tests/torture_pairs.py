@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from idempotent.testing.torture import Servers
 from tests.services import (
@@ -16,6 +17,7 @@ from tests.services import (
     PrivateRedis,
     PrivateServer,
 )
+from tests.services.small_disk import full
 
 BROKERS: dict[str, type[PrivateServer]] = {
     "rabbitmq": PrivateRabbitMq,
@@ -49,13 +51,16 @@ PAIRS = [
 ]
 
 
-def servers_of(broker: PrivateServer, store: PrivateServer, checker: str) -> Servers:
-    """Both running."""
+def servers_of(
+    broker: PrivateServer, store: PrivateServer, checker: str, *, small_disk: bool = False
+) -> Servers:
+    """Both running; the store's disk can be filled if it is small."""
     return Servers(
         broker.url if "://" in broker.url else f"kafka://{broker.url}",
         CHECKERS[checker].prefix + store.url,
         restart_broker=_restarting(broker),
         restart_store=_restarting(store),
+        full_disk=partial(full, store) if small_disk else None,
     )
 
 

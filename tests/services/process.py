@@ -133,6 +133,11 @@ class PrivateServer(ABC):
         self.stop()
         self.start()
 
+    def start_if_ended(self) -> None:
+        """Start it again if it ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nobody answers."""
         family = self._family()

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sqlalchemy import Connection, insert
+from sqlalchemy.exc import SQLAlchemyError
 
 from idempotent.checker import AbstractIdempotentChecker
 from idempotent.claims import Guarantee
 from idempotent.consumer import Consumer, current_claim
-from idempotent.errors import IdempotentError
 from idempotent.message import Message
 from idempotent.policy import Backoff
 from idempotent.positions import Position
@@ -56,7 +56,7 @@ def consumer_of(
         job.subject,
         group=GROUP,
         checker=checker,
-        retry_for=(FlakyError, IdempotentError),
+        retry_for=(FlakyError, SQLAlchemyError),
         max_attempts=_ATTEMPTS,
         backoff=_BACKOFF,
     )

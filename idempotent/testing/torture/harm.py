@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Final
 
 from idempotent.testing.crashpoints import CrashKind, CrashPlan
@@ -21,6 +22,7 @@ from idempotent.testing.torture.stores import Store
 
 # A consumer that is just starting shows nothing; it is waited for, so long.
 _READY_S: Final = 8.0
+_AGAIN_S: Final = 1.0
 
 
 class Harm:
@@ -60,6 +62,7 @@ class Harm:
         # One thread for all of them, which lives on: some servers die with the thread that started them.
         self._restarter = ThreadPoolExecutor(1, "torture-restarts")
         self._restarts: list[Future[None]] = []
+        self._store_turn = threading.Lock()
 
     @property
     def done(self) -> bool:
@@ -85,11 +88,10 @@ class Harm:
             Exception: what a restart raised.
         """
         self._due.clear()
-        for restart in self._restarts:
-            restart.result()
         while self._undo:
             heapq.heappop(self._undo)[2]()
-        self._disk.close()
+        for restart in self._restarts:
+            restart.result()
         for slot in self._slots:
             slot.calm()
         if self._producer_proxy is not None:
@@ -187,8 +189,10 @@ class Harm:
         assert restart is not None
 
         def act() -> None:
-            began = time.monotonic()
-            restart(fault.for_s)
+            # A full disk is no place to start at.
+            with self._store_turn if fault.kind is FaultKind.RESTART_STORE else nullcontext():
+                began = time.monotonic()
+                restart(fault.for_s)
             self._record(Incident(fault.kind, began, time.monotonic()))
 
         self._restarts.append(self._restarter.submit(act))
@@ -200,6 +204,10 @@ class Harm:
 
     def _fill_disk(self, fault: Fault) -> None:
         assert self._servers.full_disk is not None
+        if not self._store_turn.acquire(blocking=False):
+            self._at(time.monotonic() + _AGAIN_S, lambda: self._fill_disk(fault))
+            return
+        self._disk.callback(self._store_turn.release)
         self._disk.enter_context(self._servers.full_disk())
         self._later(fault, "", self._disk.close)
 
