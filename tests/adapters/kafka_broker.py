@@ -19,7 +19,8 @@ class Broker:
         # Without its complaints about a server that a test has stopped.
         self._config = {"bootstrap.servers": bootstrap, "log_level": 0}
         self.admin = AdminClient(self._config)
-        self._producer = Producer(self._config)
+        # A new topic's first messages may be sent twice, and without this come to lie behind the next ones.
+        self._producer = Producer({**self._config, "enable.idempotence": True})
 
     def make(self, topic, partitions=1, **config):
         new = NewTopic(topic, partitions, 1, config=config)

@@ -40,7 +40,7 @@ def draw(folder: Path, points: Sequence[Point]) -> list[Path]:
         _axes(latencies, f"p99 of a claim and completion of {batch}, ms")
         figure.suptitle(f"Claim and completion of fresh keys, {batch} at a time, one thread")
         names = rates.get_legend_handles_labels()
-        figure.legend(*names, loc="lower center", ncols=3, fontsize=8)
+        figure.legend(*names, loc="lower center", ncols=3, fontsize=8, handlelength=4)
         figure.tight_layout(rect=(0, 0.14, 1, 1))
         paths.append(folder / f"growth-batch-{batch}.png")
         figure.savefig(paths[-1], dpi=110)
@@ -56,3 +56,6 @@ def _enough(points: Sequence[Point], store: str) -> str:
 def _axes(axes: Any, name: str) -> None:
     axes.set(xlabel="stored keys", ylabel=name, xscale="log", yscale="log")
     axes.grid(visible=True, which="both", alpha=0.3)
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_minor_formatter("{x:,g}")
+    axes.tick_params(which="minor", labelsize=7)
