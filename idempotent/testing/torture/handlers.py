@@ -30,8 +30,8 @@ _ATTEMPTS: Final = 100_000
 _BACKOFF: Final = Backoff(initial_s=0.1, maximum_s=1.0)
 _FAILS: Final = 0.6
 _LONGEST_MOMENT_S: Final = 0.004
-# Of a lease, which is renewed after a third.
-_SLOW: Final = 0.6
+# Of a lease: without renewal it would end.
+_SLOW: Final = 1.3
 
 
 class FlakyError(Exception):

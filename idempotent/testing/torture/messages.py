@@ -15,7 +15,7 @@ class Behaviour(Enum):
 
     PLAIN = "plain"
     SLOW = "slow"
-    """It takes so long that the lease is renewed."""
+    """It takes longer than a lease, which must be renewed meanwhile."""
     FLAKY = "flaky"
     """It fails now and then, before the effect."""
     UNDONE = "undone"
@@ -25,10 +25,10 @@ class Behaviour(Enum):
 
 
 _SHARES: Final = {
-    Behaviour.SLOW: 0.004,
+    Behaviour.SLOW: 0.0015,
     Behaviour.FLAKY: 0.01,
     Behaviour.UNDONE: 0.01,
-    Behaviour.POISON: 0.003,
+    Behaviour.POISON: 0.0025,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from idempotent.adapters.base import Adapter
 from idempotent.errors import AdapterError
 from idempotent.message import Message
-from idempotent.testing.torture.messages import message_of
+from idempotent.testing.torture.messages import Behaviour, behaviour_of, message_of
 from idempotent.testing.torture.settings import Settings
 
 _MOST_TOGETHER: Final = 20
@@ -108,6 +108,9 @@ class Producer:
             for number in numbers:
                 if self._chance.random() < self._share:
                     heapq.heappush(self._copies, (number + self._chance.randint(0, _LATEST_COPY), number))
+                elif self._share and behaviour_of(self._settings.seed, number) is not Behaviour.PLAIN:
+                    # At once, so that somebody else wants the key of what takes long, or fails.
+                    heapq.heappush(self._copies, (number, number))
         while self._copies and (self._finishing.is_set() or self._copies[0][0] < self.begun):
             numbers.append(heapq.heappop(self._copies)[1])
             self.duplicates += 1
