@@ -15,7 +15,14 @@ from idempotent.testing.torture.incidents import Incident, Mishap
 from idempotent.testing.torture.settings import Settings
 
 CUTS = frozenset(
-    {FaultKind.CUT_STORE, FaultKind.CUT_BROKER, FaultKind.LOSE_STORE_ANSWER, FaultKind.LOSE_BROKER_ANSWER}
+    {
+        FaultKind.CUT_STORE,
+        FaultKind.CUT_BROKER,
+        FaultKind.LOSE_STORE_ANSWER,
+        FaultKind.LOSE_STORE_QUESTION,
+        FaultKind.LATE_STORE_QUESTION,
+        FaultKind.LOSE_BROKER_ANSWER,
+    }
 )
 
 
