@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Final
 
 from idempotent.testing.crashpoints import CrashKind, CrashPlan
@@ -174,7 +174,8 @@ class Harm:
             if proxy.cut_off.is_set():
                 self._happened(fault, process)
                 if loss is Loss.LATE:
-                    proxy.deliver()
+                    with suppress(OSError):  # the server may be gone by now
+                        proxy.deliver()
             proxy.lose_nothing()
             proxy.recover()
 
