@@ -24,6 +24,15 @@ from idempotent.testing.torture.stores import Store
 # A consumer that is just starting shows nothing; it is waited for, so long.
 _READY_S: Final = 8.0
 _AGAIN_S: Final = 1.0
+_OF_A_SERVER: Final = frozenset(
+    {
+        FaultKind.RESTART_STORE,
+        FaultKind.RESTART_BROKER,
+        FaultKind.FORGET,
+        FaultKind.EVICT,
+        FaultKind.FILL_DISK,
+    }
+)
 _LOSSES: Final = {FaultKind.LOSE_STORE_QUESTION: Loss.QUESTION, FaultKind.LATE_STORE_QUESTION: Loss.LATE}
 # In so much time a packet that can be chosen comes by.
 _COMES_BY_S: Final = 0.5
@@ -108,7 +117,9 @@ class Harm:
     # Private
 
     def _ready(self, fault: Fault) -> bool:
-        return fault.slot >= len(self._slots) or not self._slots[fault.slot].busy
+        return (
+            fault.kind in _OF_A_SERVER or fault.slot >= len(self._slots) or not self._slots[fault.slot].busy
+        )
 
     def _apply(self, fault: Fault) -> None:
         match fault.kind:
