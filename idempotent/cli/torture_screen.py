@@ -136,9 +136,11 @@ def _table(report: TortureReport) -> Table:
     row("deliveries settled", report.settled)
     row("duplicates skipped", report.skipped)
     table.add_section()
+    at_points = {
+        kind.value: report.points(kind) for kind in (FaultKind.KILL_AT_POINT, FaultKind.PAUSE_AT_POINT)
+    }
     for kind, count in sorted(report.counts.items()):
-        points = ", ".join(sorted(report.points)) if "point" in kind else ""
-        row(kind, count, points)
+        row(kind, count, ", ".join(sorted(at_points.get(kind, ()))))
     table.add_section()
     explained = ", ".join(f"{kind} {count}" for kind, count in findings.explained.items())
     row("effects", findings.effects, style="bold")

@@ -130,10 +130,10 @@ def place_at(url: str, subject: str, batch_size: int) -> Place:
     """The place on the broker that a URL names.
 
     Raises:
-        ConfigurationError: the demo knows no such broker.
+        ConfigurationError: no such broker is known.
     """
     scheme = urlsplit(url).scheme
     if scheme not in _PLACES:
         known = ", ".join(f"{scheme}://" for scheme in sorted(_PLACES))
-        raise ConfigurationError(f"the demo knows no broker with the scheme {scheme!r}; known: {known}")
+        raise ConfigurationError(f"no broker of a known kind: the scheme is {scheme!r}; known: {known}")
     return _PLACES[scheme](url, subject, batch_size)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Final
 
 from idempotent.testing.crashpoints import CrashKind, CrashPlan
@@ -17,12 +17,25 @@ from idempotent.testing.proxy import Loss, Proxy
 from idempotent.testing.torture.consumers import ConsumerSlot
 from idempotent.testing.torture.faults import Fault, FaultKind
 from idempotent.testing.torture.incidents import Incident
+from idempotent.testing.torture.offers import OF_THE_STORE
 from idempotent.testing.torture.servers import Servers
 from idempotent.testing.torture.stores import Store
 
 # A consumer that is just starting shows nothing; it is waited for, so long.
 _READY_S: Final = 8.0
 _AGAIN_S: Final = 1.0
+_OF_A_SERVER: Final = frozenset(
+    {
+        FaultKind.RESTART_STORE,
+        FaultKind.RESTART_BROKER,
+        FaultKind.FORGET,
+        FaultKind.EVICT,
+        FaultKind.FILL_DISK,
+    }
+)
+_LOSSES: Final = {FaultKind.LOSE_STORE_QUESTION: Loss.QUESTION, FaultKind.LATE_STORE_QUESTION: Loss.LATE}
+# In so much time a packet that can be chosen comes by.
+_COMES_BY_S: Final = 0.5
 
 
 class Harm:
@@ -104,7 +117,9 @@ class Harm:
     # Private
 
     def _ready(self, fault: Fault) -> bool:
-        return fault.slot >= len(self._slots) or not self._slots[fault.slot].busy
+        return (
+            fault.kind in _OF_A_SERVER or fault.slot >= len(self._slots) or not self._slots[fault.slot].busy
+        )
 
     def _apply(self, fault: Fault) -> None:
         match fault.kind:
@@ -142,12 +157,7 @@ class Harm:
     def _to_connections(self, fault: Fault) -> None:
         is_producer = fault.slot >= len(self._slots)
         slot = None if is_producer else self._slots[fault.slot]
-        of_store = fault.kind in (
-            FaultKind.CUT_STORE,
-            FaultKind.LOSE_STORE_ANSWER,
-            FaultKind.STALL_STORE,
-            FaultKind.DELAY_STORE,
-        )
+        of_store = fault.kind in OF_THE_STORE
         proxy = self._producer_proxy if slot is None else slot.store_proxy if of_store else slot.broker_proxy
         if proxy is None:
             return
@@ -163,20 +173,24 @@ class Harm:
                 proxy.delay_s = fault.amount
                 self._later(fault, process, lambda: setattr(proxy, "delay_s", 0.0))
             case _:
-                self._lose_answer(fault, process, proxy, self._telling_packet() if of_store else b"")
+                self._lose_a_packet(fault, process, proxy, self._telling_packet() if of_store else b"")
 
-    def _lose_answer(self, fault: Fault, process: str, proxy: Proxy, pattern: bytes) -> None:
+    def _lose_a_packet(self, fault: Fault, process: str, proxy: Proxy, pattern: bytes) -> None:
+        loss = _LOSSES.get(fault.kind, Loss.ANSWER)
         proxy.cut_off.clear()
-        proxy.lose(pattern, Loss.ANSWER, then_refuse=fault.for_s > 0)
+        proxy.lose(pattern, loss, then_refuse=loss is not Loss.LATE and fault.for_s > 0)
 
         def look() -> None:
             # Nothing may have come by.
             if proxy.cut_off.is_set():
                 self._happened(fault, process)
+                if loss is Loss.LATE:
+                    with suppress(OSError):  # the server may be gone by now
+                        proxy.deliver()
             proxy.lose_nothing()
             proxy.recover()
 
-        self._at(time.monotonic() + 0.5 + fault.for_s, look)
+        self._at(time.monotonic() + _COMES_BY_S + fault.for_s, look)
 
     def _telling_packet(self) -> bytes:
         """What is in the packets after which it matters most that their answer is lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from idempotent.claims import Guarantee
 from idempotent.testing.torture.addresses import address_of
@@ -12,15 +13,22 @@ from idempotent.testing.torture.faults import FaultKind
 from idempotent.testing.torture.servers import Servers
 from idempotent.testing.torture.stores import Store
 
-_NO_PROXY = "no proxy can stand before a file, several servers, or TLS"
-_OF_THE_STORE = frozenset(
-    {FaultKind.CUT_STORE, FaultKind.LOSE_STORE_ANSWER, FaultKind.STALL_STORE, FaultKind.DELAY_STORE}
+_NO_PROXY: Final = "no proxy can stand before a file, several servers, or TLS"
+OF_THE_STORE: Final = frozenset(
+    {
+        FaultKind.CUT_STORE,
+        FaultKind.LOSE_STORE_ANSWER,
+        FaultKind.LOSE_STORE_QUESTION,
+        FaultKind.LATE_STORE_QUESTION,
+        FaultKind.STALL_STORE,
+        FaultKind.DELAY_STORE,
+    }
 )
-_OF_THE_BROKER = frozenset(
+OF_THE_BROKER: Final = frozenset(
     {FaultKind.CUT_BROKER, FaultKind.LOSE_BROKER_ANSWER, FaultKind.STALL_BROKER, FaultKind.DELAY_BROKER}
 )
 # The steps that a consumer passes; those of a batch of Spark are others.
-_POINTS = ("claim", "effect", "complete", "release", "ack")
+_POINTS: Final = ("claim", "effect", "complete", "release", "ack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +58,9 @@ def offers(servers: Servers, store: Store) -> Offers:
 
 
 def _missing(kind: FaultKind, servers: Servers, store: Store) -> str | None:
-    if kind in _OF_THE_STORE and address_of(servers.checker_url) is None:
+    if kind in OF_THE_STORE and address_of(servers.checker_url) is None:
         return _NO_PROXY
-    if kind in _OF_THE_BROKER and address_of(servers.broker_url) is None:
+    if kind in OF_THE_BROKER and address_of(servers.broker_url) is None:
         return _NO_PROXY
     match kind:
         case FaultKind.SHIFT_CLOCK if store.is_file:

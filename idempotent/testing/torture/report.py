@@ -15,7 +15,14 @@ from idempotent.testing.torture.incidents import Incident, Mishap
 from idempotent.testing.torture.settings import Settings
 
 CUTS = frozenset(
-    {FaultKind.CUT_STORE, FaultKind.CUT_BROKER, FaultKind.LOSE_STORE_ANSWER, FaultKind.LOSE_BROKER_ANSWER}
+    {
+        FaultKind.CUT_STORE,
+        FaultKind.CUT_BROKER,
+        FaultKind.LOSE_STORE_ANSWER,
+        FaultKind.LOSE_STORE_QUESTION,
+        FaultKind.LATE_STORE_QUESTION,
+        FaultKind.LOSE_BROKER_ANSWER,
+    }
 )
 
 
@@ -60,10 +67,17 @@ class TortureReport:
         """How often each kind of incident happened."""
         return Counter(incident.kind.value for incident in self.incidents)
 
-    @property
-    def points(self) -> Counter[str]:
-        """How often a consumer was killed or paused at each crash point."""
-        return Counter(incident.point for incident in self.incidents if incident.point)
+    def points(self, *kinds: FaultKind) -> Counter[str]:
+        """How often each crash point was where it happened.
+
+        Args:
+            kinds: killed or paused there; none: both.
+        """
+        return Counter(
+            incident.point
+            for incident in self.incidents
+            if incident.point and (not kinds or incident.kind in kinds)
+        )
 
     @property
     def kills(self) -> int:
@@ -130,7 +144,7 @@ class TortureReport:
             "left": self.left,
             "ended": self.ended,
             "incidents": dict(self.counts),
-            "points": dict(self.points),
+            "points": dict(self.points()),
             "missing": dict(self.missing),
             "elapsed_s": round(self.seconds, 1),
             "examples": {

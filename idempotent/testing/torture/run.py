@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from idempotent.adapters.base import Adapter
 from idempotent.claims import Guarantee
 from idempotent.demo.live.places import place_at
-from idempotent.errors import AdapterError, StoreError
+from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.outcomes import Outcome
 from idempotent.testing.torture.addresses import behind, proxy_for
 from idempotent.testing.torture.consumers import ConsumerSlot
@@ -64,6 +64,8 @@ class TortureRun:
         """
         self.settings: Final = settings
         self.store: Final = Store(servers.checker_url, name)
+        if self.store.by_position and urlsplit(servers.broker_url).scheme != "kafka":
+            raise ConfigurationError("an OffsetChecker counts offsets, which only kafka:// has")
         self.offers: Final = offers(servers, self.store)
         self.faults: Final = schedule(settings, self.offers.kinds, self.offers.points)
         self.incidents: list[Incident] = []

@@ -15,9 +15,11 @@ _EVERY_S: Final = {
     FaultKind.KILL_AT_POINT: 7.0,
     FaultKind.PAUSE: 20.0,
     FaultKind.PAUSE_AT_POINT: 20.0,
-    FaultKind.CUT_STORE: 6.0,
+    FaultKind.CUT_STORE: 8.0,
     FaultKind.CUT_BROKER: 8.0,
-    FaultKind.LOSE_STORE_ANSWER: 5.0,
+    FaultKind.LOSE_STORE_ANSWER: 8.0,
+    FaultKind.LOSE_STORE_QUESTION: 8.0,
+    FaultKind.LATE_STORE_QUESTION: 16.0,
     FaultKind.LOSE_BROKER_ANSWER: 9.0,
     FaultKind.STALL_STORE: 25.0,
     FaultKind.STALL_BROKER: 25.0,
@@ -33,6 +35,7 @@ _EVERY_S: Final = {
 # The first and the last part of the time is calm: consumers start, and what is done to them shows.
 _CALM: Final = 0.05
 _LONGEST_NTH: Final = 15
+_SELDOM: Final = ("release", "renew")
 _WRONG_CLOCKS_S: Final = (-86_400.0, -3_600.0, -30.0, 45.0, 7_200.0, 86_400.0)
 _DELAYS_S: Final = (0.02, 0.1, 0.3)
 
@@ -64,7 +67,7 @@ def _of_kind(kind: FaultKind, settings: Settings, points: Sequence[str]) -> list
             slot=chance.randrange(slots),
             for_s=_length_s(kind, chance, settings),
             point=in_turn[number],
-            nth=chance.randint(1, _LONGEST_NTH),
+            nth=1 if in_turn[number].endswith(_SELDOM) else chance.randint(1, _LONGEST_NTH),
             amount=_amount(kind, chance),
         )
         for number in range(count)
@@ -84,7 +87,9 @@ def _length_s(kind: FaultKind, chance: random.Random, settings: Settings) -> flo
             return settings.lease_s * chance.uniform(1.2, 2.2)
         case FaultKind.STALL_BROKER | FaultKind.DELAY_STORE | FaultKind.DELAY_BROKER:
             return chance.uniform(1.0, 8.0)
-        case FaultKind.LOSE_STORE_ANSWER | FaultKind.LOSE_BROKER_ANSWER:
+        case FaultKind.LATE_STORE_QUESTION:
+            return chance.choice((0.3, 1.0, 3.0))
+        case FaultKind.LOSE_STORE_ANSWER | FaultKind.LOSE_STORE_QUESTION | FaultKind.LOSE_BROKER_ANSWER:
             # From time to time the store is away for as long after that.
             return chance.choice((0.0, 0.0, 0.5, 2.0))
         case FaultKind.RESTART_STORE | FaultKind.RESTART_BROKER:
