@@ -58,7 +58,7 @@ EXPLAINING_NOTHING = {
     "killed after the second one": incident(FaultKind.KILL, 21.0),
     "paused for a moment": incident(FaultKind.PAUSE, 10.0, 11.0),
     "somebody else paused": incident(FaultKind.PAUSE, 9.0, 16.0, "2.1"),
-    "paused long before": incident(FaultKind.PAUSE, 0.0, 5.0),
+    "paused long before": incident(FaultKind.PAUSE, -20.0, -3.0),
     "cut": incident(FaultKind.CUT_STORE, 10.5),
     "an answer lost": incident(FaultKind.LOSE_STORE_ANSWER, 10.5),
     "broker away": incident(FaultKind.RESTART_BROKER, 9.0, 16.0, ""),
