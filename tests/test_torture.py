@@ -22,7 +22,7 @@ STORE_FIXTURES = {
     "PostgreSQL": "private_postgres",
     "Redis": "private_redis",
 }
-SECONDS = 12.0
+SECONDS = 10.0
 # The same faults each time, so that a failure comes again; others by hand, and in the long run.
 SEED = int(os.environ.get("IDEMPOTENT_TORTURE_SEED", "1"))
 

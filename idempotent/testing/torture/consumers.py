@@ -20,7 +20,7 @@ from idempotent.testing.torture.job import Job
 from idempotent.testing.torture.journal import Tail, What
 
 _GOODBYE_S: Final = 60.0
-_AT_POINT: Final = re.compile(r"(?:kill|pause) at (\w+)\n")
+_AT_POINT: Final = re.compile(r"kill at (\w+)\n")
 
 
 class ConsumerSlot:
@@ -57,6 +57,7 @@ class ConsumerSlot:
         self._child: ChildProcess | None = None
         self._armed: tuple[CrashPlan, float] | None = None
         self._paused: tuple[float, str, float] | None = None
+        self._met = 0
 
     @property
     def process(self) -> str:
@@ -72,6 +73,7 @@ class ConsumerSlot:
         """Begin, or begin again, perhaps with a wrong clock."""
         self.started += 1
         self.at_work = False
+        self._met = len(self._points_met())
         self._armed = self._paused = None
         job = replace(self._job, process=self.process, shift_s=shift_s)
         self._child = ChildProcess(
@@ -166,15 +168,20 @@ class ConsumerSlot:
         return self._child
 
     def _died(self, code: int) -> None:
-        armed, self._armed = self._armed, None
+        self._armed = None
         self._alive.kill()  # reads what it said
-        met = _AT_POINT.findall(self._log.read_text(errors="replace")) if armed else []
+        met = self._points_met()
         now = time.monotonic()
-        if code == -signal.SIGKILL and armed and met and met[-1] == armed[0].point:
+        # It may have been told to live when it was too late.
+        if code == -signal.SIGKILL and len(met) > self._met:
             self._record(Incident(FaultKind.KILL_AT_POINT, now, now, self.process, met[-1]))
         else:
             self._record(self._ended(f"code {code}: {self._alive.last_words()}"))
         self.start()
+
+    def _points_met(self) -> list[str]:
+        """At which points it has died so far, by its own last words."""
+        return _AT_POINT.findall(self._log.read_text(errors="replace")) if self._log.exists() else []
 
     def _end_pause(self) -> None:
         if self._paused is not None:

@@ -8,7 +8,7 @@ A leased checker: an effect may happen again only if, between it and its complet
 - its process, or that of the second effect, was paused or did not get to run, for about a lease;
 - the store was out of reach of one of the two, for about a lease: stalled, restarted, or its disk full;
 
-or if the store lost what it had acknowledged, between the two effects or shortly before.
+or if the store lost what it had acknowledged, after the first claim.
 
 A cut connection alone explains nothing: the completion is offered again on a new one, and the lease is renewed until
 it is taken. Nor does a wrong clock: all times are the store's.
@@ -31,6 +31,8 @@ OUTAGES: Final = frozenset({FaultKind.STALL_STORE, FaultKind.RESTART_STORE, Faul
 LOSSES: Final = frozenset({FaultKind.FORGET, FaultKind.EVICT})
 # A lease is renewed each third of its time, so one that misses two renewals may lapse.
 _ABOUT_A_LEASE: Final = 0.5
+# A claim is older than its effect, in leases: the handler, or others of its group, may take long.
+_OLDEST_CLAIM: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,9 @@ class Explanations:
         )
 
     def _explains(self, incident: Incident, first: Effect, second: Effect) -> bool:
+        claimed_at = first.at - self.lease_s * _OLDEST_CLAIM
         if incident.kind in LOSSES:
-            return first.at - self.lease_s <= incident.until and incident.at <= second.at
+            return claimed_at <= incident.until and incident.at <= second.at
         recorded_at = self.settled.get((first.id, first.process))
         if incident.kind in KILLS:
             return (
@@ -70,8 +73,7 @@ class Explanations:
             )
         if incident.kind not in PAUSES | OUTAGES or incident.lasted_s < self.lease_s * _ABOUT_A_LEASE:
             return False
-        # The claim is a little older than its effect.
-        if incident.until < first.at - self.lease_s or incident.at > second.at:
+        if incident.until < claimed_at or incident.at > second.at:
             return False
         if _concerns(incident, second):
             return True

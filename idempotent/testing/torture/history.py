@@ -88,7 +88,7 @@ def examine(
         effects: the ledger.
         dead_letters: ids found there.
         by_position: the checker knows messages by their place in a partition, so that one sent twice is two.
-        may_be_late: positions that failed or waited in a group, for which later ones do not wait.
+        may_be_late: ids that failed or waited in a group, for which later messages do not wait.
         explanations: what may explain a repeat.
     """
     poison, dead = set(poison), set(dead_letters)
@@ -100,7 +100,9 @@ def examine(
         lost=sorted(confirmed - poison - happened - dead),
         repeats=_repeats(effects, by_position=by_position, explanations=explanations),
         out_of_order=[
-            place for place in _out_of_order(effects, by_position=by_position) if place not in may_be_late
+            late.position
+            for late in _out_of_order(effects, by_position=by_position)
+            if late.id not in may_be_late
         ],
         dead=sorted(dead & poison),
         not_dead=sorted((confirmed & poison) - dead),
@@ -119,7 +121,7 @@ def _repeats(effects: Sequence[Effect], *, by_position: bool, explanations: Expl
     return repeats
 
 
-def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[str]:
+def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[Effect]:
     """First effects that came after one of a later offset. A repeat has its own place in the findings."""
     seen: set[str] = set()
     furthest: dict[str, int] = {}
@@ -131,6 +133,6 @@ def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[str]:
             continue
         seen.add(key)
         if int(offset) < furthest.get(partition, -1):
-            late.append(effect.position)
+            late.append(effect)
         furthest[partition] = max(furthest.get(partition, -1), int(offset))
     return late

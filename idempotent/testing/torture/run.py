@@ -254,7 +254,7 @@ class TortureRun:
             case What.EFFECT:
                 self._ledger.append(Effect(**{name: line[name] for name in _EFFECT_FIELDS}))
             case What.RAISED | What.HELD if self._waits_for_nobody(line["process"]):
-                self._may_be_late.add(line["position"])
+                self._may_be_late.add(line["id"])
             case What.STARVED:
                 self._record(Incident(Mishap.STARVED, line["since"], line["at"], line["process"]))
 
