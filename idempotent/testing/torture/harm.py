@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from typing import Final
 
+from idempotent.errors import StoreError
 from idempotent.testing.crashpoints import CrashKind, CrashPlan
 from idempotent.testing.proxy import Loss, Proxy
 from idempotent.testing.torture.consumers import ConsumerSlot
@@ -213,7 +214,11 @@ class Harm:
 
     def _lose_keys(self, fault: Fault) -> None:
         began = time.monotonic()
-        self._store.lose_keys(fault.amount, self._chance)
+        try:
+            self._store.lose_keys(fault.amount, self._chance)
+        except StoreError:  # it is being restarted
+            self._at(began + _AGAIN_S, lambda: self._lose_keys(fault))
+        # Some may be lost even so.
         self._record(Incident(fault.kind, began, time.monotonic(), detail=f"{fault.amount:.0%}"))
 
     def _fill_disk(self, fault: Fault) -> None:
