@@ -1,4 +1,5 @@
-"""Torture, briefly: every broker with every checker. `make torture` takes an hour for it."""
+"""Torture, briefly: one pair, or with IDEMPOTENT_TORTURE_EVERY_PAIR=1 every broker with every checker. `make torture`
+takes an hour for all of them."""
 
 from __future__ import annotations
 
@@ -27,10 +28,16 @@ SECONDS = 10.0
 SEED = int(os.environ.get("IDEMPOTENT_TORTURE_SEED", "1"))
 
 
+# One pair each time. All of them want a machine of their own: what explains a repeat is told by when things happened,
+# and beside other tests a process may stand still for longer than a lease.
+EVERY_PAIR = bool(os.environ.get("IDEMPOTENT_TORTURE_EVERY_PAIR"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("broker", "checker"), PAIRS, ids=[f"{broker}-{checker}" for broker, checker in PAIRS]
+    ("broker", "checker"),
+    PAIRS if EVERY_PAIR else [("rabbitmq", "transactional-mariadb")],
 )
 def test_nothing_is_lost_and_nothing_unexplained(broker, checker, request):
     kind = CHECKERS[checker]
