@@ -131,7 +131,7 @@ class ConsumerSlot:
             # Told to live when it was too late, it goes on at once.
             for_s = self._armed[1] if self._armed else 0.0
             self._armed = None
-            self._paused = time.monotonic(), self._points_met(CrashKind.PAUSE)[-1], for_s
+            self._paused = time.monotonic(), (self._points_met(CrashKind.PAUSE) or [""])[-1], for_s
 
     def calm(self) -> None:
         """Undo what is being done to it."""
