@@ -20,7 +20,7 @@ from idempotent.testing.torture.job import Job
 from idempotent.testing.torture.journal import Tail, What
 
 _GOODBYE_S: Final = 60.0
-_AT_POINT: Final = re.compile(r"kill at (\w+)\n")
+_AT_POINT: Final = re.compile(r"^(kill|pause) at (\w+)$", re.MULTILINE)
 
 
 class ConsumerSlot:
@@ -73,7 +73,7 @@ class ConsumerSlot:
         """Begin, or begin again, perhaps with a wrong clock."""
         self.started += 1
         self.at_work = False
-        self._met = len(self._points_met())
+        self._met = len(self._points_met(CrashKind.KILL))
         self._armed = self._paused = None
         job = replace(self._job, process=self.process, shift_s=shift_s)
         self._child = ChildProcess(
@@ -127,9 +127,11 @@ class ConsumerSlot:
         code = self._alive.poll()
         if code is not None:
             self._died(code)
-        elif self._armed and self._armed[0].kind is CrashKind.PAUSE and self._alive.is_paused():
-            (plan, for_s), self._armed = self._armed, None
-            self._paused = time.monotonic(), plan.point, for_s
+        elif self._alive.is_paused():
+            # Told to live when it was too late, it goes on at once.
+            for_s = self._armed[1] if self._armed else 0.0
+            self._armed = None
+            self._paused = time.monotonic(), (self._points_met(CrashKind.PAUSE) or [""])[-1], for_s
 
     def calm(self) -> None:
         """Undo what is being done to it."""
@@ -170,7 +172,7 @@ class ConsumerSlot:
     def _died(self, code: int) -> None:
         self._armed = None
         self._alive.kill()  # reads what it said
-        met = self._points_met()
+        met = self._points_met(CrashKind.KILL)
         now = time.monotonic()
         # It may have been told to live when it was too late.
         if code == -signal.SIGKILL and len(met) > self._met:
@@ -179,9 +181,10 @@ class ConsumerSlot:
             self._record(self._ended(f"code {code}: {self._alive.last_words()}"))
         self.start()
 
-    def _points_met(self) -> list[str]:
-        """At which points it has died so far, by its own last words."""
-        return _AT_POINT.findall(self._log.read_text(errors="replace")) if self._log.exists() else []
+    def _points_met(self, kind: CrashKind) -> list[str]:
+        """At which points it has died or paused so far, by its own words."""
+        said = self._log.read_text(errors="replace") if self._log.exists() else ""
+        return [point for what, point in _AT_POINT.findall(said) if what == kind.value]
 
     def _end_pause(self) -> None:
         if self._paused is not None:
