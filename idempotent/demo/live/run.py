@@ -200,8 +200,10 @@ class LiveRun:
         return count_bookings(self._stores.with_checker, WITH_CHECKER) >= self._settings.flights
 
     def _kill_one(self) -> bool:
-        """Kill one that got to work: one that dies at birth shows nothing."""
+        """Kill one that got to work: one that dies at birth shows nothing. Once all is booked, nobody gets any."""
         at_work = [consumer for consumer in self._consumers if consumer.at_work]
+        if not at_work and self._all_booked():
+            at_work = self._consumers
         if not at_work:
             return False
         # It may meet a batch before its claim, half-way, or booked but not acknowledged.
