@@ -24,14 +24,21 @@ _OURS: Final = "x-idempotent-"
 CUT_HEADER: Final = "x-idempotent-cut"
 """Names of the original's headers for which a dead letter had no room."""
 _REASON_LIMIT: Final = 1000
+_TOO_LARGE: Final = 2**63
 
 
 def attempt_of(message: Message) -> int:
-    """How many copies led to this message; 0 for an original, and for a header that is no number."""
+    """How many copies led to this message; 0 for an original."""
+    return number_in(message.headers, ATTEMPT_HEADER)
+
+
+def number_in(headers: Mapping[str, Any], name: str) -> int:
+    """The whole number in a header that anybody may have written: 0 for none, and for what no number of ours is."""
     try:
-        return max(int(message.headers.get(ATTEMPT_HEADER, 0)), 0)
-    except (TypeError, ValueError):
+        number = int(headers.get(name) or 0)
+    except (TypeError, ValueError, OverflowError):
         return 0
+    return number if 0 <= number < _TOO_LARGE else 0
 
 
 def delayed_headers(message: Message, origin: str) -> dict[str, Any]:

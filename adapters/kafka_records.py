@@ -9,7 +9,7 @@ from typing import Any, Final
 from idempotent.message import Message
 from idempotent.positions import Position
 
-from .copies import KEY_HEADER
+from .copies import KEY_HEADER, number_in
 from .kafka_client import Raw
 
 TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
@@ -54,11 +54,7 @@ def origin_text(raw: Raw) -> str:
 
 def due_in_s(raw: Raw) -> float:
     """Seconds until a copy in a retry topic may be handed out."""
-    try:
-        due = int(dict(_pairs(raw)).get(DUE_HEADER) or 0)
-    except ValueError:
-        return 0.0
-    return max(due / 1000 - time.time(), 0.0)
+    return max(number_in(dict(_pairs(raw)), DUE_HEADER) / 1000 - time.time(), 0.0)
 
 
 def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:

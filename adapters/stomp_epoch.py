@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from idempotent.errors import AdapterError
 
 from .base import Delivery
+from .copies import number_in
 from .reconnecting import said
 from .stomp_connection import StompConnection, Subscription
 from .stomp_frames import DELAY_HEADER, message_of
@@ -142,7 +143,4 @@ class Epoch:
 
 
 def _early_s(frame: Frame) -> float:
-    try:
-        return max(int(frame.headers[DELAY_HEADER]) / 1000, 0.0)
-    except ValueError:
-        return 0.0
+    return number_in(frame.headers, DELAY_HEADER) / 1000

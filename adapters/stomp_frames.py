@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -131,10 +132,11 @@ def _identity(identity: Any) -> dict[str, str]:
 
 def _id_of(frame: Frame) -> str | None:
     quoted = frame.headers.get(QUOTED_KEY_HEADER)
-    if quoted is not None:
-        return unquote(quoted)
     key = frame.headers.get(KEY_HEADER)
-    if key is None or _survives(key):
+    if quoted is not None:
+        with contextlib.suppress(UnicodeDecodeError):
+            return unquote(quoted, errors="strict")
+    elif key is None or _survives(key):
         return key
     # This is not the same text before and after the broker has stored it, and others may become the same.
     log.warning("id_does_not_survive_activemq", extra={"position": frame.headers.get("message-id")})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 _END_OF_HEADERS: Final = re.compile(rb"\n\r?\n")
-_CONTENT_LENGTH: Final = re.compile(rb"^content-length:\s*(\d+)", re.MULTILINE)
+_CONTENT_LENGTH: Final = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t\r]*$", re.MULTILINE)
 _BETWEEN_FRAMES: Final = b"\r\n"
 
 

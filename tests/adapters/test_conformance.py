@@ -9,7 +9,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from idempotent import Message, Outcome, Registry, Worker
+from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreUnavailableError
@@ -18,7 +18,7 @@ from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.crashpoints import CRASH_VARIABLE
 from tests.adapters.conformance_child import EFFECTS, GROUP, consume
-from tests.adapters.places import BROKERS, open_place
+from tests.adapters.places import BROKERS, open_place, run_until
 from tests.forked import Forked
 
 SOON = Backoff(initial_s=0.1, maximum_s=0.1)
@@ -94,29 +94,6 @@ def finish(place, subject, start, child):
         assert time.monotonic() < deadline
         child = start(batch_size=20)
         time.sleep(2.0)
-
-
-def run_until(place, registry, is_done):
-    """Runs a worker in a thread; what it raises is raised here."""
-    worker = Worker(registry, place.adapter(), concurrency=2, gc_interval_s=None)
-    summaries, errors = [], []
-
-    def run():
-        try:
-            summaries.append(worker.run())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        until(lambda: is_done() or not thread.is_alive(), "done")
-    finally:
-        worker.stop()
-        thread.join(60)
-    if errors:
-        raise errors[0]
-    return summaries[0]
 
 
 def numbered(subject, count):

@@ -1,0 +1,72 @@
+"""A flood of messages that no handler understands: each becomes a dead letter, and no good one is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from idempotent import Message, Registry
+from idempotent.checkers import MemoryChecker
+from tests.adapters.places import BROKERS, open_place, run_until
+
+# ActiveMQ shows no more than 400 messages of a queue to one who looks.
+MALFORMED, GOOD = 350, 200
+NAMES = [
+    *("x-idempotent-attempt", "x-idempotent-due", "x-idempotent-origin", "x-idempotent-cut"),
+    *("x-death", "x-delivery-count", "JMSXGroupID", "a:b", "h"),
+]
+BODIES = [
+    b"",
+    b"{",
+    b"null",
+    b"\0\0",
+    b"[" * 500,
+    b"\xff\xfe",
+    b'{"n": null}',
+    b"9" * 5000,
+    b"\n\n\0MESSAGE\n\n\0",
+]
+
+
+@pytest.fixture(params=BROKERS)
+def place(request):
+    yield from open_place(request.param, request)
+
+
+def malformed(subject, number, rng):
+    headers = {
+        name: rng.choice(["", "-1", "9" * 400, "%FF", "\u20ac", "x" * 300]) for name in rng.sample(NAMES, 2)
+    }
+    if number % 10 == 0:
+        headers["x-idempotent-key-quoted"] = "%FF"
+    headers["which"] = f"{number}"
+    body = rng.choice([*BODIES, rng.randbytes(rng.randrange(1, 50))])
+    return Message(subject, body, id=f"malformed-{number}", headers=headers)
+
+
+def test_each_is_a_dead_letter_and_the_good_ones_run(place):
+    rng, subject = random.Random(11), place.subject()
+    sent = [malformed(subject, number, rng) for number in range(MALFORMED)]
+    sent += [Message(subject, json.dumps({"n": n}).encode(), id=f"good-{n}") for n in range(GOOD)]
+    rng.shuffle(sent)
+    place.send(*sent)
+
+    registry, seen, dead = Registry(), [], []
+
+    @registry.consumer(subject, group="billing", checker=MemoryChecker(), retry_for=(OSError,))
+    def handle(message):
+        try:
+            seen.append(message.json()["n"] + 0)
+        except Exception:
+            dead.append(int(message.headers["which"]))
+            raise
+
+    run_until(place, registry, lambda: len(seen) >= GOOD and len(dead) >= MALFORMED, batch_size=100)
+    assert sorted(seen) == list(range(GOOD))
+    assert sorted(dead) == list(range(MALFORMED))
+    letters = place.dead_letters(subject)
+    assert sorted(int(letter.headers["which"]) for letter in letters) == list(range(MALFORMED))
+    assert all(letter.headers["x-idempotent-outcome"] for letter in letters)
+    assert place.left(subject) == 0
