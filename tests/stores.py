@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.schema import dedup_tables
+from tests.privileges import user_of_keys, user_of_tables
 
 SQL = ("sqlite", "mysql", "postgres")
 SHARED = (*SQL, "redis")
@@ -28,6 +29,8 @@ class Store:
     url: str
     table: str = field(default_factory=lambda: f"dedup_{secrets.token_hex(6)}")
     opened: ExitStack = field(default_factory=ExitStack)
+    consumer_url: str = ""
+    """What checkers connect with, if not with `url`: a user who may do no more than a consumer needs."""
 
     def leased(self, **options: Any) -> AbstractIdempotentChecker:
         if self.kind == "memory":
@@ -35,19 +38,25 @@ class Store:
         elif self.kind == "redis":
             from idempotent.checkers import RedisChecker
 
-            checker = RedisChecker(self.url, prefix=f"{self.table}:", **options)
+            checker = RedisChecker(self.consumer_url or self.url, prefix=f"{self.table}:", **options)
         else:
-            checker = SqlChecker(self.engine(), table=self.table, **options)
+            checker = SqlChecker(self.consumer_engine(), table=self.table, **options)
         self.opened.callback(checker.close)
         return checker
 
     def transactional(self, engine: Any = None, **options: Any) -> TransactionalSqlChecker:
-        checker = TransactionalSqlChecker(engine or self.engine(), table=self.table, **options)
+        checker = TransactionalSqlChecker(engine or self.consumer_engine(), table=self.table, **options)
         self.opened.callback(checker.close)
         return checker
 
     def engine(self, **options: Any) -> sa.Engine:
-        engine = sa.create_engine(self.url, **options)
+        return self._engine(self.url, **options)
+
+    def consumer_engine(self, **options: Any) -> sa.Engine:
+        return self._engine(self.consumer_url or self.url, **options)
+
+    def _engine(self, url: str, **options: Any) -> sa.Engine:
+        engine = sa.create_engine(url, **options)
         self.opened.callback(engine.dispose)
         return engine
 
@@ -71,16 +80,24 @@ class Store:
         return {str(row[0]): int(row[1]) for row in rows}
 
 
-def open_store(kind: str, request: pytest.FixtureRequest) -> Iterator[Store]:
-    """A store of this kind, emptied afterwards."""
+def open_store(kind: str, request: pytest.FixtureRequest, *, least: bool = False) -> Iterator[Store]:
+    """A store of this kind, emptied afterwards; `least`: checkers have the least privileges."""
+    with _opened(kind, request) as store, store.opened:
+        if not least or kind == "memory":
+            yield store
+            return
+        with _consumer_of(store) as url, (restricted := replace(store, consumer_url=url)).opened:
+            yield restricted
+
+
+@contextmanager
+def _opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Store]:
     match kind:
         case "memory":
-            with (store := Store(kind, "memory://")).opened:
-                yield store
+            yield Store(kind, "memory://")
             return
         case "redis":
-            with (store := Store(kind, request.getfixturevalue("redis_url"))).opened:
-                yield store
+            yield Store(kind, request.getfixturevalue("redis_url"))
             return
         case "sqlite":
             path = request.getfixturevalue("tmp_path") / "store.db"
@@ -104,4 +121,21 @@ def open_store(kind: str, request: pytest.FixtureRequest) -> Iterator[Store]:
         store.opened.close()
         store.effects.drop(engine)
         metadata.drop_all(engine)
+        engine.dispose()
+
+
+@contextmanager
+def _consumer_of(store: Store) -> Iterator[str]:
+    name = f"c_{secrets.token_hex(6)}"
+    if store.kind == "redis":
+        with user_of_keys(store.url, name, f"{store.table}:") as url:
+            yield url
+        return
+    metadata = sa.MetaData()
+    dedup_tables(metadata, store.table)
+    engine = sa.create_engine(store.url)
+    try:
+        with user_of_tables(engine, name, [*metadata.tables, store.effects.name]) as url:
+            yield url
+    finally:
         engine.dispose()

@@ -14,6 +14,10 @@ REDIS_ERRORS: Final = (_errors.RedisError, _errors.RedisClusterException, OSErro
 LOST: Final = (_errors.ConnectionError, _errors.TimeoutError, OSError)
 """No answer: the command may have been carried out or not."""
 
+# What the scripts and the client call.
+COMMANDS: Final = (
+    "+evalsha +eval +select +time +get +set +getrange +setrange +exists +del +persist +pexpireat"
+)
 # First words of an answer; redis-py has no class for some, and Redis 6 wraps those of a script in ERR.
 _BUSY: Final = {
     "BUSY": "a script runs for too long",
@@ -56,7 +60,7 @@ def as_store_error(error: BaseException, where: str) -> StoreError:
     if isinstance(error, _errors.NoPermissionError):
         return StoreError(
             f"Redis {where} does not permit it: {said}. The user needs the keys under the checker's prefix, "
-            "and +evalsha +eval +time +@string +@keyspace"
+            f"and {COMMANDS}"
         )
     if isinstance(error, _errors.OutOfMemoryError) or "OOM" in said:
         return StoreError(f"Redis {where} is out of memory: {said}. Raise maxmemory, or keep keys shorter.")

@@ -34,5 +34,5 @@ class TestTransactionalSqlCheckerWithoutReturning(TransactionalOver):
     def make_checker(self, *, lease_s, retention_s):
         # MySQL's wait for a lock is its session's, 50 seconds unless told otherwise.
         wait = {"init_command": "SET SESSION innodb_lock_wait_timeout = 1"}
-        engine = self.store.engine(connect_args=wait)
+        engine = self.store.consumer_engine(connect_args=wait)
         return _silenced(self.store.transactional(engine, retention_s=retention_s))
