@@ -18,7 +18,7 @@ from idempotent.checker import AbstractIdempotentChecker
 from idempotent.consumer import Consumer
 from tests.stores import Store
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 GROUP = 50
 SETTLED = (Outcome.PROCESSED, Outcome.DUPLICATE)
 AGAIN = (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE)

@@ -34,7 +34,7 @@ EVERY_PAIR = bool(os.environ.get("IDEMPOTENT_TORTURE_EVERY_PAIR"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("broker", "checker"),
     PAIRS if EVERY_PAIR else [("rabbitmq", "transactional-mariadb")],

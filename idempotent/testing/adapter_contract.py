@@ -17,7 +17,7 @@ from idempotent.redrive import redrive
 from idempotent.registry import Registry
 from idempotent.worker import Worker
 
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 150.0
 _ACK: Final = Result(Outcome.PROCESSED)
 _BODY: Final = bytes(range(256))
 

@@ -16,7 +16,7 @@ from idempotent.testing.contract_base import Capability, ContractBase, needs
 
 _THREADS: Final = 8
 _KEYS: Final = 200
-_DEADLINE_S: Final = 60.0
+_DEADLINE_S: Final = 150.0
 
 
 class RacesContract(ContractBase):

@@ -65,7 +65,7 @@ class Line:
             yield worker
         finally:
             worker.stop()
-            thread.join(40)
+            thread.join(120)
             assert not thread.is_alive()
 
     def settle(self, adapter, *deliveries):

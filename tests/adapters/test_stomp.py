@@ -24,7 +24,7 @@ from idempotent.policy import Backoff
 from tests.adapters.stomp_client import client, in_queue, until_in_queue
 
 ACK = Result(Outcome.PROCESSED)
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 QUICK = Backoff(initial_s=0.05, maximum_s=0.5)
 
 

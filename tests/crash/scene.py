@@ -21,7 +21,7 @@ from tests.forked import Forked
 from tests.stores import Store
 
 T = TypeVar("T")
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 
 
 def until(look: Callable[[], T | None], what: str) -> T:

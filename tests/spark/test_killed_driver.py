@@ -16,7 +16,7 @@ from idempotent.migrations import upgrade
 from tests.spark.driver import CLAIMING, Job
 from tests.spark.pipeline import AGAIN, DAY, Place, do
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 LEASE_S = 3.0
 # By consumer: where its run dies, what it is then, and how many rows are to be seen in the files, in the table.

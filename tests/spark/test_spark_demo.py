@@ -46,7 +46,7 @@ def temporary(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_through_kills_each_flight_is_published_once_in_files_and_in_a_table(temporary, mysql_url):
     done = demo(temporary, "--json", "--store", mysql_url, "--kills", "2", "--duplicates", "0.2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +64,7 @@ def test_through_kills_each_flight_is_published_once_in_files_and_in_a_table(tem
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_in_a_pipe_it_prints_plain_words(temporary):
     done = demo(temporary, "--kills", "0")
     assert done.returncode == 0, done.stdout + done.stderr
