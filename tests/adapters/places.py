@@ -153,7 +153,7 @@ def run_until(place: Place, registry: Registry, is_done: Callable[[], Any], **op
         until(lambda: is_done() or not thread.is_alive(), "done")
     finally:
         worker.stop()
-        thread.join(60)
+        thread.join(150)
     if errors:
         raise errors[0]
     return summaries[0]

@@ -76,12 +76,12 @@ def start(place, subject, database, tmp_path):
 
 
 def is_killed(child):
-    return child.wait(60) == -signal.SIGKILL
+    return child.wait(150) == -signal.SIGKILL
 
 
 def is_stopped(child):
     child.send_signal(signal.SIGTERM)
-    return child.wait(60) == 0
+    return child.wait(150) == 0
 
 
 def finish(place, subject, start, child):

@@ -29,7 +29,7 @@ def test_every_order_is_shipped_once(private_activemq, tmp_path):
         assert service.stdout is not None
         shipped = {service.stdout.readline() for _ in range(3)}
         service.send_signal(signal.SIGTERM)
-        _, errors = service.communicate(timeout=30)
+        _, errors = service.communicate(timeout=150)
     assert (service.returncode, errors) == (0, "")
     assert shipped == {"shipped order 1\n", "shipped order 2\n", "shipped order 3\n"}
     with sqlite3.connect(tmp_path / "orders.db") as database:

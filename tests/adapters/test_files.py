@@ -254,7 +254,7 @@ def test_standard_input_is_read_as_it_comes_and_ends_with_its_writer(url: str, t
         child.stdin.write("nonsense\n")
         child.stdin.close()
         assert child.stdout.readline().strip() == "2 1"
-        assert child.wait(10) == 0
+        assert child.wait(150) == 0
 
 
 def test_a_worker_waiting_for_standard_input_obeys_sigterm(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_worker_waiting_for_standard_input_obeys_sigterm(tmp_path: Path) -> No
         child.stdin.flush()
         child.stdout.readline()
         child.terminate()
-        _, errors = child.communicate(timeout=10)
+        _, errors = child.communicate(timeout=150)
         assert (child.returncode, errors) == (0, "")
 
 

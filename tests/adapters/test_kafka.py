@@ -75,7 +75,7 @@ def working(adapter, topic, handler, *, group=GROUP, checker=None, concurrency=1
         yield worker
     finally:
         worker.stop()
-        thread.join(30)
+        thread.join(150)
         assert not thread.is_alive()
 
 

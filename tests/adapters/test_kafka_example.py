@@ -57,7 +57,7 @@ def test_the_example_ships_each_order_once_and_stops_when_told(broker, tmp_path)
     with running("kafka_service.py", broker.bootstrap, tmp_path) as service:
         wait_for_offset(broker, "shipping", "orders.paid", 20, service)
         service.send_signal(signal.SIGTERM)
-        out, err = service.communicate(timeout=30)
+        out, err = service.communicate(timeout=150)
     assert service.returncode == 0, err
     assert out.count("shipped order") == 10
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'orders.db'}")
@@ -77,7 +77,7 @@ def test_the_example_of_a_pipeline_writes_each_invoice_once(broker, tmp_path):
                 with running("kafka_pipeline.py", broker.bootstrap, tmp_path) as service:
                     wait_for_offset(broker, "invoicing", "orders.paid", 11, service)
                     service.send_signal(signal.SIGTERM)
-                    assert service.wait(30) == 0
+                    assert service.wait(150) == 0
         with running("kafka_pipeline.py", broker.bootstrap, tmp_path) as service:
             wait_for_offset(broker, "invoicing", "orders.paid", 20, service)
         invoices = [invoice.body for invoice in broker.read("invoices")]

@@ -70,7 +70,7 @@ class Shop:
             time.sleep(0.3)
         finally:
             worker.stop()
-            thread.join(30)
+            thread.join(150)
             assert not thread.is_alive()
 
     def booked(self):
@@ -141,7 +141,7 @@ def test_two_workers_share_partitions_that_come_and_go(broker, store):
     wait(lambda: len(shop.store.booked()) >= 150, "the second ends it")
     second.stop()
     for thread in threads:
-        thread.join(30)
+        thread.join(150)
     assert shop.booked() == once(*range(150))
 
 

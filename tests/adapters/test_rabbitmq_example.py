@@ -38,7 +38,7 @@ def test_the_example_books_each_payment_once_and_stops_when_told(rabbit, tmp_pat
         lines = [service.stdout.readline() for _ in range(2)]
         until(lambda: rabbit.depth(queue) == 0, "an empty queue")
         service.send_signal(signal.SIGTERM)
-        rest, errors = service.communicate(timeout=30)
+        rest, errors = service.communicate(timeout=150)
     finally:
         service.kill()
     assert service.returncode == 0, errors

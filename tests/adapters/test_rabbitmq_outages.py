@@ -79,13 +79,13 @@ def start(rabbit, queue, database):
 
 
 def is_killed(child):
-    return child.wait(30) == -signal.SIGKILL
+    return child.wait(150) == -signal.SIGKILL
 
 
 def all_settled(rabbit, queue, worker):
     """Ends the worker in order; what it has not acknowledged is back in the queue then."""
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0, worker.stderr.read()
+    assert worker.wait(150) == 0, worker.stderr.read()
     return rabbit.depth(queue) == 0
 
 
@@ -211,7 +211,7 @@ def test_a_broker_that_restarts_in_the_middle_repeats_no_effect_and_loses_none(
         until(lambda: rabbit.depth(queue) == 0, "an empty queue")
     finally:
         worker.stop()
-        thread.join(30)
+        thread.join(150)
     assert effects(database) == sorted(f"m-{number}" for number in range(600))
     assert rabbit.depth(queue) == 0
     assert summary[0].settled >= 600

@@ -55,7 +55,7 @@ def run_job(job: Job, together: Barrier | None = None) -> None:
     """Run it to the end; begun again when others abort it, and when it has waited in vain: perhaps in a ring."""
     with open_ledger(job.config) as ledger:
         if together is not None:
-            together.wait(60)
+            together.wait(150)
         while True:
             try:
                 return _run(job, ledger)

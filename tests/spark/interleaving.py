@@ -118,7 +118,7 @@ class History:
         for run_id in self.inputs:
             self.start(Actor(run_id, zombie=False))
         self.pass_on(self.chance.choice(self.live))
-        assert self.over.wait(60), "the history does not end"
+        assert self.over.wait(150), "the history does not end"
         if self.failed:
             raise self.failed[0]
         if self.steps >= MOST_STEPS:

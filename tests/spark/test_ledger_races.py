@@ -49,7 +49,7 @@ def at_once(work, count=THREADS):
     together = threading.Barrier(count)
 
     def one(number):
-        together.wait(30)
+        together.wait(150)
         return work(number)
 
     with ThreadPoolExecutor(count) as pool:
@@ -153,12 +153,12 @@ def test_no_claim_is_made_once_prepare_has_returned(place):
     def work(number):
         mine = place.ledger()
         if number == 4:
-            halfway.wait(30)
+            halfway.wait(150)
             mine.prepare(ref)
             return sum(mine.counts(ref).values())
         for at in range(number * 1000, (number + 1) * 1000, 20):
             if at % 1000 == 200:
-                halfway.wait(30)
+                halfway.wait(150)
             mine.claim(ref, hashes[at : at + 20])
         return None
 
@@ -231,7 +231,7 @@ def test_processes_with_tasks_publish_each_key_once(shared_place, output, tmp_pa
         started = [Forked(run_job, job, together, folder=tmp_path) for job in jobs]
         for process in started:
             processes.callback(process.close)
-        assert [(process.wait(60), process.err) for process in started] == [(0, "")] * len(jobs)
+        assert [(process.wait(150), process.err) for process in started] == [(0, "")] * len(jobs)
     count = Counter(key for new in published(output).values() for key in new)
     assert count == dict.fromkeys(range(2400), 1)
 
@@ -244,7 +244,7 @@ def test_a_driver_killed_at_any_step_is_run_again_to_the_same_end(shared_place, 
     job = Job(config, "killed", range(50, 450), str(output), lease_s=0.2)
     process = Forked(run_job, Job(**{**vars(job), "kill_at": step}), folder=tmp_path)
     try:
-        assert process.wait(60) == -9, process.err
+        assert process.wait(150) == -9, process.err
     finally:
         process.close()
     after = Job(config, "after", range(400, 500), str(output))
