@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 
 from idempotent.errors import ConfigurationError
+from idempotent.sql.cursor import NUMBERED
 
 # The server's clock when the statement acts, not when it or its transaction began: a claim that waited for a
 # lock must not go back in time. SYSDATE follows the session's zone; the second difference takes that out.
@@ -75,6 +78,9 @@ class SqlDialect:
 
     def markers(self, statement: str) -> str:
         """The statement with the driver's markers in place of `?`."""
+        if self.marker == NUMBERED:
+            numbers = count(1)
+            return re.sub(r"\?", lambda _: f"${next(numbers)}", statement)
         return statement if self.marker == "?" else statement.replace("?", self.marker)
 
 
@@ -89,7 +95,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             f"the driver {dialect.driver!r} uses the parameter style {dialect.paramstyle!r}; "
             "use pymysql, psycopg or sqlite3"
         )
-    marker = "?" if dialect.paramstyle == "qmark" else "%s"
+    marker = "?" if dialect.paramstyle == "qmark" else NUMBERED if dialect.driver == "psycopg" else "%s"
     if dialect.name in ("mysql", "mariadb"):
         mariadb = bool(getattr(dialect, "is_mariadb", False))
         return SqlDialect(
