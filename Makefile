@@ -17,7 +17,7 @@ BENCH_STAMP := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture test lint types pytest bench bench-growth faults format lock clean servers python
+.PHONY: help demo torture test lint types pytest bench bench-growth faults audit format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -58,6 +58,12 @@ bench: $(BENCH_STAMP) servers ## Measure against the bare drivers and against ot
 
 bench-growth: $(BENCH_STAMP) servers ## Measure with up to a million keys stored
 	@$(BIN)/python -m tests.bench.growth $(ARGS)
+
+audit: python ## Ask pip-audit about known weaknesses of the pinned libraries, which takes the internet
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(PYTHON) -m venv "$$folder" && \
+	"$$folder/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit && \
+	"$$folder/bin/pip-audit" --requirement constraints.txt --no-deps --disable-pip
 
 format: $(STAMP) ## Mend what of the style can be mended by a program
 	@$(BIN)/ruff check --fix .

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, Final
 
 import psycopg
@@ -23,8 +23,11 @@ from sqlalchemy.types import BigInteger
 from idempotent import Message
 from tests.bench.checkers import THREADS, effects
 from tests.bench.contest import Contender, Tick, Work, in_batches, one_by_one
+from tests.bench.figures import What
 
 WHO: Final = "by hand"
+GROUP: Final = f"{WHO}, Session, one commit"
+SAVEPOINTS: Final = f"{WHO}, Session, savepoints"
 RETENTION_S: Final = 14 * 86400
 LEASE_MS: Final = 30_000
 Connect = Callable[[], Any]
@@ -108,6 +111,8 @@ def sql(where: str, url: str) -> list[Contender]:
             Contender(where, f"{WHO}, Session", lambda: _session(engine), threads=threads)
             for threads in THREADS
         ),
+        Contender(where, GROUP, lambda: _group(engine, nullcontext), 200, whats=(What.FRESH,)),
+        Contender(where, SAVEPOINTS, lambda: _group(engine, Session.begin_nested), 200, whats=(What.FRESH,)),
     ]
 
 
@@ -176,6 +181,25 @@ def _session(engine: Engine) -> Iterator[Work]:
                 session.execute(insert(effects), {"message": message.id, "amount": 1})
 
     yield one_by_one(process)
+
+
+@contextmanager
+def _group(engine: Engine, around: Callable[[Session], AbstractContextManager[Any]]) -> Iterator[Work]:
+    """All keys at once, then one business INSERT a message, and one commit: what a group comes to at the least."""
+    prefix = secrets.token_hex(4)
+    claim = _insert_if_free(engine).execution_options(preserve_rowcount=True)
+
+    def process(messages: Sequence[Message]) -> None:
+        at = time.time_ns() // 1000
+        with Session(engine) as session, session.begin():
+            rows = [{"k": _hash(prefix, message), "status": 2, "at": at} for message in messages]
+            if session.execute(claim, rows).rowcount < len(rows):  # type: ignore[attr-defined]
+                raise ValueError("these messages were to be fresh ones")
+            for message in messages:
+                with around(session):
+                    session.execute(insert(effects), {"message": message.id, "amount": 1})
+
+    yield in_batches(process, 200)
 
 
 def _insert_if_free(engine: Engine) -> Any:

@@ -21,10 +21,10 @@ _COLORS: Final = {True: "green", False: "red", None: "dim"}
 
 def shown(verdicts: Iterable[Verdict]) -> Table:
     """The targets, for the terminal."""
-    table = Table("what", "target", "figure", "", title="Targets", title_justify="left")
+    table = Table("what", "target", "figure", "by hand", "", title="Targets", title_justify="left")
     for verdict in verdicts:
         mark = f"[{_COLORS[verdict.passed]}]{_MARKS[verdict.passed]}[/]"
-        table.add_row(verdict.target.what, verdict.wanted, verdict.shown, mark)
+        table.add_row(verdict.target.what, verdict.wanted, verdict.shown, verdict.by_hand, mark)
     return table
 
 
@@ -47,9 +47,12 @@ def _markdown(figures: Figures, verdicts: Sequence[Verdict]) -> str:
     lines = [
         f"Measured on {datetime.now(UTC):%Y-%m-%d}, {machine()}.",
         "",
-        "| what | target | figure | |",
-        "|---|---|---|---|",
-        *(f"| {v.target.what} | {v.wanted} | {v.shown} | {_MARKS[v.passed]} |" for v in verdicts),
+        "| what | target | figure | the limit: the same by hand | |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {v.target.what} | {v.wanted} | {v.shown} | {v.by_hand} | {_MARKS[v.passed]} |"
+            for v in verdicts
+        ),
     ]
     for where in _places(figures):
         lines += [
