@@ -38,6 +38,7 @@ _CLOSE_S: Final = 10.0
 _SILENCE_S: Final = 10.0
 # A person must mend these; of other TLS errors a broker that starts has some too.
 _UNTRUSTED: Final = "certificate"
+_HANDSHAKE: Final = "SSL_HANDSHAKE"
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -204,6 +205,9 @@ class KafkaGroup:
         if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
             # Where nobody listens, the library says that too.
             return f"{error_of(last)}; does the port want TLS or a login? See security_protocol"
+        if _HANDSHAKE in error_of(last) and "PLAINTEXT" not in error_of(last):
+            # The library guesses so itself, if the connection is closed a little later.
+            return f"{error_of(last)}; is it a PLAINTEXT port? See security_protocol"
         return error_of(last)
 
     def _on_statistics(self, text: str) -> None:
