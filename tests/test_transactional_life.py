@@ -22,7 +22,7 @@ from idempotent.errors import DoomedTransactionError, StoreBusyError, StoreError
 from idempotent.keys import KeySpace
 from tests.stores import open_store
 
-EXAMPLES, STEPS = 300, 15
+EXAMPLES, STEPS = 500, 15
 MAX_ATTEMPTS = 2
 SPACE = KeySpace("orders", "transactions")
 KEYS = st.integers(0, 2)

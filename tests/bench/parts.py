@@ -44,11 +44,7 @@ _ROUNDS_END_TO_END: Final = 3
 
 
 def _contest(contenders: Sequence[Contender], effort: Effort, on_step: OnStep) -> list[Figure]:
-    """A contest of the leased ones, and one of the transactional ones: only those who are compared take turns.
-
-    With others in between, a process that speaks to its server one message at a time is placed otherwise by the
-    kernel, next to its server or away from it, and both need up to twice the time.
-    """
+    """A contest of the leased ones, and one of the transactional ones: only those who are compared take turns."""
     figures: list[Figure] = []
     for _, some in groupby(sorted(contenders, key=_is_transactional), key=_is_transactional):
         in_order = sorted(some, key=lambda one: (one.threads, one.batch))
