@@ -195,20 +195,9 @@ class KafkaGroup:
             if time.monotonic() - self._complained_at > _SILENCE_S:
                 self._complained_at = time.monotonic()
                 log.warning(
-                    "broker_unreachable", extra={"broker": self._where, "error": self._why_unreachable()}
+                    "broker_unreachable",
+                    extra={"broker": self._where, "error": why_unreachable(self._last_error)},
                 )
-
-    def _why_unreachable(self) -> str:
-        last = self._last_error
-        if last is None:
-            return "no answer"
-        if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
-            # Where nobody listens, the library says that too.
-            return f"{error_of(last)}; does the port want TLS or a login? See security_protocol"
-        if _HANDSHAKE in error_of(last) and "PLAINTEXT" not in error_of(last):
-            # The library guesses so itself, if the connection is closed a little later.
-            return f"{error_of(last)}; is it a PLAINTEXT port? See security_protocol"
-        return error_of(last)
 
     def _on_statistics(self, text: str) -> None:
         brokers = json.loads(text).get("brokers", {}).values()
@@ -226,7 +215,7 @@ class KafkaGroup:
                     continue
                 self.consumer.close()
                 raise AdapterError(
-                    f"cannot connect to Kafka at {self._where}: {self._why_unreachable()}"
+                    f"cannot connect to Kafka at {self._where}: {why_unreachable(self._last_error)}"
                 ) from error
             return
 
@@ -235,3 +224,17 @@ def _is_for_good(error: KafkaError) -> bool:
     """Whether no waiting repairs it."""
     code, text = error.code(), error_of(error)
     return code == KafkaError._AUTHENTICATION or (code == KafkaError._SSL and _UNTRUSTED in text)  # noqa: SLF001 - public
+
+
+def why_unreachable(last: KafkaError | None) -> str:
+    """What the client said last of a broker that does not answer, and what to look at."""
+    if last is None:
+        return "no answer"
+    text = error_of(last)
+    if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
+        # Where nobody listens, the library says that too.
+        return f"{text}; does the port want TLS or a login? See security_protocol"
+    if _HANDSHAKE in text and "PLAINTEXT" not in text:
+        # The library guesses so itself, if the connection is closed a little later.
+        return f"{text}; is it a PLAINTEXT port? See security_protocol"
+    return text

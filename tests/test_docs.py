@@ -16,11 +16,13 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 from idempotent.checkers import SqlChecker, checker_from_url
+from idempotent.checkers.redis_faults import COMMANDS as REDIS_COMMANDS
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
 from idempotent.migrations import upgrade
 from idempotent.registry import default_registry
 from tests.cli.shop import CONSUMERS
+from tests.privileges import SQL as SQL_PRIVILEGES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -184,3 +186,9 @@ def assert_extras_exist(requirement: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert name == project["name"]
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_permissions_of_a_consumer_are_those_that_the_contract_runs_with():
+    page = (ROOT / "docs" / "migrations.md").read_text()
+    assert f"`{REDIS_COMMANDS}`" in page
+    assert f"`{SQL_PRIVILEGES}` on the tables" in page

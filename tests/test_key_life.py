@@ -8,18 +8,17 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
+from tests.machines import run_machine
 from tests.stores import ALL, open_store
 
 EXAMPLES, STEPS = 2000, 20
@@ -268,14 +267,4 @@ class KeyLife(RuleBasedStateMachine):
 def test_store_and_model_agree(kind, request):
     for store in open_store(kind, request):
         checker = store.leased(lease_s=LONG_S, retention_s=LONG_S)
-        run_state_machine_as_test(
-            partial(KeyLife, checker, Hands(store, checker)),
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                database=None,
-                derandomize=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_machine(partial(KeyLife, checker, Hands(store, checker)), examples=EXAMPLES, steps=STEPS)

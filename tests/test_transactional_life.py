@@ -7,19 +7,18 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Verdict
 from idempotent.errors import DoomedTransactionError, StoreBusyError, StoreError
 from idempotent.keys import KeySpace
+from tests.machines import run_machine
 from tests.stores import open_store
 
 EXAMPLES, STEPS = 500, 15
@@ -223,16 +222,6 @@ def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, request):
     for store in open_store(kind, request):
         checker = store.transactional(retention_s=3600.0)
         place = Place(store, checker, store.engine(isolation_level="AUTOCOMMIT"))
-        run_state_machine_as_test(
-            partial(TransactionalLife, place),
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                database=None,
-                derandomize=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_machine(partial(TransactionalLife, place), examples=EXAMPLES, steps=STEPS)
         assert store.booked() == place.booked
         assert sum(place.booked.values()) > EXAMPLES // 2

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from idempotent import Message, Registry, Worker
+from idempotent import Message
 from idempotent.adapters.base import Adapter
-from idempotent.testing.adapter_contract import until
-from idempotent.worker import WorkerSummary
 from tests.adapters.conformance_child import GROUP, adapter_at
 from tests.adapters.kafka_broker import Broker
 from tests.adapters.rabbit import Rabbit
@@ -133,27 +129,3 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     place = kind(request.getfixturevalue(fixture))
     yield place
     place.close()
-
-
-def run_until(place: Place, registry: Registry, is_done: Callable[[], Any], **options: Any) -> WorkerSummary:
-    """Runs a worker in a thread; what it raises is raised here."""
-    worker = Worker(registry, place.adapter(), gc_interval_s=None, **{"concurrency": 2, **options})
-    summaries: list[WorkerSummary] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            summaries.append(worker.run())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        until(lambda: is_done() or not thread.is_alive(), "done")
-    finally:
-        worker.stop()
-        thread.join(150)
-    if errors:
-        raise errors[0]
-    return summaries[0]

@@ -18,8 +18,9 @@ from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.crashpoints import CRASH_VARIABLE
 from tests.adapters.conformance_child import EFFECTS, GROUP, consume
-from tests.adapters.places import BROKERS, open_place, run_until
+from tests.adapters.places import BROKERS, open_place
 from tests.forked import Forked
+from tests.working import run_until
 
 SOON = Backoff(initial_s=0.1, maximum_s=0.1)
 KILLS = 4
@@ -175,9 +176,9 @@ def test_a_handler_that_is_interrupted_acknowledges_nothing_and_frees_its_key(pl
 
     place.send(Message(subject, id="1"))
     with pytest.raises(error):
-        run_until(place, registry, lambda: False)
+        run_until(registry, place.adapter(), lambda: False)
     until(lambda: place.left(subject) == 1, "the message")
-    summary = run_until(place, registry, lambda: len(seen) == 2)
+    summary = run_until(registry, place.adapter(), lambda: len(seen) == 2)
     assert seen == ["1", "1"]
     assert summary[Outcome.PROCESSED] == 1
 
@@ -211,7 +212,7 @@ def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(worker_done), "process", counting)
-        run_until(place, registry, lambda: Outcome.DUPLICATE in finished)
+        run_until(registry, place.adapter(), lambda: Outcome.DUPLICATE in finished)
     assert runs == (["began", "failed"] if first_fails else []) + ["began", "done"]
     assert place.left(subject) == 0
 
@@ -224,7 +225,7 @@ def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subj
     place.send(Message(subject, id="1"))
     timer = threading.Timer(1.5, lambda: checker.release(claim))
     timer.start()
-    summary = run_until(place, registry, lambda: done)
+    summary = run_until(registry, place.adapter(), lambda: done)
     timer.join()
     assert (done, summary.requeued, summary[Outcome.PROCESSED]) == (["1"], 0, 1)
     assert place.left(subject) == 0
@@ -244,7 +245,7 @@ def test_a_body_that_nobody_can_read_is_a_dead_letter_and_the_next_message_runs(
     place.send(
         Message(subject, b"\xff{", id="1"), Message(subject, b"{", id="2"), Message(subject, b"7", id="3")
     )
-    run_until(place, registry, lambda: done and len(place.dead_letters(subject)) == 2)
+    run_until(registry, place.adapter(), lambda: done and len(place.dead_letters(subject)) == 2)
     letters = {letter.id: letter for letter in place.dead_letters(subject)}
     assert letters["1"].body == b"\xff{"
     assert letters["1"].headers["x-idempotent-reason"].startswith("UnicodeDecodeError: ")
@@ -274,7 +275,9 @@ def test_a_message_without_a_key_is_a_dead_letter_unless_the_consumer_takes_it(p
     )
     expected = 2 if policy == "process" else 1
     run_until(
-        place, registry, lambda: len(done) + len(place.dead_letters(subject)) == 2 and len(done) == expected
+        registry,
+        place.adapter(),
+        lambda: len(done) + len(place.dead_letters(subject)) == 2 and len(done) == expected,
     )
     letters = place.dead_letters(subject)
     if policy == "process":
@@ -296,6 +299,6 @@ def test_without_the_stores_word_nothing_is_acknowledged(place, subject):
     registry = Registry()
     registry.consumer(subject, group=GROUP, checker=Lost())(lambda message: done.append(message.id))
     place.send(Message(subject, id="1"))
-    run_until(place, registry, lambda: done)
+    run_until(registry, place.adapter(), lambda: done)
     until(lambda: place.left(subject) == 1, "the message")
     assert done == ["1"]

@@ -8,6 +8,7 @@ import pytest
 from idempotent import Message, Outcome, Registry, Result
 from idempotent.adapters import adapter_from_url, kafka_group
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.kafka_client import KafkaError
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
 from idempotent.testing.adapter_contract import AdapterContract, until
@@ -106,3 +107,14 @@ def test_a_mismatch_of_encryption_is_explained(
 
 def said_in(caplog):
     return [getattr(record, "error", "") for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Disconnected: SSL connection closed by peer (after 1ms in state SSL_HANDSHAKE)",
+        "SSL handshake failed: connecting to a PLAINTEXT broker listener? (after 2ms in state SSL_HANDSHAKE)",
+    ],
+)
+def test_a_port_without_tls_is_guessed_however_the_handshake_ends(said):
+    assert kafka_group.why_unreachable(KafkaError(KafkaError._SSL, said)).count("PLAINTEXT") == 1

@@ -22,6 +22,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError
 from idempotent.policy import Backoff
 from tests.adapters.stomp_client import client, in_queue, until_in_queue
+from tests.working import run_until
 
 ACK = Result(Outcome.PROCESSED)
 DEADLINE_S = 90.0
@@ -270,37 +271,14 @@ def test_what_is_contended_is_held_unacknowledged_until_the_store_has_spoken(
 
     monkeypatch.setattr(type(consumer), "process", lambda self, message: contended(message))
     send(stomp_url, name, "a")
-    summary = run_until(registry, stomp_url, done.is_set)
+    summary = work_until(registry, stomp_url, done.is_set)
     assert seen == [["a"]] * 3
     assert (summary[Outcome.PROCESSED], summary.requeued) == (1, 0)
     until_left(stomp_url, name)
 
 
-def run_until(registry, url, is_done, **options):
-    """Run a worker until then."""
-    adapter = StompAdapter(url, backoff=QUICK, **options)
-    worker = Worker(registry, adapter, concurrency=3, gc_interval_s=None)
-    summaries, errors = [], []
-
-    def run():
-        try:
-            summaries.append(worker.run())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        while not is_done() and thread.is_alive():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        worker.stop()
-        thread.join(DEADLINE_S)
-    if errors:
-        raise errors[0]
-    return summaries[0]
+def work_until(registry, url, is_done, **options):
+    return run_until(registry, StompAdapter(url, backoff=QUICK, **options), is_done, concurrency=3)
 
 
 def test_a_commit_that_fails_leaves_the_message_with_the_broker(stomp_url, name, monkeypatch):
@@ -348,7 +326,7 @@ def test_a_poisonous_message_is_dead_after_its_attempts_over_several_workers(sto
 
     send(stomp_url, name, "a")
     for count in (1, 2, 3):
-        run_until(registry(), stomp_url, lambda count=count: len(attempts) >= count)
+        work_until(registry(), stomp_url, lambda count=count: len(attempts) >= count)
     assert attempts[:3] == [None, "1", "2"]
     (letter,) = until_in_queue(stomp_url, f"/queue/{name}.dead")
     assert letter.headers[REASON_HEADER] == "ValueError: poison"
@@ -359,9 +337,9 @@ def test_after_an_orderly_stop_nothing_that_was_done_comes_again(stomp_url, name
     registry, effects = Registry(), []
     registry.consumer(name, checker=MemoryChecker())(lambda message: effects.append(message.id))
     send(stomp_url, name, *map(str, range(50)))
-    first = run_until(registry, stomp_url, lambda: len(effects) >= 20, ack="dups_ok")
+    first = work_until(registry, stomp_url, lambda: len(effects) >= 20, ack="dups_ok")
     assert set(left(stomp_url, name)) == set(map(str, range(50))) - set(effects)
-    second = run_until(registry, stomp_url, lambda: len(effects) >= 50, ack="dups_ok")
+    second = work_until(registry, stomp_url, lambda: len(effects) >= 50, ack="dups_ok")
     assert sorted(effects, key=int) == list(map(str, range(50)))
     assert first[Outcome.DUPLICATE] + second[Outcome.DUPLICATE] == 0
 
@@ -375,7 +353,7 @@ def test_a_handler_of_three_heartbeats_neither_loses_the_connection_nor_runs_twi
         effects.append(message.id)
 
     send(stomp_url, name, "a")
-    summary = run_until(registry, stomp_url, lambda: effects, heartbeat_s=0.5)
+    summary = work_until(registry, stomp_url, lambda: effects, heartbeat_s=0.5)
     assert (effects, summary.stale) == (["a"], 0)
     until_left(stomp_url, name)
 
@@ -423,7 +401,7 @@ def test_what_was_only_prefetched_is_marked_as_redelivered_and_still_runs(stomp_
     first.close()
     registry, seen = Registry(), []
     registry.consumer(name, checker=MemoryChecker())(lambda m: seen.append((m.id, m.redelivered)))
-    run_until(registry, stomp_url, lambda: len(seen) == 2)
+    work_until(registry, stomp_url, lambda: len(seen) == 2)
     assert sorted(seen) == [("a", True), ("b", True)]
 
 

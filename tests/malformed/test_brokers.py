@@ -9,7 +9,8 @@ import pytest
 
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker
-from tests.adapters.places import BROKERS, open_place, run_until
+from tests.adapters.places import BROKERS, open_place
+from tests.working import run_until
 
 # ActiveMQ shows no more than 400 messages of a queue to one who looks.
 MALFORMED, GOOD = 350, 200
@@ -63,7 +64,7 @@ def test_each_is_a_dead_letter_and_the_good_ones_run(place):
             dead.append(int(message.headers["which"]))
             raise
 
-    run_until(place, registry, lambda: len(seen) >= GOOD and len(dead) >= MALFORMED, batch_size=100)
+    run_until(registry, place.adapter(), lambda: len(seen) >= GOOD and len(dead) >= MALFORMED, batch_size=100)
     assert sorted(seen) == list(range(GOOD))
     assert sorted(dead) == list(range(MALFORMED))
     letters = place.dead_letters(subject)
