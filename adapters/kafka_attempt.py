@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from .kafka_partition import Partition
 
 _Unsent: TypeAlias = tuple[Partition, Produced, Output]
 NO_LIMIT: Final = sys.maxsize
+_PATIENCE_S: Final = 20.0
 # A batch is refused as a whole for one record of it. What names a topic names the culprit.
 _OF_THE_TOPIC: Final = frozenset(
     {
@@ -86,6 +88,7 @@ class Attempt:
     refusals: dict[Produced, Refusal] = field(default_factory=dict)
     member: Any = None
     step: Step = Step.BEGIN
+    _since: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, marks: Mapping[Partition, int], most: int) -> Attempt:
@@ -105,6 +108,16 @@ class Attempt:
     def is_open(self) -> bool:
         """Whether all its partitions still are this process's."""
         return all(partition.is_open for partition in self.marks)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether its step takes longer than it should with a broker that answers."""
+        return time.monotonic() - self._since > _PATIENCE_S
+
+    def go_to(self, step: Step) -> None:
+        """Take that step next."""
+        self.step = step
+        self._since = time.monotonic()
 
     def produce(self, client: Producer) -> None:
         """Hand over outputs, as many as the client library takes now.

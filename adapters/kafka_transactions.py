@@ -131,17 +131,17 @@ class Transactions(Commits):
                     self._end(attempt)
                     return True
                 client.begin_transaction()
-                attempt.step = Step.PRODUCE
+                attempt.go_to(Step.PRODUCE)
             case Step.PRODUCE:
                 attempt.produce(client)
                 client.poll(wait_s if attempt.unreported else 0.0)
                 if attempt.has_failed or not attempt.is_open:
-                    attempt.step = Step.ABORT
+                    attempt.go_to(Step.ABORT)
                 elif not attempt.unsent and not attempt.unreported:
-                    attempt.step = Step.SEND_OFFSETS
+                    attempt.go_to(Step.SEND_OFFSETS)
             case Step.SEND_OFFSETS:
                 client.send_offsets_to_transaction(offsets_of(attempt.marks), attempt.member, _OFFSETS_S)
-                attempt.step = Step.COMMIT
+                attempt.go_to(Step.COMMIT)
             case Step.COMMIT:
                 client.commit_transaction(max(wait_s, _UPKEEP_S))
                 self._committed(attempt)
@@ -156,7 +156,9 @@ class Transactions(Commits):
         """Decide how to go on. False: with the same, later."""
         if error.retriable():
             self._complain(error)
-            return False
+            if attempt is None or not attempt.stands_still:
+                return False
+            # The client library has lost an answer. An abort begun under a silent broker may wait for good.
         log.warning("transaction_failed", extra={"id": self._id, "error": error_of(error)})
         if error.code() == KafkaError._FENCED and not self._is_ours_alone:  # noqa: SLF001 - public, despite its name
             self._attempt = None
@@ -166,11 +168,11 @@ class Transactions(Commits):
             )
             return False
         if attempt is not None and error.txn_requires_abort() and attempt.step is not Step.ABORT:
-            attempt.step = Step.ABORT
+            attempt.go_to(Step.ABORT)
             return True
         self._producer.renew()
         if attempt is not None:
-            attempt.step = Step.LOOK
+            attempt.go_to(Step.LOOK)
         return False
 
     def _committed(self, attempt: Attempt) -> None:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from idempotent import Message, Registry
-from idempotent.adapters import adapter_from_url
+from idempotent.adapters import adapter_from_url, kafka_attempt
 from idempotent.adapters.copies import KEY_HEADER, REASON_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka_transactions import Transactions
@@ -147,19 +147,19 @@ def test_a_partition_waits_when_its_outputs_are_not_sent(broker, monkeypatch):
 
 
 class Unreliable:
-    """A producer's client of which one call goes wrong, before or after it has happened."""
+    """A producer's client of which one call goes wrong, before or after it has happened: once, or for good."""
 
-    def __init__(self, client, step, error, *, happens):
+    def __init__(self, client, step, error, *, happens, for_good=False):
         self._client, self._step, self._error, self._happens = client, step, error, happens
-        self.is_spent = False
+        self._for_good, self.is_spent = for_good, False
 
     def __getattr__(self, name):
-        if name != self._step or self.is_spent:
+        if name != self._step or (self.is_spent and not self._for_good):
             return getattr(self._client, name)
 
         def call(*arguments):
-            self.is_spent = True
-            if self._happens:
+            is_first, self.is_spent = not self.is_spent, True
+            if self._happens and is_first:
                 # To its end, however short the adapter's patience is.
                 getattr(self._client, name)(*((30.0,) if name == "commit_transaction" else arguments))
             raise KafkaException(self._error)
@@ -191,6 +191,35 @@ def test_whatever_goes_wrong_with_a_transaction_nothing_is_lost_or_doubled(broke
             line.settle(adapter, *receive(adapter))
         until(lambda: adapter.receive(1, 0.1) == [] and line.committed() == 5, "all offsets")
         assert unreliable.is_spent
+    assert line.arrived() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("step", "happens"),
+    [
+        ("send_offsets_to_transaction", False),
+        ("commit_transaction", False),
+        ("commit_transaction", True),
+        ("abort_transaction", False),
+    ],
+)
+def test_a_client_that_never_comes_to_an_end_is_replaced(broker, monkeypatch, step, happens):
+    monkeypatch.setattr(kafka_attempt, "_PATIENCE_S", 1.0)
+    line = Line(broker)
+    line.send(5)
+    with line.opened() as adapter:
+        commits = adapter._group._commits
+        until(lambda: adapter.receive(0, 0.05) == [] and commits._producer._is_ready, "a producer")
+        client = commits._producer.client
+        if step == "abort_transaction":  # without a reason there is no abort
+            client = Unreliable(client, "commit_transaction", ERRORS["abort"], happens=False)
+        stuck = commits._producer.client = Unreliable(
+            client, step, ERRORS["again"], happens=happens, for_good=True
+        )
+        for _ in range(5):
+            line.settle(adapter, *receive(adapter))
+        until(lambda: adapter.receive(1, 0.1) == [] and line.committed() == 5, "all offsets")
+        assert stuck.is_spent
     assert line.arrived() == [0, 1, 2, 3, 4]
 
 
