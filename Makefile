@@ -17,7 +17,7 @@ BENCH_STAMP := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture test lint types pytest bench bench-growth faults audit format lock clean servers python
+.PHONY: help demo torture soak test lint types pytest bench bench-growth faults fuzz audit format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -26,7 +26,7 @@ help: ## Print this list
 	@echo
 	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
 	@echo "  ONLY= (parts of the benchmark)  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
-	@echo "  SECONDS=$(SECONDS)  SEED=  (of torture, which also takes BROKER= and CHECKER=redis, for one pair)"
+	@echo "  SECONDS=$(SECONDS) (of torture and soak)  SEED=  (of torture, which also takes BROKER= and CHECKER=redis, for one pair)"
 
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
 	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python tests/demo_over.py $(BROKER),idempotent demo) \
@@ -35,6 +35,9 @@ demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and 
 torture: $(STAMP) servers ## Harm consumers, brokers and stores for an hour, and examine the history
 	@$(BIN)/python tests/torture_over.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(BROKER),--broker $(BROKER)) $(if $(CHECKER),--checker $(CHECKER)) $(ARGS)
+
+soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (SECONDS=)
+	@$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
 test: lint types pytest ## Check style and types, and run every test against real servers
 	@echo "make test: passed (style, types, tests)"
@@ -52,6 +55,9 @@ pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/te
 
 faults: $(STAMP) servers ## Make each mistake of a catalogue in a copy, and see the test fail that has to
 	@$(BIN)/python -m tests.faults $(ARGS)
+
+fuzz: $(STAMP) ## Search for bytes and headers that the parsers do not bear, with atheris, e.g. make fuzz ARGS="--seconds 3600"
+	@$(BIN)/python -m tests.malformed.fuzz $(ARGS)
 
 bench: $(BENCH_STAMP) servers ## Measure against the bare drivers and against other libraries, e.g. make bench ONLY=redis
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only '$(ONLY)') $(ARGS)
