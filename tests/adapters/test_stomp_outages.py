@@ -31,9 +31,9 @@ from tests.adapters.test_stomp import (
     ids,
     left,
     receive,
-    run_until,
     send,
     until_left,
+    work_until,
 )
 from tests.services.activemq import MAX_FRAME_BYTES, PASSWORD, USER
 
@@ -203,7 +203,7 @@ def test_a_wrong_password_stops_the_worker_and_is_told_to_nobody(private_activem
     server = private_activemq("accounts")
     caplog.set_level(logging.DEBUG)
     with pytest.raises(AdapterError, match="wrong user name or password") as raised:
-        run_until(one_consumer(name), with_user(server.url, "wr%40ng-s3cret"), lambda: False)
+        work_until(one_consumer(name), with_user(server.url, "wr%40ng-s3cret"), lambda: False)
     assert "s3cret" not in str(raised.value) + repr(raised.value.__cause__)
     assert "s3cret" not in caplog.text
     with opened(with_user(server.url), name) as adapter:
@@ -222,7 +222,7 @@ def one_consumer(subject):
 def test_a_subject_that_may_not_be_read_stops_the_worker(private_activemq):
     server = private_activemq("accounts")
     with pytest.raises(AdapterError, match="wrong user name or password"):
-        run_until(one_consumer("orders"), server.url, lambda: False)
+        work_until(one_consumer("orders"), server.url, lambda: False)
 
 
 @pytest.mark.parametrize("ack", ["individual", "client", "transacted"])
@@ -396,7 +396,7 @@ def test_artemis_is_refused_because_its_ids_and_transactions_do_not_hold(name):
         server_that_answers(ARTEMIS) as url,
         pytest.raises(AdapterError, match=r"ActiveMQ-Artemis/2\.31.*is for ActiveMQ Classic"),
     ):
-        run_until(one_consumer(name), url, lambda: False)
+        work_until(one_consumer(name), url, lambda: False)
 
 
 def test_a_server_of_an_older_protocol_is_refused(name):
@@ -404,7 +404,7 @@ def test_a_server_of_an_older_protocol_is_refused(name):
         server_that_answers(b"CONNECTED\nversion:1.0\n\n\0") as url,
         pytest.raises(AdapterError, match=r"does not speak STOMP 1\.2"),
     ):
-        run_until(one_consumer(name), url, lambda: False)
+        work_until(one_consumer(name), url, lambda: False)
 
 
 def test_a_server_that_says_nothing_is_given_up_in_time(name):
@@ -490,7 +490,7 @@ def test_killed_between_the_verdict_and_the_dead_letter_nothing_is_lost(stomp_ur
     assert killed_at(point, stomp_url, store, name) == 1
     until_left(stomp_url, name, "a")
     effects = []
-    run_until(counting(name, store, effects), stomp_url, lambda: not left(stomp_url, name))
+    work_until(counting(name, store, effects), stomp_url, lambda: not left(stomp_url, name))
     assert effects == []
     letters = in_queue(stomp_url, f"/queue/{name}.dead")
     # One more where the first copy had been confirmed: the same message, by its id.

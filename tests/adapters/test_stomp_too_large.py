@@ -8,7 +8,7 @@ import pytest
 from idempotent import Outcome, Registry, Result
 from idempotent.adapters.stomp_losses import Losses
 from idempotent.checkers import MemoryChecker
-from tests.adapters.test_stomp import left, receive, run_until, send, until_left
+from tests.adapters.test_stomp import left, receive, send, until_left, work_until
 from tests.adapters.test_stomp_outages import opened
 from tests.services.activemq import MAX_FRAME_BYTES
 
@@ -35,7 +35,7 @@ def test_a_dead_letter_that_is_too_large_stays_and_the_others_go_on(private_acti
 
     send(server.url, name, "large", body=LARGE)
     send(server.url, name, *map(str, range(20)))
-    run_until(registry, server.url, lambda: len(effects) == 21, ack=ack)
+    work_until(registry, server.url, lambda: len(effects) == 21, ack=ack)
     assert sorted(effects) == sorted([*map(str, range(20)), "large"])
     assert "large" in left(server.url, name)
     assert left(server.url, f"{name}.dead") == []
