@@ -13,10 +13,12 @@ DriverConnection: TypeAlias = Any
 Row: TypeAlias = tuple[Any, ...]
 
 
-def execute(connection: DriverConnection, statement: str, params: Sequence[Any] = ()) -> int:
-    """Run a statement that changes rows. Returns how many it matched."""
+def execute(
+    connection: DriverConnection, statement: str, params: Sequence[Any] = (), *, many: bool = False
+) -> int:
+    """Run a statement that changes rows; `many`: it names several keys. Returns how many it matched."""
     with closing(_cursor(connection)) as cursor:
-        cursor.execute(statement, params)
+        cursor.execute(statement, params, **_options(cursor, many=many))
         return int(cursor.rowcount)
 
 
@@ -27,10 +29,12 @@ def insert_id(connection: DriverConnection, statement: str, params: Sequence[Any
         return int(cursor.lastrowid)
 
 
-def query(connection: DriverConnection, statement: str, params: Sequence[Any] = ()) -> list[Row]:
-    """Run a statement that returns rows."""
+def query(
+    connection: DriverConnection, statement: str, params: Sequence[Any] = (), *, many: bool = False
+) -> list[Row]:
+    """Run a statement that returns rows; `many`: it names several keys."""
     with closing(_cursor(connection)) as cursor:
-        cursor.execute(statement, params)
+        cursor.execute(statement, params, **_options(cursor, many=many))
         return list(cursor.fetchall())
 
 
@@ -41,3 +45,9 @@ def _cursor(connection: DriverConnection) -> Any:
         # than to run it.
         return psycopg.RawCursor(connection)
     return connection.cursor()
+
+
+def _options(cursor: Any, *, many: bool) -> dict[str, Any]:
+    # Of a prepared statement PostgreSQL keeps the plan. Made while the table was small, it reads all of the table for
+    # several keys, until the table is analyzed: for up to a minute, in which it has grown.
+    return {"prepare": False} if many and type(cursor).__module__.startswith("psycopg") else {}

@@ -126,7 +126,7 @@ class KeyTable:
             results = [(h, c.result) for h, c in zip(hashes, group, strict=True) if c.result is not None]
             statement = self._sql.complete_group(len(hashes), len(results))
             params = (*chain.from_iterable(results), *hashes, owner)
-            if execute(connection, statement, params) == len(hashes):
+            if execute(connection, statement, params, many=len(hashes) > 1) == len(hashes):
                 kept.update((hashed, owner) for hashed in hashes)
             else:
                 kept |= {
@@ -143,7 +143,7 @@ class KeyTable:
             hashes = sorted({key_hash(claim) for claim in part})
             owners = sorted({claim.owner for claim in part})
             statement = self._sql.renew(len(hashes), len(owners))
-            if execute(connection, statement, (*hashes, *owners)) < len(part):
+            if execute(connection, statement, (*hashes, *owners), many=len(hashes) > 1) < len(part):
                 pairs = {(key_hash(claim), claim.owner) for claim in part}
                 lost |= pairs - self._in_progress(connection, hashes)
         return [(key_hash(claim), claim.owner) not in lost for claim in claims]
@@ -154,7 +154,8 @@ class KeyTable:
         for owner, group in _by_owner([Completion(claim) for claim in claims]):
             hashes = [key_hash(completion.claim) for completion in group]
             before = self._in_progress(connection, hashes) if len(hashes) > 1 else None
-            deleted = execute(connection, self._sql.delete_group(len(hashes)), (*hashes, owner))
+            statement = self._sql.delete_group(len(hashes))
+            deleted = execute(connection, statement, (*hashes, owner), many=len(hashes) > 1)
             pairs = {(hashed, owner) for hashed in hashes}
             if deleted == len(hashes):
                 freed |= pairs
@@ -206,7 +207,7 @@ class KeyTable:
         rows: list[Row] = []
         for start in range(0, len(hashes), MAX_ROWS):
             part = hashes[start : start + MAX_ROWS]
-            found = query(connection, self._sql.owned(len(part)), tuple(part))
+            found = query(connection, self._sql.owned(len(part)), part, many=len(part) > 1)
             rows.extend((bytes(hashed), bytes(owner), status) for hashed, owner, status in found)
         return rows
 
@@ -218,7 +219,7 @@ class KeyTable:
             hashes = sorted(bytes(row[0]) for row in found)
             if not hashes:
                 break
-            deleted += execute(connection, self._sql.delete_expired(len(hashes)), hashes)
+            deleted += execute(connection, self._sql.delete_expired(len(hashes)), hashes, many=True)
         self.failures.delete_expired(connection, limit)
         return deleted
 
@@ -261,7 +262,12 @@ class KeyTable:
         if not missing:
             return {}
         return self._bytes_keyed(
-            query(connection, self._sql.read(len(missing), locking=how.locking), missing)
+            query(
+                connection,
+                self._sql.read(len(missing), locking=how.locking),
+                missing,
+                many=len(missing) > 1,
+            )
         )
 
     @staticmethod
