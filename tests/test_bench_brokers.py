@@ -46,8 +46,8 @@ def test_memory_is_sampled_and_judged() -> None:
 @pytest.mark.parametrize(
     ("store", "server", "layouts"),
     [
-        ("MariaDB", PrivateMariaDb, [Layout.BY_HASH, Layout.BY_ID]),
-        ("PostgreSQL", PrivatePostgres, [Layout.BY_HASH, Layout.BY_ID]),
+        pytest.param("MariaDB", PrivateMariaDb, [Layout.BY_HASH, Layout.BY_ID], marks=pytest.mark.slow),
+        pytest.param("PostgreSQL", PrivatePostgres, [Layout.BY_HASH, Layout.BY_ID], marks=pytest.mark.slow),
         ("Redis", PrivateRedis, [Layout.STRINGS]),
     ],
     ids=["mariadb", "postgresql", "redis"],

@@ -46,6 +46,7 @@ def test_each_flight_is_booked_once_over_activemq(private_activemq, mysql_url):
     assert report.duplicates > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["transactional", "offsets"])
 def test_each_flight_is_booked_once_over_kafka(checker, private_kafka, mysql_url):
     server = private_kafka()

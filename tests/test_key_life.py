@@ -18,10 +18,11 @@ from hypothesis.stateful import (
 
 from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
+from tests.depth import examples
 from tests.machines import run_machine
 from tests.stores import ALL, open_store
 
-EXAMPLES, STEPS = 2000, 20
+EXAMPLES, STEPS = examples(2000), 20
 LONG_S = 3600.0
 MAX_ATTEMPTS = 3
 SPACE = KeySpace("orders", "life")
@@ -261,7 +262,6 @@ class KeyLife(RuleBasedStateMachine):
                 assert (record.status, record.fence) == (row.status, row.fence)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ALL)
 def test_store_and_model_agree(kind, request):

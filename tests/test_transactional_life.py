@@ -18,10 +18,11 @@ from hypothesis.stateful import (
 from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Verdict
 from idempotent.errors import DoomedTransactionError, StoreBusyError, StoreError
 from idempotent.keys import KeySpace
+from tests.depth import examples
 from tests.machines import run_machine
 from tests.stores import open_store
 
-EXAMPLES, STEPS = 500, 15
+EXAMPLES, STEPS = examples(2000), 15
 MAX_ATTEMPTS = 2
 SPACE = KeySpace("orders", "transactions")
 KEYS = st.integers(0, 2)
@@ -215,7 +216,6 @@ class TransactionalLife(RuleBasedStateMachine):
             assert (record and record.status) == (row and row.status)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, request):

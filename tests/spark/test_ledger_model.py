@@ -13,12 +13,13 @@ from idempotent.adapters.spark.ledger.claims import Decision, _Step
 from idempotent.adapters.spark.ledger.redis import RedisLedger
 from idempotent.adapters.spark.ledger.runs import RunChange
 from idempotent.adapters.spark.ledger.sql import SqlLedger
+from tests.depth import examples
 from tests.spark.interleaving import DONE, DUPLICATE, LOST, History, stepped
 from tests.spark.ledgers import open_place
 
 LEASE_TICKS = 100
 LAPSE = 0.04
-PARTS, SEEDS_OF_A_PART = 10, 2000
+PARTS, SEEDS_OF_A_PART = 10, examples(2000)
 WRONG_SEEDS = 2000
 REAL_LEASES_S = (0.000001, 0.02)
 
@@ -39,7 +40,6 @@ def over_memory(seeds: range, base: type[MemoryLedger] = MemoryLedger, **options
     return outcomes
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_history_loses_or_doubles_a_key(part):

@@ -67,6 +67,7 @@ def test_duplicates_in_and_across_micro_batches_are_dropped(spark, stream, proce
     assert len(handled) == 3
 
 
+@pytest.mark.slow
 def test_published_folders_can_be_read_by_spark(spark, stream, process):
     stream.run(spark, process())
     assert spark.read.parquet(stream.out).count() == 200
