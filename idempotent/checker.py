@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from idempotent.claims import (
     Claim,
@@ -24,6 +24,9 @@ from idempotent.keys import KeySpace
 from idempotent.leases import LeaseKeeper
 from idempotent.observe import Event, counters
 from idempotent.values import changed
+
+C = TypeVar("C")
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +156,7 @@ class AbstractIdempotentChecker(ABC):
             if decision.alone and request.max_attempts is not None:
                 decision = self.count_lapse(decision, request.max_attempts)
         if decision.claim is not None:
-            self._hold([decision.claim])
+            self._hold((decision.claim,))
         return decision
 
     @final
@@ -201,7 +204,10 @@ class AbstractIdempotentChecker(ABC):
             StoreError: not recorded. This process keeps the lease and goes on trying, in the background and at the
                 key's next claim here, before anything runs again.
         """
-        return self.complete_many([Completion(claim, result)])[0]
+        if claim.empty:
+            return True
+        completion = Completion(claim, result)
+        return self._recorded(self._complete, completion, (completion,))
 
     @final
     def complete_many(self, completions: Sequence[Completion]) -> list[bool]:
@@ -212,16 +218,9 @@ class AbstractIdempotentChecker(ABC):
         """
         if _all_empty([completion.claim for completion in completions]):
             return [True] * len(completions)
-        self._drop([completion.claim for completion in completions])
-        try:
-            # What a commit raises may be the handler's failure.
-            with _ANY_ERROR if self.group_is_atomic else self._only_store_errors:
-                if len(completions) == 1:
-                    return [self._complete(completions[0])]
-                return self._complete_many(completions)
-        except StoreError:
-            self._remember_unrecorded(completions)
-            raise
+        if len(completions) == 1:
+            return [self._recorded(self._complete, completions[0], completions)]
+        return self._recorded(self._complete_many, completions, completions)
 
     @final
     def release(self, claim: Claim, failure: Failure | None = None) -> Released:
@@ -340,6 +339,17 @@ class AbstractIdempotentChecker(ABC):
         raise ConfigurationError(f"{type(self).__name__} has no {kind.__name__} to hand to a handler")
 
     # Private
+
+    def _recorded(self, hook: Callable[[C], R], argument: C, completions: Sequence[Completion]) -> R:
+        """Let a hook record that these effects happened, and remember them if the store does not."""
+        self._drop([completion.claim for completion in completions])
+        try:
+            # What a commit raises may be the handler's failure.
+            with _ANY_ERROR if self.group_is_atomic else self._only_store_errors:
+                return hook(argument)
+        except StoreError:
+            self._remember_unrecorded(completions)
+            raise
 
     def _hold(self, claims: Sequence[Claim]) -> None:
         if self._keeper and claims:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final
 
+from idempotent.forks import in_child
 from idempotent.keys import Key
 from idempotent.positions import Position
 from idempotent.values import value
 
 OWNER_BYTES: Final = 16
+_COUNT_BYTES: Final = 6
 ERROR_LIMIT: Final = 1000
 
 
@@ -64,9 +67,24 @@ class Lapsed(Enum):
     """Mark it DEAD, "effect unknown"."""
 
 
+class _Owners:
+    """Random for each process, and counted within it: a system call a message would cost more than the rest."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.prefix = os.urandom(OWNER_BYTES - _COUNT_BYTES)
+        self.numbers = itertools.count()
+
+
+_owners: Final = _Owners()
+in_child(_owners.begin)
+
+
 def new_owner() -> bytes:
-    """A random owner token, 16 bytes."""
-    return os.urandom(OWNER_BYTES)
+    """An owner token, 16 bytes, that nobody else has had or will have, in this process or another."""
+    return _owners.prefix + next(_owners.numbers).to_bytes(_COUNT_BYTES)
 
 
 @value
@@ -75,7 +93,7 @@ class ClaimRequest:
 
     Attributes:
         key: the key.
-        owner: random token, 16 bytes. The members of one batch may share one; two calls never do.
+        owner: its token, 16 bytes (`new_owner`). The members of one batch may share one; two calls never do.
         fingerprint: 20-byte hash of the content, or None when content is not compared.
         status: the in-progress status to store: alone, in a group, or parked when it lapses.
         on_lapsed: what to do with a lapsed claim of somebody else.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Final, Generic, TypeVar
+
+from idempotent.forks import generation
 
 C = TypeVar("C")
 
@@ -18,19 +19,19 @@ class Idle(Generic[C]):
     Of n threads that use one for a moment, n are made in all, and each thread mostly gets its own again.
     """
 
-    __slots__ = ("_connections", "_pid")
+    __slots__ = ("_connections", "_generation")
 
     def __init__(self) -> None:
         """Empty."""
         self._connections: deque[C] = deque()
-        self._pid = os.getpid()
+        self._generation = generation.number
 
     def __bool__(self) -> bool:
         return bool(self._connections)
 
     def take(self) -> C | None:
         """The one used last; None when there is none."""
-        if self._pid != os.getpid():
+        if self._generation != generation.number:
             self._forget_parents()
         try:
             return self._connections.pop()
@@ -45,4 +46,4 @@ class Idle(Generic[C]):
         # After fork() the sockets are the parent's: forget them, close nothing.
         _inherited.append(self._connections)
         self._connections = deque()
-        self._pid = os.getpid()  # last: until then every thread comes here
+        self._generation = generation.number  # last: until then every thread comes here

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Final
 
 from idempotent.claims import Claim
 from idempotent.errors import StoreError
+from idempotent.forks import generation
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +36,16 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._wake = threading.Event()
-        self._pid = os.getpid()
+        self._generation = generation.number
 
     def hold(self, claims: Sequence[Claim]) -> None:
         """Renew these from now on."""
-        if self._pid != os.getpid():
+        if self._generation != generation.number:
             self._forget_parent()
         # Claims are told apart by identity. Adding to and removing from a dict is atomic in CPython: no lock on the
         # path of every message.
-        self._held.update(dict.fromkeys(claims))
+        for claim in claims:
+            self._held[claim] = None
         if self._thread is None:
             self._start()
 
@@ -66,7 +67,7 @@ class LeaseKeeper:
         self._thread = None
         self._start_lock = threading.Lock()
         self._wake = threading.Event()
-        self._pid = os.getpid()  # last: until then every thread comes here
+        self._generation = generation.number  # last: until then every thread comes here
 
     def _start(self) -> None:
         with self._start_lock:

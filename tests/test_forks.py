@@ -1,0 +1,42 @@
+"""What a child of a fork must not share with its parent."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from idempotent.claims import OWNER_BYTES, new_owner
+from idempotent.forks import generation
+
+
+def test_no_two_claims_have_one_owner_in_threads_and_children():
+    with ThreadPoolExecutor(8) as pool:
+        many = [
+            owner
+            for part in pool.map(lambda _: [new_owner() for _ in range(2000)], range(8))
+            for owner in part
+        ]
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        # The parent makes as many: a child that went on with its prefix and count would give the same ones.
+        os.write(writer, b"".join(new_owner() for _ in range(100)))
+        os._exit(0)
+    os.close(writer)
+    many += [new_owner() for _ in range(100)]
+    with os.fdopen(reader, "rb") as file:
+        theirs = file.read()
+    os.waitpid(child, 0)
+    many += [theirs[start : start + OWNER_BYTES] for start in range(0, len(theirs), OWNER_BYTES)]
+    assert len(many) == 16_200
+    assert len(set(many)) == len(many)
+    assert {len(owner) for owner in many} == {OWNER_BYTES}
+
+
+def test_each_fork_is_another_generation():
+    child = os.fork()
+    if not child:
+        grandchild = os.fork()
+        if not grandchild:
+            os._exit(generation.number)
+        os._exit(10 * generation.number + os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]))
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended == 10 * (generation.number + 1) + generation.number + 2
