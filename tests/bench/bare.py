@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -21,13 +21,24 @@ from sqlalchemy.orm import Session
 from sqlalchemy.types import BigInteger
 
 from idempotent import Message
+from idempotent.checkers.redis_client import open_client
+from idempotent.checkers.redis_layout import claim_body
+from idempotent.checkers.redis_store import RedisStore, Script
+from idempotent.claims import ClaimRequest, KeyStatus, new_owner
+from idempotent.keys import KeySpace
+from idempotent.schema import DEFAULT_TABLE
+from idempotent.sql.cursor import execute, insert_id, query
+from idempotent.sql.dialects import Conflict, dialect_for
+from idempotent.sql.statements import Statements
 from tests.bench.checkers import THREADS, effects
-from tests.bench.contest import Contender, Tick, Work, in_batches, one_by_one
+from tests.bench.contest import SUBJECT, Contender, Tick, Work, in_batches, one_by_one
 from tests.bench.figures import What
 
 WHO: Final = "by hand"
 GROUP: Final = f"{WHO}, Session, one commit"
 SAVEPOINTS: Final = f"{WHO}, Session, savepoints"
+TOGETHER: Final = f"{WHO}, Session, one INSERT"
+SAME: Final = f"{WHO}, the checker's statements"
 RETENTION_S: Final = 14 * 86400
 LEASE_MS: Final = 30_000
 Connect = Callable[[], Any]
@@ -57,6 +68,7 @@ def redis(url: str) -> list[Contender]:
     return [
         *(Contender("Redis", WHO, lambda: _redis_one(url), threads=threads) for threads in THREADS),
         Contender("Redis", f"{WHO}, Lua", lambda: _redis_many(url, 500), batch=500),
+        Contender("Redis", SAME, lambda: _same_scripts(url, 500), batch=500, whats=(What.FRESH,)),
     ]
 
 
@@ -111,8 +123,16 @@ def sql(where: str, url: str) -> list[Contender]:
             Contender(where, f"{WHO}, Session", lambda: _session(engine), threads=threads)
             for threads in THREADS
         ),
-        Contender(where, GROUP, lambda: _group(engine, nullcontext), 200, whats=(What.FRESH,)),
-        Contender(where, SAVEPOINTS, lambda: _group(engine, Session.begin_nested), 200, whats=(What.FRESH,)),
+        *(
+            Contender(
+                where, SAME, lambda batch=batch: _same_statements(engine, batch), batch, whats=(What.FRESH,)
+            )
+            for batch in (1, 500)
+        ),
+        *(
+            Contender(where, who, lambda book=book: _group(engine, book), 200, whats=(What.FRESH,))
+            for who, book in ((GROUP, _each), (SAVEPOINTS, _each_in_a_savepoint), (TOGETHER, _together))
+        ),
     ]
 
 
@@ -184,8 +204,8 @@ def _session(engine: Engine) -> Iterator[Work]:
 
 
 @contextmanager
-def _group(engine: Engine, around: Callable[[Session], AbstractContextManager[Any]]) -> Iterator[Work]:
-    """All keys at once, then one business INSERT a message, and one commit: what a group comes to at the least."""
+def _group(engine: Engine, book: Callable[[Session, Sequence[Message]], None]) -> Iterator[Work]:
+    """All keys at once, then the effects, and one commit: what a group comes to at the least."""
     prefix = secrets.token_hex(4)
     claim = _insert_if_free(engine).execution_options(preserve_rowcount=True)
 
@@ -195,11 +215,82 @@ def _group(engine: Engine, around: Callable[[Session], AbstractContextManager[An
             rows = [{"k": _hash(prefix, message), "status": 2, "at": at} for message in messages]
             if session.execute(claim, rows).rowcount < len(rows):  # type: ignore[attr-defined]
                 raise ValueError("these messages were to be fresh ones")
-            for message in messages:
-                with around(session):
-                    session.execute(insert(effects), {"message": message.id, "amount": 1})
+            book(session, messages)
 
     yield in_batches(process, 200)
+
+
+def _each(session: Session, messages: Sequence[Message]) -> None:
+    for message in messages:
+        session.execute(insert(effects), {"message": message.id, "amount": 1})
+
+
+def _each_in_a_savepoint(session: Session, messages: Sequence[Message]) -> None:
+    for message in messages:
+        with session.begin_nested():
+            session.execute(insert(effects), {"message": message.id, "amount": 1})
+
+
+def _together(session: Session, messages: Sequence[Message]) -> None:
+    session.execute(insert(effects), [{"message": message.id, "amount": 1} for message in messages])
+
+
+@contextmanager
+def _same_scripts(url: str, batch: int) -> Iterator[Work]:
+    """The scripts of `RedisChecker` on keys and arguments that are ready: what they take by themselves."""
+    store = RedisStore(open_client(url), f"{secrets.token_hex(4)}:")
+    claim = Script("claim", lease_us=LEASE_MS * 1000, retention_us=RETENTION_S * 10**6)
+    complete = Script("complete", retention_us=RETENTION_S * 10**6)
+    space = KeySpace(SUBJECT, "bench")
+
+    def process(messages: Sequence[Message]) -> None:
+        owner = new_owner()
+        requests = [ClaimRequest(space.key(str(message.id)), owner) for message in messages]
+        names = [store.names.name(request.key.hash) for request in requests]
+        store.run_many(claim, names, map(claim_body, requests))
+        if not all(store.run_many(complete, names, [owner] * len(names))):
+            raise ValueError("these messages were to be fresh ones")
+
+    yield in_batches(process, batch)
+    store.close()
+
+
+@contextmanager
+def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
+    """The statements of `SqlChecker` on a connection in autocommit: what they take by themselves."""
+    space = KeySpace(SUBJECT, secrets.token_hex(4))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        driver = connection.connection.dbapi_connection
+        statements = Statements(
+            dialect_for(engine.dialect), DEFAULT_TABLE, LEASE_MS * 1000, RETENTION_S * 10**6
+        )
+        insert_one = statements.insert(1, KeyStatus.IN_PROGRESS, None)
+        answers_with_id = dialect_for(engine.dialect).conflict is Conflict.RETURNS_ALL
+
+        def one(messages: Sequence[Message], tick: Tick) -> None:
+            for message in messages:
+                key, owner = space.key(str(message.id)), new_owner()
+                claim = (key.hash, key.text, owner, None)
+                won = (
+                    insert_id(driver, insert_one, claim)
+                    if answers_with_id
+                    else query(driver, insert_one, claim)
+                )
+                if not won or execute(driver, statements.complete, (key.hash, owner)) != 1:
+                    raise ValueError("this message was to be a fresh one")
+                tick()
+
+        def many(messages: Sequence[Message]) -> None:
+            owner = new_owner()
+            keys = sorted((space.key(str(message.id)) for message in messages), key=lambda key: key.hash)
+            claims = [value for key in keys for value in (key.hash, key.text, owner, None)]
+            query(driver, statements.insert(len(keys), KeyStatus.IN_PROGRESS_GROUP, None), claims)
+            hashes = [key.hash for key in keys]
+            complete = statements.complete_group(len(keys), 0)
+            if execute(driver, complete, (*hashes, owner), many=True) != len(keys):
+                raise ValueError("these messages were to be fresh ones")
+
+        yield one if batch == 1 else in_batches(many, batch)
 
 
 def _insert_if_free(engine: Engine) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tests.bench.bare import GROUP, SAVEPOINTS
+from tests.bench.bare import GROUP, SAME, SAVEPOINTS, TOGETHER
 from tests.bench.bare import WHO as BY_HAND
 from tests.bench.brokers import BARE
 from tests.bench.figures import Figures, faster, slower
@@ -152,6 +152,7 @@ def _of_redis() -> Iterator[Target]:
         lambda f: faster(
             f.find("Redis", "RedisChecker", batch=500), f.find("Redis", f"{BY_HAND}, Lua", batch=500)
         ),
+        lambda f: faster(f.find("Redis", SAME, batch=500), f.find("Redis", f"{BY_HAND}, Lua", batch=500)),
     )
 
 
@@ -162,8 +163,9 @@ def _of_sql(where: str) -> Iterator[Target]:
         1.15,
         "x the time",
         lambda f: slower(f.find(where, "SqlChecker"), f.find(where, BY_HAND)),
+        lambda f: slower(f.find(where, SAME), f.find(where, BY_HAND)),
     )
-    yield _grouped(f"SqlChecker on {where}, batch 500", 20, where, "SqlChecker", "SqlChecker", 500)
+    yield _grouped(f"SqlChecker on {where}, batch 500", 20, where, "SqlChecker", "SqlChecker", 500, SAME)
     yield Target(
         f"{_TRANSACTIONAL} on {where}, one at a time, against a Session by hand",
         Goal.AT_MOST,
@@ -174,7 +176,7 @@ def _of_sql(where: str) -> Iterator[Target]:
     for who, number, limit in (
         (_TRANSACTIONAL, 4, GROUP),
         (f"{_TRANSACTIONAL}, savepoints", 2, SAVEPOINTS),
-        (f"{_TRANSACTIONAL}, batch=True", 20, None),
+        (f"{_TRANSACTIONAL}, batch=True", 20, TOGETHER),
     ):
         yield _grouped(f"{who} on {where}, batch 200", number, where, who, _TRANSACTIONAL, 200, limit)
 
