@@ -39,8 +39,10 @@ GROUP: Final = f"{WHO}, Session, one commit"
 SAVEPOINTS: Final = f"{WHO}, Session, savepoints"
 TOGETHER: Final = f"{WHO}, Session, one INSERT"
 SAME: Final = f"{WHO}, the checker's statements"
+SAME_IN_SESSION: Final = f"{WHO}, Session, the checker's statement"
 RETENTION_S: Final = 14 * 86400
 LEASE_MS: Final = 30_000
+LOCK_S: Final = 5.0
 Connect = Callable[[], Any]
 
 # What somebody writes who needs no leases, fences, attempts or texts for people.
@@ -129,6 +131,9 @@ def sql(where: str, url: str) -> list[Contender]:
             )
             for batch in (1, 500)
         ),
+        Contender(
+            where, SAME_IN_SESSION, lambda: _session_with_the_same_statement(engine), whats=(What.FRESH,)
+        ),
         *(
             Contender(where, who, lambda book=book: _group(engine, book), 200, whats=(What.FRESH,))
             for who, book in ((GROUP, _each), (SAVEPOINTS, _each_in_a_savepoint), (TOGETHER, _together))
@@ -199,6 +204,25 @@ def _session(engine: Engine) -> Iterator[Work]:
             key = {"k": _hash(prefix, message), "status": 2, "at": time.time_ns() // 1000}
             if session.execute(claim, key).rowcount == 1:  # type: ignore[attr-defined]
                 session.execute(insert(effects), {"message": message.id, "amount": 1})
+
+    yield one_by_one(process)
+
+
+@contextmanager
+def _session_with_the_same_statement(engine: Engine) -> Iterator[Work]:
+    """The INSERT of `TransactionalSqlChecker`, with its limit for locks, and the business row."""
+    space = KeySpace(SUBJECT, secrets.token_hex(4))
+    dialect = dialect_for(engine.dialect)
+    claim = Statements(dialect, DEFAULT_TABLE, None, RETENTION_S * 10**6).insert(1, KeyStatus.DONE, LOCK_S)
+    run = insert_id if dialect.conflict is Conflict.RETURNS_ALL else query
+
+    def process(message: Message) -> None:
+        key = space.key(str(message.id))
+        with Session(engine) as session, session.begin():
+            driver = session.connection().connection.dbapi_connection
+            if not run(driver, claim, (key.hash, key.text, new_owner(), None)):
+                raise ValueError("this message was to be a fresh one")
+            session.execute(insert(effects), {"message": message.id, "amount": 1})
 
     yield one_by_one(process)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tests.bench.bare import GROUP, SAME, SAVEPOINTS, TOGETHER
+from tests.bench.bare import GROUP, SAME, SAME_IN_SESSION, SAVEPOINTS, TOGETHER
 from tests.bench.bare import WHO as BY_HAND
 from tests.bench.brokers import BARE
 from tests.bench.figures import Figures, faster, slower
@@ -172,6 +172,7 @@ def _of_sql(where: str) -> Iterator[Target]:
         1.15,
         "x the time",
         lambda f: slower(f.find(where, _TRANSACTIONAL), f.find(where, f"{BY_HAND}, Session")),
+        lambda f: slower(f.find(where, SAME_IN_SESSION), f.find(where, f"{BY_HAND}, Session")),
     )
     for who, number, limit in (
         (_TRANSACTIONAL, 4, GROUP),
