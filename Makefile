@@ -9,6 +9,7 @@ ONLY ?=
 SECONDS ?= 3600
 SEED ?=
 CHOICE :=
+IN_CI := $(filter true 1,$(CI))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ BENCH_STAMP := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture soak test lint types pytest bench bench-growth faults fuzz audit format lock clean servers python
+.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz audit format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -41,9 +42,12 @@ soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (
 	@$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
 # At a desk the slow tests stay out, and random ones make a tenth of their examples: it halves the time.
-test: CHOICE := $(if $(filter true 1,$(CI)),,-m 'not slow')
-test: lint types pytest ## Check style and types, and test against real servers; CI=true: the slow tests too
-	@echo "make test: passed (style, types, tests)$(if $(CHOICE),; CI=true make test runs the slow tests too)"
+test: CHOICE := $(if $(IN_CI),,-m 'not slow')
+test: lint types pytest $(if $(IN_CI),brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
+	@echo "make test: passed (style, types, tests$(if $(IN_CI),, but the slow ones: CI=true make test))"
+
+brief-torture: $(STAMP) servers ## Every broker with every checker, the same ten seconds of faults each time
+	@$(BIN)/python tests/torture_over.py --seconds 180 --seed 1
 
 lint: $(STAMP) ## Check style
 	@$(BIN)/ruff check .
