@@ -1,4 +1,4 @@
-"""Torture of one pair, beside other tests. `make brief-torture` goes through all of them, `make torture` for an hour."""
+"""Torture of one pair, beside other tests. `make brief-torture` takes all pairs, and `make torture` an hour."""
 
 from __future__ import annotations
 
