@@ -143,15 +143,17 @@ def test_a_key_lives_until_its_expiry_which_completing_does_not_move(make, clien
 
 def test_keys_completed_together_keep_their_own_times(make, client):
     early, late = make(lease_s=30, retention_s=HOUR_S), make(lease_s=30, retention_s=2 * HOUR_S)
+    endless = make(lease_s=None, retention_s=3 * HOUR_S)
     claims = [
-        checker.claim(ClaimRequest(KEYS.key(str(n)))).claim for n, checker in enumerate((early, late, early))
+        checker.claim(ClaimRequest(KEYS.key(str(n)))).claim
+        for n, checker in enumerate((early, late, early, endless))
     ]
     names = [name_of(early, claim.key) for claim in claims]
     before = [stored_key(client.get(name)) for name in names]
-    assert early.complete_many([Completion(claim) for claim in claims]) == [True] * 3
+    assert early.complete_many([Completion(claim) for claim in claims]) == [True] * 4
     after = [stored_key(client.get(name)) for name in names]
     assert [key.expires_at_us for key in after] == [key.expires_at_us for key in before]
-    assert [key.status for key in after] == [KeyStatus.DONE] * 3
+    assert [key.status for key in after] == [KeyStatus.DONE] * 4
 
 
 def test_a_key_outlives_its_lease_though_its_retention_is_shorter(make, client):
