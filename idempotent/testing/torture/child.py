@@ -11,14 +11,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Final
 
 from idempotent.adapters.base import Adapter, Delivery
-from idempotent.consumer import Consumer
 from idempotent.demo.live.places import place_at
-from idempotent.message import Message
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import Result
 from idempotent.registry import Registry
 from idempotent.testing.crashpoints import CrashPlan, arm, around, crash_points
 from idempotent.testing.torture.clocks import sleep_by_the_right_clock
@@ -26,6 +23,7 @@ from idempotent.testing.torture.handlers import consumer_of
 from idempotent.testing.torture.job import Job
 from idempotent.testing.torture.journal import Journal, What
 from idempotent.testing.torture.stores import Store
+from idempotent.testing.torture.waiting import Waiting
 from idempotent.worker import Worker
 
 _GC_EVERY_S: Final = 5.0
@@ -53,25 +51,13 @@ def consume(job: Job, journal: Journal) -> None:
     """Consume until a signal comes."""
     registry = Registry()
     store = Store(job.checker_url, job.name)
-    consumer = consumer_of(registry, job, store, crash_points(store.checker(job.lease_s)), journal)
-    _write_down_what_waits(consumer, journal)
+    checker = crash_points(store.checker(job.lease_s))
+    consumer = consumer_of(registry, job, store, checker, journal)
+    Waiting(consumer, journal).watch(checker)
     adapter = place_at(job.broker_url, job.subject, job.batch_size).adapter()
     _write_down_what_is_settled(adapter, journal)
     Worker(registry, adapter, job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()
     registry.close()
-
-
-def _write_down_what_waits(consumer: Consumer, journal: Journal) -> None:
-    process_many = consumer.process_many
-
-    def noted(messages: Sequence[Message]) -> list[Result]:
-        results = process_many(messages)
-        for message, result in zip(messages, results, strict=True):
-            if result.action is Action.HOLD:
-                journal.write(What.HELD, id=message.id, position=str(message.position or ""))
-        return results
-
-    consumer.process_many = noted  # type: ignore[method-assign]
 
 
 def _write_down_what_is_settled(adapter: Adapter, journal: Journal) -> None:

@@ -1,0 +1,70 @@
+"""What waits for its key is in the journal before anything behind it can have happened."""
+
+import pytest
+
+from idempotent import Message, Registry
+from idempotent.checkers import MemoryChecker
+from idempotent.errors import StoreUnavailableError
+from idempotent.testing.torture.journal import What
+from idempotent.testing.torture.waiting import Waiting
+
+
+class Lines:
+    def __init__(self):
+        self.held = []
+
+    def write(self, what, *, id, position):
+        assert what is What.HELD
+        self.held.append(id)
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL."""
+
+
+@pytest.fixture
+def lines():
+    return Lines()
+
+
+def watched(checker, lines, handle=lambda _: None):
+    consumer = Registry().consumer("orders", checker=checker)(handle)
+    Waiting(consumer, lines).watch(checker)
+    return consumer
+
+
+def test_it_is_written_although_the_process_dies_within_the_group(lines):
+    checker, seen = MemoryChecker(), []
+
+    def handle(message):
+        seen.append((message.id, set(lines.held)))
+        raise Killed
+
+    consumer = watched(checker, lines, handle)
+    checker.claim(consumer.request(Message("orders", id="1")))
+    lines.held.clear()
+    with pytest.raises(Killed):
+        consumer.process_many([Message("orders", id=number) for number in "12"])
+    assert seen == [("2", {"1"})]
+
+
+def test_one_that_the_store_said_nothing_of_may_be_late(lines, monkeypatch):
+    checker = MemoryChecker()
+
+    def lost(_):
+        raise StoreUnavailableError("no answer")
+
+    monkeypatch.setattr(checker, "_claim", lost)
+    watched(checker, lines).process_many([Message("orders", id="1")])
+    assert "1" in lines.held
+
+
+def test_what_has_lapsed_may_not(lines):
+    now = [1000.0]
+    checker = MemoryChecker(lease_s=1, clock=lambda: now[0])
+    consumer = watched(checker, lines)
+    checker.claim(consumer.request(Message("orders", id="1")))
+    lines.held.clear()
+    now[0] += 5
+    consumer.process_many([Message("orders", id=number) for number in "12"])
+    assert lines.held == []
