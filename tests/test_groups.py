@@ -500,9 +500,9 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sent: list[str] = []
 
     def noting(function: Callable) -> Callable:
-        def noted(connection, statement, params=()):
+        def noted(connection, statement, params=(), **options):
             sent.append("INSERT" if "INSERT INTO" in statement else statement.split()[0].upper())
-            return function(connection, statement, params)
+            return function(connection, statement, params, **options)
 
         return noted
 
