@@ -261,7 +261,7 @@ def _together(session: Session, messages: Sequence[Message]) -> None:
 
 @contextmanager
 def _same_scripts(url: str, batch: int) -> Iterator[Work]:
-    """The scripts of `RedisChecker` on keys and arguments that are ready: what they take by themselves."""
+    """The scripts of `RedisChecker` with their keys and arguments, and no result for a message."""
     store = RedisStore(open_client(url), f"{secrets.token_hex(4)}:")
     claim = Script("claim", lease_us=LEASE_MS * 1000, retention_us=RETENTION_S * 10**6)
     complete = Script("complete", retention_us=RETENTION_S * 10**6)
