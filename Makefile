@@ -41,7 +41,7 @@ torture: $(STAMP) servers ## Harm consumers, brokers and stores for an hour, and
 soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (SECONDS=)
 	@$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
-# At a desk the slow tests stay out, and random ones make a tenth of their examples: it halves the time.
+# At a desk the slow tests stay out, and random ones make a tenth of their examples.
 test: CHOICE := $(if $(IN_CI),,-m 'not slow')
 test: lint types pytest $(if $(IN_CI),brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
 	@echo "make test: passed (style, types, tests$(if $(IN_CI),, but the slow ones: CI=true make test))"

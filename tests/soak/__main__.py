@@ -23,10 +23,8 @@ from rich.table import Table
 from tests.bench.memory import Flatness, Sample, flatness
 from tests.services import PrivateKafka, PrivateMariaDb, PrivatePostgres, PrivateRabbitMq
 from tests.soak.line import ROOT, Line, Reading
-from tests.soak.picture import draw
+from tests.soak.picture import MIB, draw
 from tests.torture_over import started
-
-MIB = 2**20
 
 
 def main(

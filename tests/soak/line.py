@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ ROOT: Final = Path(__file__).parent.parent.parent
 _DUPLICATES: Final = 0.05
 _RECENT: Final = 1000
 _END_S: Final = 60.0
+_WORKERS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Line:
         self._place = place_at(broker, self._subject, BATCH)
         self._place.make()
         words = [broker, prefix + store, self._subject]
-        self._commands = [[sys.executable, "-m", "tests.soak.child", *words]] * 2
+        self._command = [sys.executable, "-m", "tests.soak.child", *words]
         self._children: list[psutil.Popen] = []
         self._stopped = threading.Event()
         self._failure: Exception | None = None
@@ -78,7 +80,7 @@ class Line:
 
     def start(self) -> None:
         """Begin to send and to work."""
-        self._children = [psutil.Popen(command, cwd=ROOT) for command in self._commands]
+        self._children = [psutil.Popen(self._command, cwd=ROOT) for _ in range(_WORKERS)]
         self._sender.start()
 
     def read(self, at_s: float) -> Iterator[Reading]:
@@ -110,12 +112,11 @@ class Line:
         """
         self._stopped.set()
         self._sender.join(_END_S)
-        waits = threading.Event()
         for _ in range(round(_END_S)):
             self._check()
             if self.count_effects()[1] >= self.sent:
                 return
-            waits.wait(1.0)
+            time.sleep(1.0)
         raise RuntimeError(f"{self.name}: of {self.sent} messages {self.count_effects()[1]} have an effect")
 
     def close(self) -> None:
