@@ -1,10 +1,13 @@
 """What a child of a fork must not share with its parent."""
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
-from idempotent.claims import OWNER_BYTES, new_owner
+from idempotent.claims import OWNER_BYTES, Claim, new_owner
 from idempotent.forks import generation
+from idempotent.idle import Idle
+from idempotent.leases import LeaseKeeper
 
 
 def test_no_two_claims_have_one_owner_in_threads_and_children():
@@ -40,3 +43,45 @@ def test_each_fork_is_another_generation():
         os._exit(10 * generation.number + os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]))
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert ended == 10 * (generation.number + 1) + generation.number + 2
+
+
+def exit_code_of_a_child(ask):
+    """What the function answers in a child of this process."""
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(ask())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_takes_no_connection_of_its_parents():
+    idle = Idle()
+    idle.put("the parent's")
+    assert exit_code_of_a_child(lambda: int(idle.take() is not None)) == 0
+    assert idle.take() == "the parent's"
+
+
+def test_a_child_renews_its_own_claims_and_none_of_its_parents():
+    renewed = []
+
+    class Renewing:
+        def renew(self, claims):
+            renewed.append([claim.fence for claim in claims])
+            return [True] * len(claims)
+
+    renewing = Renewing()
+    keeper = LeaseKeeper(renewing.renew, 0.3)
+    keeper.hold([Claim(None, 1)])
+
+    def ask():
+        renewed.clear()
+        keeper.hold([Claim(None, 2)])
+        deadline = time.monotonic() + 30
+        while not renewed and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return int(not renewed or any(fences != [2] for fences in renewed))
+
+    assert exit_code_of_a_child(ask) == 0
+    keeper.close()
