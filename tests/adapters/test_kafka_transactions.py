@@ -220,6 +220,7 @@ def test_a_client_that_never_comes_to_an_end_is_replaced(broker, monkeypatch, st
             line.settle(adapter, *receive(adapter))
         until(lambda: adapter.receive(1, 0.1) == [] and line.committed() == 5, "all offsets")
         assert stuck.is_spent
+        until(lambda: adapter.receive(1, 0.1) == [] and commits._producer.client is not stuck, "a new client")
     assert line.arrived() == [0, 1, 2, 3, 4]
 
 
