@@ -160,7 +160,7 @@ def _faults(report: TortureReport) -> list[tuple[str, int]]:
         ("out of order in a partition", len(findings.out_of_order)),
         ("no dead letter", len(findings.not_dead)),
         ("strange", len(findings.strange)),
-        ("left on the broker", report.left),
+        ("left on the broker", len(report.left)),
         ("consumers ended by themselves", len(report.ended)),
     ]
 
@@ -175,14 +175,16 @@ def _verdict(report: TortureReport) -> list[Text]:
         ]
     broken = [f"{name}: {value:,}" for name, value in _faults(report) if value] or ["no message was sent"]
     lines = [Text.assemble(("FAILED  ", "bold red"), "; ".join(broken), ". ", seed)]
-    findings = report.findings
-    examples = [*findings.lost[:3], *findings.out_of_order[:3], *findings.not_dead[:3], *findings.strange[:3]]
-    examples += [
+    repeats = [
         f"{repeat.first.id} by consumer {repeat.first.process}, then {repeat.second.process}, "
         f"{repeat.second.at - repeat.first.at:.1f} s later"
-        for repeat in findings.unexplained[:3]
+        for repeat in report.findings.unexplained[:3]
     ]
-    return lines + [Text(f"        {mask(example)}", "red") for example in (*examples, *report.ended[:3])]
+    lines += [Text(f"        {mask(said)}", "red") for said in (*repeats, *report.ended[:3])]
+    for suspect, trace in report.traces.items():
+        lines.append(Text(f"        {suspect}" + ":" * bool(trace), "red"))
+        lines += [Text(f"        {mask(said)}", "dim") for said in trace]
+    return lines
 
 
 _KILLS: Final = frozenset({FaultKind.KILL, FaultKind.KILL_AT_POINT, FaultKind.SHIFT_CLOCK})

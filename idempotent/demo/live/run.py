@@ -12,7 +12,7 @@ from typing import Final
 
 from idempotent import Registry
 from idempotent.demo.bookings import WITH_CHECKER, count_bookings, read_bookings
-from idempotent.demo.checkers import demo_checker
+from idempotent.demo.checkers import LEASE_S, demo_checker
 from idempotent.demo.consumers import GROUP, Job
 from idempotent.demo.ended import ConsumerEndedError
 from idempotent.demo.flights import read_flights
@@ -190,7 +190,8 @@ class LiveRun:
                 if self._events[0].act():
                     del self._events[0]
                     since = time.monotonic()
-            elif sent and quiet_s > self._place.quiet_s and self._all_booked():
+            elif sent and quiet_s > self._place.quiet_s + LEASE_S and self._all_booked():
+                # What is booked may still wait for the lease of one that was killed.
                 return
             elif quiet_s > _STALLED_S:
                 words = "; ".join(consumer.last_words() for consumer in self._consumers)

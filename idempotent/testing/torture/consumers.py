@@ -42,11 +42,11 @@ class ConsumerSlot:
         self.at_work = False
         self._record = record
         self._log = folder / f"consumer-{number}.log"
-        journal = folder / f"consumer-{number}.jsonl"
-        self._tail = Tail(journal)
+        self.path: Final = folder / f"consumer-{number}.jsonl"
+        self._tail = Tail(self.path)
         self._job = replace(
             job,
-            journal=str(journal),
+            journal=str(self.path),
             checker_url=behind(job.checker_url, self.store_proxy.port)
             if self.store_proxy
             else job.checker_url,

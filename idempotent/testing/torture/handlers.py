@@ -30,8 +30,8 @@ _ATTEMPTS: Final = 100_000
 _BACKOFF: Final = Backoff(initial_s=0.1, maximum_s=1.0)
 _FAILS: Final = 0.6
 _LONGEST_MOMENT_S: Final = 0.004
-# Of a lease: without renewal it would end.
-_SLOW: Final = 1.3
+SLOW: Final = 1.3
+"""How many leases a slow handler takes: without renewal the first would end."""
 
 
 class FlakyError(Exception):
@@ -107,4 +107,4 @@ def _fails(behaviour: Behaviour) -> bool:
 
 def _dawdle(behaviour: Behaviour, lease_s: float) -> None:
     """So that what is done to the process meets its handler."""
-    time.sleep(lease_s * _SLOW if behaviour is Behaviour.SLOW else random.random() * _LONGEST_MOMENT_S)
+    time.sleep(lease_s * SLOW if behaviour is Behaviour.SLOW else random.random() * _LONGEST_MOMENT_S)

@@ -63,6 +63,18 @@ class Findings:
         return Counter(repeat.why.kind.value for repeat in self.repeats if repeat.why is not None)
 
     @property
+    def suspects(self) -> list[str]:
+        """Ids, or positions, of some of what should not be."""
+        kinds = (
+            self.lost,
+            self.out_of_order,
+            self.not_dead,
+            self.strange,
+            [repeat.first.id for repeat in self.unexplained],
+        )
+        return [suspect for kind in kinds for suspect in kind[:EXAMPLES]]
+
+    @property
     def kept(self) -> bool:
         """Whether the promise was kept."""
         return not (self.lost or self.unexplained or self.out_of_order or self.not_dead or self.strange)

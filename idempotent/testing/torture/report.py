@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,11 +40,12 @@ class TortureReport:
         sent_again: sent again because the broker did not say whether it had them.
         settled: deliveries.
         skipped: duplicates among them.
-        left: messages that the broker still would deliver at the end.
+        left: ids of messages that the broker still would deliver at the end.
         incidents: what was done.
         missing: faults that could not happen here, and why.
         seconds: all in all.
         findings: what the history says.
+        traces: what was written down about examples of what should not be.
     """
 
     settings: Settings
@@ -56,11 +57,12 @@ class TortureReport:
     sent_again: int
     settled: int
     skipped: int
-    left: int
+    left: Sequence[str]
     incidents: tuple[Incident, ...]
     missing: Mapping[str, str]
     seconds: float
     findings: Findings
+    traces: Mapping[str, Sequence[str]]
 
     @property
     def counts(self) -> Counter[str]:
@@ -141,7 +143,7 @@ class TortureReport:
             "dead_lettered": len(findings.dead),
             "not_dead": len(findings.not_dead),
             "strange": len(findings.strange),
-            "left": self.left,
+            "left": len(self.left),
             "ended": self.ended,
             "incidents": dict(self.counts),
             "points": dict(self.points()),
@@ -155,7 +157,9 @@ class TortureReport:
                 ],
                 "out_of_order": list(findings.out_of_order[:EXAMPLES]),
                 "strange": list(findings.strange[:EXAMPLES]),
+                "left": list(self.left[:EXAMPLES]),
             },
+            "traces": {suspect: list(lines) for suspect, lines in self.traces.items()},
         }
 
     def _of(self, *kinds: FaultKind) -> int:

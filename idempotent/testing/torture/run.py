@@ -20,8 +20,9 @@ from idempotent.testing.torture.addresses import behind, proxy_for
 from idempotent.testing.torture.consumers import ConsumerSlot
 from idempotent.testing.torture.effects import Effect
 from idempotent.testing.torture.expected import Explanations
+from idempotent.testing.torture.handlers import SLOW
 from idempotent.testing.torture.harm import Harm
-from idempotent.testing.torture.history import examine
+from idempotent.testing.torture.history import EXAMPLES, examine
 from idempotent.testing.torture.incidents import Incident, Mishap
 from idempotent.testing.torture.job import Job
 from idempotent.testing.torture.journal import What
@@ -35,6 +36,7 @@ from idempotent.testing.torture.schedule import schedule
 from idempotent.testing.torture.servers import Servers
 from idempotent.testing.torture.settings import Settings, Shape
 from idempotent.testing.torture.stores import Store
+from idempotent.testing.torture.traces import traces
 
 _LOOK_EVERY_S: Final = 0.03
 _START_S: Final = 60.0
@@ -79,7 +81,7 @@ class TortureRun:
         self._ledger: list[Effect] = []
         self._may_be_late: set[str] = set()
         self._dead_letters: list[str] = []
-        self._left = 0
+        self._left: list[str] = []
         self._in_order = urlsplit(servers.broker_url).scheme == "kafka"
         url = with_options(servers.broker_url)
         self._place = place_at(url, name, _MOST_BATCH)
@@ -159,11 +161,17 @@ class TortureRun:
             sent_again=self.producer.sent_again,
             settled=self.outcomes.total(),
             skipped=self.outcomes[Outcome.DUPLICATE.value],
-            left=self._left,
+            left=tuple(self._left),
             incidents=tuple(self.incidents),
             missing={kind.value: reason for kind, reason in self.offers.missing.items()},
             seconds=self.elapsed_s,
             findings=findings,
+            traces=traces(
+                [slot.path for slot in self._slots],
+                self._ledger,
+                [*findings.suspects, *self._left[:EXAMPLES]],
+                self.began,
+            ),
         )
 
     # Private
@@ -221,6 +229,8 @@ class TortureRun:
 
     def _process_what_is_left(self, on_tick: Callable[[], object]) -> None:
         settled, since, asked = -1, time.monotonic(), 0.0
+        # What is done may be there once more. It is held, without a word, as long as somebody may have its key.
+        longest_silence_s = self._place.quiet_s + SLOW * self.settings.lease_s
         while True:
             self._tick(on_tick)
             for slot in self._slots:
@@ -232,7 +242,7 @@ class TortureRun:
                 self._ask_the_ledger()
                 asked = time.monotonic()
             all_done = self.producer.finished and self.finished >= self.producer.begun
-            if quiet_s > (self._place.quiet_s if all_done else _STALLED_S):
+            if quiet_s > (longest_silence_s if all_done else _STALLED_S):
                 return
 
     def _tick(self, on_tick: Callable[[], object]) -> None:
@@ -271,7 +281,7 @@ class TortureRun:
             self._ledger = list(self.store.effects())
         checker = self.store.checker(self.settings.lease_s)
         with suppress(NotImplementedError):
-            self._left = len(received(self._place.adapter(), self._place.subject, checker))
+            self._left = received(self._place.adapter(), self._place.subject, checker)
         checker.close()
         adapter = self._place.adapter()
         source = adapter.dead_letter_subject(self._place.subject)
