@@ -19,7 +19,7 @@ BENCH_STAMP := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz audit format lock clean servers python
+.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz flood audit format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -65,6 +65,9 @@ faults: $(STAMP) servers ## Make each mistake of a catalogue in a copy, and see 
 
 fuzz: $(STAMP) ## Search for bytes and headers that the parsers do not bear, with atheris, e.g. make fuzz ARGS="--seconds 3600"
 	@$(BIN)/python -m tests.malformed.fuzz $(ARGS)
+
+flood: $(STAMP) servers ## Send 100,000 malformed messages through each broker, good ones between them, e.g. make flood BROKER=kafka
+	@$(BIN)/python -m tests.malformed.flood $(if $(BROKER),--broker $(BROKER)) $(ARGS)
 
 bench: $(BENCH_STAMP) servers ## Measure against the bare drivers and against other libraries, e.g. make bench ONLY=redis
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only '$(ONLY)') $(ARGS)

@@ -10,41 +10,16 @@ import pytest
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker
 from tests.adapters.places import BROKERS, open_place
+from tests.malformed.messages import malformed
 from tests.working import run_until
 
 # ActiveMQ shows no more than 400 messages of a queue to one who looks.
 MALFORMED, GOOD = 350, 200
-NAMES = [
-    *("x-idempotent-attempt", "x-idempotent-due", "x-idempotent-origin", "x-idempotent-cut"),
-    *("x-death", "x-delivery-count", "JMSXGroupID", "a:b", "h"),
-]
-BODIES = [
-    b"",
-    b"{",
-    b"null",
-    b"\0\0",
-    b"[" * 500,
-    b"\xff\xfe",
-    b'{"n": null}',
-    b"9" * 5000,
-    b"\n\n\0MESSAGE\n\n\0",
-]
 
 
 @pytest.fixture(params=BROKERS)
 def place(request):
     yield from open_place(request.param, request)
-
-
-def malformed(subject, number, rng):
-    headers = {
-        name: rng.choice(["", "-1", "9" * 400, "%FF", "\u20ac", "x" * 300]) for name in rng.sample(NAMES, 2)
-    }
-    if number % 10 == 0:
-        headers["x-idempotent-key-quoted"] = "%FF"
-    headers["which"] = f"{number}"
-    body = rng.choice([*BODIES, rng.randbytes(rng.randrange(1, 50))])
-    return Message(subject, body, id=f"malformed-{number}", headers=headers)
 
 
 def test_each_is_a_dead_letter_and_the_good_ones_run(place):

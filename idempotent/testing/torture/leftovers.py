@@ -8,6 +8,7 @@ from typing import Final
 from idempotent.adapters.base import Adapter
 from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers.memory import MemoryChecker
+from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
 from idempotent.testing.torture.job import GROUP
@@ -18,8 +19,8 @@ _AT_ONCE: Final = 500
 _ACK: Final = Result(Outcome.PROCESSED)
 
 
-def received(adapter: Adapter, subject: str, checker: AbstractIdempotentChecker | None) -> list[str]:
-    """The ids of everything that comes until nothing more does; acknowledged.
+def received(adapter: Adapter, subject: str, checker: AbstractIdempotentChecker | None) -> list[Message]:
+    """Everything that comes until nothing more does; acknowledged.
 
     Args:
         adapter: not open; closed afterwards.
@@ -32,17 +33,17 @@ def received(adapter: Adapter, subject: str, checker: AbstractIdempotentChecker 
     """
     group = f"{GROUP}-reader" if checker is None else GROUP
     consumer = Registry().consumer(subject, group=group, checker=checker or MemoryChecker())(lambda _: None)
-    ids: list[str] = []
+    messages: list[Message] = []
     try:
         adapter.open([consumer])
         until, last = time.monotonic() + _CONNECT_S, time.monotonic()
-        while time.monotonic() < until and (not adapter.connected or time.monotonic() - last < _QUIET_S):
-            if not adapter.connected:
+        while time.monotonic() - last < _QUIET_S:
+            if not adapter.connected and time.monotonic() < until:
                 last = time.monotonic()
             for delivery in adapter.receive(_AT_ONCE, 0.1):
                 last = time.monotonic()
-                ids.append(str(delivery.message.id))
+                messages.append(delivery.message)
                 adapter.settle(delivery, _ACK)
     finally:
         adapter.close()
-    return ids
+    return messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +15,7 @@ from idempotent.adapters.base import Adapter
 from idempotent.claims import Guarantee
 from idempotent.demo.live.places import place_at
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
+from idempotent.message import Message
 from idempotent.outcomes import Outcome
 from idempotent.testing.torture.addresses import behind, proxy_for
 from idempotent.testing.torture.consumers import ConsumerSlot
@@ -281,9 +282,13 @@ class TortureRun:
             self._ledger = list(self.store.effects())
         checker = self.store.checker(self.settings.lease_s)
         with suppress(NotImplementedError):
-            self._left = received(self._place.adapter(), self._place.subject, checker)
+            self._left = _ids(received(self._place.adapter(), self._place.subject, checker))
         checker.close()
         adapter = self._place.adapter()
         source = adapter.dead_letter_subject(self._place.subject)
         if source is not None:
-            self._dead_letters = received(adapter, source, None)
+            self._dead_letters = _ids(received(adapter, source, None))
+
+
+def _ids(messages: Iterable[Message]) -> list[str]:
+    return [str(message.id) for message in messages]
