@@ -15,12 +15,14 @@ def contenders(request: pytest.FixtureRequest) -> list[Contender]:
             url = request.getfixturevalue("private_mariadb")().url
         case _:
             url = request.getfixturevalue("private_postgres")().url
-    return [*checkers.sql("here", url), *bare.sql("here", url)]
+    every = [*checkers.sql("here", url), *bare.sql("here", url)]
+    return [contender for contender in every if contender.threads == 1]
 
 
+@pytest.mark.slow
 def test_each_gets_through_its_messages(contenders: list[Contender]) -> None:
     figures = contest(contenders, rounds=1, seconds=0.0)
-    assert {(figure.who, figure.batch, figure.threads) for figure in figures} == {
-        (contender.who, contender.batch, contender.threads) for contender in contenders
+    assert {(figure.who, figure.batch) for figure in figures} == {
+        (contender.who, contender.batch) for contender in contenders
     }
     assert all(len(figure.rounds_us) == 1 and figure.rounds_us[0] > 0 for figure in figures)
