@@ -48,14 +48,24 @@ def test_it_is_written_although_the_process_dies_within_the_group(lines):
     assert seen == [("2", {"1"})]
 
 
-def test_one_that_the_store_said_nothing_of_may_be_late(lines, monkeypatch):
+@pytest.mark.parametrize("group", [["1"], ["1", "2"]])
+def test_what_the_store_said_nothing_of_may_be_late(lines, monkeypatch, group):
     checker = MemoryChecker()
 
     def lost(_):
         raise StoreUnavailableError("no answer")
 
     monkeypatch.setattr(checker, "_claim", lost)
-    watched(checker, lines).process_many([Message("orders", id="1")])
+    watched(checker, lines).process_many([Message("orders", id=number) for number in group])
+    assert set(lines.held) == set(group)
+
+
+def test_one_that_a_worker_processes_by_itself_may_be_late_too(lines):
+    checker = MemoryChecker()
+    consumer = watched(checker, lines)
+    checker.claim(consumer.request(Message("orders", id="1")))
+    lines.held.clear()
+    consumer.process(Message("orders", id="1"))
     assert "1" in lines.held
 
 

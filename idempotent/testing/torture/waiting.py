@@ -30,7 +30,9 @@ class Waiting:
         self._consumer = consumer
         self._journal = journal
         self._messages: dict[bytes, Message] = {}
-        self._process_many = consumer.process_many
+        self._process_one, self._process_many = consumer.process, consumer.process_many
+        # A worker gives a group of one to `process`.
+        consumer.process = lambda message: self._process([message])[0]  # type: ignore[method-assign]
         consumer.process_many = self._process  # type: ignore[method-assign]
 
     def watch(self, checker: AbstractIdempotentChecker) -> None:
@@ -41,7 +43,7 @@ class Waiting:
     def _process(self, messages: Sequence[Message]) -> list[Result]:
         requests = [self._consumer.request(message) for message in messages]
         self._messages.update(zip((request.key.hash for request in requests), messages, strict=True))
-        results = self._process_many(messages)
+        results = [self._process_one(messages[0])] if len(messages) == 1 else self._process_many(messages)
         for request, result in zip(requests, results, strict=True):
             if result.action is Action.HOLD:
                 self._write(request)
