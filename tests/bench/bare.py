@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -136,10 +137,10 @@ def _limits(where: str, engine: Engine) -> Iterator[Contender]:
         return Contender(where, who, opened, batch, whats=(What.FRESH,))
 
     for batch in (1, 500):
-        yield of(SAME, lambda batch=batch: _same_statements(engine, batch), batch)  # type: ignore[misc]
-    yield of(SAME_IN_SESSION, lambda: _session_with_the_same_statement(engine), 1)
+        yield of(SAME, partial(_same_statements, engine, batch), batch)
+    yield of(SAME_IN_SESSION, partial(_session_with_the_same_statement, engine), 1)
     for who, book in ((GROUP, _each), (SAVEPOINTS, _each_in_a_savepoint), (TOGETHER, _together)):
-        yield of(who, lambda book=book: _group(engine, book), 200)  # type: ignore[misc]
+        yield of(who, partial(_group, engine, book), 200)
 
 
 def _statements(url: str) -> tuple[Connect, str, str]:

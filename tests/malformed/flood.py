@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from idempotent import Message, Registry, Worker
+from idempotent.adapters.base import Adapter
 from idempotent.checkers import MemoryChecker
 from idempotent.demo.live.place import Place
 from idempotent.demo.live.places import place_at
@@ -60,19 +61,28 @@ class Flood:
         thread = threading.Thread(target=worker.run)
         self._place.make()
         thread.start()
-        self._send(lambda: on_tick(settled))
-        before, since = settled, time.monotonic()
-        while settled < len(self.bad) + len(self.good) and time.monotonic() - since < _STALLED_S:
-            time.sleep(0.2)
-            on_tick(settled)
-            if settled != before:
-                before, since = settled, time.monotonic()
-        worker.stop()
-        thread.join()
+        try:
+            self._send(lambda: on_tick(settled))
+            before, since = settled, time.monotonic()
+            while settled < len(self.bad) + len(self.good) and time.monotonic() - since < _STALLED_S:
+                time.sleep(0.2)
+                on_tick(settled)
+                if settled != before:
+                    before, since = settled, time.monotonic()
+        finally:
+            worker.stop()
+            thread.join()
+        return self._look(adapter)
+
+    def _look(self, adapter: Adapter) -> dict[str, list[str]]:
+        """What the broker still has, against what was sent."""
         subject = adapter.dead_letter_subject(self._place.subject)
         assert subject is not None
-        # By a header: of some the id is malformed, too.
-        letters = {letter.headers["which"] for letter in received(self._place.adapter(), subject, None)}
+        # By a header, which good ones do not have.
+        letters = {
+            letter.headers.get("which", str(letter.id))
+            for letter in received(self._place.adapter(), subject, None)
+        }
         left = received(self._place.adapter(), self._place.subject, MemoryChecker())
         self._place.remove()
         return {

@@ -32,13 +32,16 @@ class Waiting:
         self._messages: dict[bytes, Message] = {}
         self._process_one, self._process_many = consumer.process, consumer.process_many
         # A worker gives a group of one to `process`.
-        consumer.process = lambda message: self._process([message])[0]  # type: ignore[method-assign]
-        consumer.process_many = self._process  # type: ignore[method-assign]
+        for name, process in (("process", self._process_alone), ("process_many", self._process)):
+            setattr(consumer, name, process)
 
     def watch(self, checker: AbstractIdempotentChecker) -> None:
         """Look at the answers to its claims; changed in place."""
         for hook, requests_of in (("_claim", lambda request: [request]), ("_claim_many", list)):
             setattr(checker, hook, self._claiming(getattr(checker, hook), requests_of))
+
+    def _process_alone(self, message: Message) -> Result:
+        return self._process([message])[0]
 
     def _process(self, messages: Sequence[Message]) -> list[Result]:
         requests = [self._consumer.request(message) for message in messages]
