@@ -12,6 +12,7 @@ from idempotent import Registry
 from idempotent.adapters import adapter_from_url
 from idempotent.claims import Verdict
 from idempotent.cli.torture import over_servers
+from idempotent.testing.leftovers import left_over
 from idempotent.testing.torture import Servers, Settings, TortureRun
 from idempotent.testing.torture.job import GROUP
 from idempotent.testing.torture.messages import message_of
@@ -56,3 +57,27 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
     assert sent == [Verdict.ACQUIRED]
     report = run.report()
     assert report.left == (), report.traces
+
+
+@pytest.mark.slow
+def test_what_comes_after_the_silence_is_processed_too(rabbitmq_url, redis_url, tmp_path, monkeypatch):
+    """Not even a silence as long as a lease proves that nothing is there."""
+    settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=1.0)
+    run = TortureRun(settings, Servers(rabbitmq_url, redis_url), "torture_late", tmp_path)
+    copy = message_of("torture_late", settings.seed, 0)
+    sent = []
+
+    def after_one_more(*about):
+        if not sent:
+            sent.append(copy)
+            adapter = adapter_from_url(rabbitmq_url)
+            adapter.publish(copy)
+            adapter.close()
+        return left_over(*about)
+
+    monkeypatch.setattr("idempotent.testing.torture.run.left_over", after_one_more)
+    run.run()
+    report = run.report()
+    assert sent
+    assert report.kept_promise, report.traces
+    assert report.left == ()

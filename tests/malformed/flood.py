@@ -23,8 +23,8 @@ from idempotent.adapters.base import Adapter
 from idempotent.checkers import MemoryChecker
 from idempotent.demo.live.place import Place
 from idempotent.demo.live.places import place_at
+from idempotent.testing.leftovers import left_over, letters
 from idempotent.testing.torture.job import GROUP
-from idempotent.testing.torture.leftovers import received
 from tests.malformed.messages import malformed
 from tests.torture_pairs import BROKERS
 
@@ -79,17 +79,16 @@ class Flood:
         subject = adapter.dead_letter_subject(self._place.subject)
         assert subject is not None
         # By a header, which good ones do not have.
-        letters = {
-            letter.headers.get("which", str(letter.id))
-            for letter in received(self._place.adapter(), subject, None)
+        dead = {
+            letter.headers.get("which", str(letter.id)) for letter in letters(self._place.adapter(), subject)
         }
-        left = received(self._place.adapter(), self._place.subject, MemoryChecker())
+        left = left_over(self._place.adapter(), self._place.subject, GROUP, MemoryChecker())
         self._place.remove()
         return {
             "good ones lost": sorted(self.good - self.seen.keys()),
             "good ones twice": sorted(known_as for known_as, times in self.seen.items() if times > 1),
-            "without a dead letter": sorted(self.bad - letters),
-            "dead, and should not be": sorted(letters - self.bad),
+            "without a dead letter": sorted(self.bad - dead),
+            "dead, and should not be": sorted(dead - self.bad),
             "left": [str(message.id) for message in left],
         }
 

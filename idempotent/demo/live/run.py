@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from idempotent import Registry
 from idempotent.demo.bookings import WITH_CHECKER, count_bookings, read_bookings
 from idempotent.demo.checkers import LEASE_S, demo_checker
 from idempotent.demo.consumers import GROUP, Job
@@ -25,12 +24,12 @@ from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
 from idempotent.demo.truth import compare
 from idempotent.outcomes import Outcome
+from idempotent.testing.leftovers import LOOKS, left_over
 
 _PROCESSES: Final = 2
 _LOOK_EVERY_S: Final = 0.05
 _STALLED_S: Final = 120.0
 _LONGEST_MOMENT_S: Final = 0.2
-_LEFT_S: Final = 2.0
 _RESTART_AT: Final = 0.5
 _REWIND_AT: Final = 0.75
 
@@ -69,6 +68,7 @@ class LiveRun:
         self.restarts = 0
         self.rewinds = 0
         self.seconds = 0.0
+        self._left = 0
         self._settings = settings
         self._stores = stores
         self._place = place
@@ -105,7 +105,7 @@ class LiveRun:
     # The run
 
     def deliver(self, on_tick: Callable[[], object]) -> None:
-        """Send, consume, kill, restart; until everything is booked and the broker is quiet.
+        """Send, consume, kill, restart; until everything is booked and nothing is left on the broker.
 
         Args:
             on_tick: called often meanwhile.
@@ -120,20 +120,24 @@ class LiveRun:
             if self._stores.counts_offsets:
                 # A message that is sent again after an error is another message to an OffsetChecker.
                 self._wait_for_producer(on_tick)
-            for consumer in self._consumers:
-                consumer.start()
-            self._consume(on_tick)
-            for consumer in self._consumers:
-                consumer.stop()
+            for _ in range(LOOKS):
+                for consumer in self._consumers:
+                    consumer.start()
+                self._consume(on_tick)
+                for consumer in self._consumers:
+                    consumer.stop()
+                self.seconds = time.monotonic() - began
+                on_tick()
+                self._left = self._count_left()
+                if not self._left:
+                    return
         finally:
             for consumer in self._consumers:
                 consumer.kill()
             self._producer.stop()
-        self.seconds = time.monotonic() - began
-        on_tick()
 
     def compare(self) -> LiveReport:
-        """Look what is left on the broker, and compare the bookings with the data set, row by row."""
+        """Compare the bookings with the data set, row by row."""
         truth = read_flights(self._settings.flights)
         return LiveReport(
             settings=self._settings,
@@ -145,7 +149,7 @@ class LiveRun:
             delivered=self.delivered,
             processed=self._outcomes[Outcome.PROCESSED],
             duplicates=self.skipped,
-            left=self._count_left(),
+            left=self._left,
             kills=self.crashes,
             restarts=self.restarts,
             rewinds=self.rewinds,
@@ -232,18 +236,6 @@ class LiveRun:
         return True
 
     def _count_left(self) -> int:
-        """What a consumer would still get."""
         # The checker is asked too: where one keeps offsets, these are what counts.
         checker = demo_checker(self._stores.checker_url)
-        consume = Registry().consumer(self._place.subject, group=GROUP, checker=checker)
-        adapter = self._place.adapter()
-        adapter.open([consume(lambda _: None)])
-        left, until = 0, time.monotonic() + _STALLED_S
-        while not adapter.connected and time.monotonic() < until:
-            left += len(adapter.receive(1000, 0.1))
-        until = time.monotonic() + _LEFT_S
-        while time.monotonic() < until:
-            left += len(adapter.receive(1000, 0.1))
-        adapter.close()
-        checker.close()
-        return left
+        return len(left_over(self._place.adapter(), self._place.subject, GROUP, checker))

@@ -17,6 +17,7 @@ from idempotent.demo.live.places import place_at
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome
+from idempotent.testing.leftovers import LOOKS, left_over, letters
 from idempotent.testing.torture.addresses import behind, proxy_for
 from idempotent.testing.torture.consumers import ConsumerSlot
 from idempotent.testing.torture.effects import Effect
@@ -25,9 +26,8 @@ from idempotent.testing.torture.handlers import SLOW
 from idempotent.testing.torture.harm import Harm
 from idempotent.testing.torture.history import EXAMPLES, examine
 from idempotent.testing.torture.incidents import Incident, Mishap
-from idempotent.testing.torture.job import Job
+from idempotent.testing.torture.job import GROUP, Job
 from idempotent.testing.torture.journal import What
-from idempotent.testing.torture.leftovers import received
 from idempotent.testing.torture.messages import Behaviour, behaviour_of, id_of
 from idempotent.testing.torture.offers import offers
 from idempotent.testing.torture.options import with_options
@@ -223,10 +223,20 @@ class TortureRun:
             self._tick(on_tick)
         self._harm.calm()
         self.producer.finish()
+        self._finish(on_tick)
+        for _ in range(LOOKS - 1):
+            if self._left:
+                for slot in self._slots:
+                    slot.start()
+                self._finish(on_tick)
+
+    def _finish(self, on_tick: Callable[[], object]) -> None:
         self._process_what_is_left(on_tick)
         for slot in self._slots:
             slot.stop()
         self._tick(on_tick)
+        checker = self.store.checker(self.settings.lease_s)
+        self._left = _ids(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
 
     def _process_what_is_left(self, on_tick: Callable[[], object]) -> None:
         settled, since, asked = -1, time.monotonic(), 0.0
@@ -280,14 +290,10 @@ class TortureRun:
     def _look_at_the_servers(self) -> None:
         if self.store.guarantee is Guarantee.TRANSACTIONAL:
             self._ledger = list(self.store.effects())
-        checker = self.store.checker(self.settings.lease_s)
-        with suppress(NotImplementedError):
-            self._left = _ids(received(self._place.adapter(), self._place.subject, checker))
-        checker.close()
         adapter = self._place.adapter()
         source = adapter.dead_letter_subject(self._place.subject)
         if source is not None:
-            self._dead_letters = _ids(received(adapter, source, None))
+            self._dead_letters = _ids(letters(adapter, source))
 
 
 def _ids(messages: Iterable[Message]) -> list[str]:
