@@ -220,7 +220,8 @@ class KafkaAdapter(Adapter):
         return deliveries
 
     def settle(self, delivery: Delivery, result: Result) -> None:
-        if result.action is Action.HOLD:
+        action = result.action
+        if action is Action.HOLD:
             raise ValueError("HOLD is the worker's affair")
         token = self._settled(delivery)
         if token is None:
@@ -228,7 +229,8 @@ class KafkaAdapter(Adapter):
         partition, record = token.partition, token.record
         if self._semantics is Semantics.EXACTLY_ONCE and result.outcome is Outcome.PROCESSED:
             result = self._keep_outputs(partition, delivery.message, record, result)
-        match result.action:
+            action = result.action
+        match action:
             case Action.ACK:
                 self._finish(partition, record)
             case Action.DEAD_LETTER:

@@ -63,7 +63,9 @@ class Lanes:
 
     def add(self, record: Record) -> None:
         """A new message, behind all of its lane."""
-        lane = self._lanes.setdefault(record.lane, _Lane())
+        lane = self._lanes.get(record.lane)
+        if lane is None:
+            lane = self._lanes[record.lane] = _Lane()
         lane.waiting.append(record)
         if len(lane.waiting) == 1:
             self._offer(lane)

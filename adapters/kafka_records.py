@@ -26,7 +26,12 @@ def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) ->
     Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and made
     again counts its offsets from 0 again, and only its id differs.
     """
-    headers = {name: _text(value) for name, value in _pairs(raw)}
+    pairs = _pairs(raw)
+    try:
+        # Bytes or None, nearly always text, and there are some for every message.
+        headers = {name: None if value is None else value.decode() for name, value in pairs}
+    except UnicodeDecodeError:
+        headers = {name: _text(value) for name, value in pairs}
     return Message(
         subject,
         raw.value() or b"",
@@ -75,9 +80,9 @@ def _pairs(raw: Raw) -> list[tuple[str, Any]]:
     return list(headers.items()) if isinstance(headers, dict) else headers
 
 
-def _text(value: Any) -> Any:
+def _text(value: bytes | None) -> str | bytes | None:
     try:
-        return value.decode() if isinstance(value, bytes) else value
+        return None if value is None else value.decode()
     except UnicodeDecodeError:
         return value
 

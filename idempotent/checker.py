@@ -35,7 +35,6 @@ DEFAULT_RETENTION_S: Final = 14 * 86400
 LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
 UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
 _UNRECORDED_RETRY_S: Final = 1.0
-_ANY_ERROR: Final = nullcontext()
 _GC_LEASE_KEY: Final = KeySpace("idempotent", "gc").key("leader")
 
 
@@ -75,8 +74,6 @@ class AbstractIdempotentChecker(ABC):
             raise ConfigurationError(f"retention_s must be positive seconds, not {retention_s!r}")
         self.lease_s: Final = lease_s
         self.retention_s: Final = float(retention_s)
-        # Turns whatever else a hook raises into a StoreError: a bug in a checker must not become a verdict.
-        self._only_store_errors: Final = _StoreErrors(type(self).__name__)
         self._keeper = LeaseKeeper(self._renew_and_record, lease_s) if lease_s is not None else None
         # Completions that the store did not take: the effect happened, so they are offered again, never re-run.
         self._unrecorded: dict[bytes, Completion] = {}
@@ -151,10 +148,9 @@ class AbstractIdempotentChecker(ABC):
         """
         if self._unrecorded and not self._record_again(request):
             return _effect_not_recorded()
-        with self._only_store_errors:
-            decision = self._claim(request)
-            if decision.alone and request.max_attempts is not None:
-                decision = self.count_lapse(decision, request.max_attempts)
+        decision = self._only_store_errors(self._claim, request)
+        if decision.alone and request.max_attempts is not None:
+            decision = self.count_lapse(decision, request.max_attempts)
         if decision.claim is not None:
             self._hold((decision.claim,))
         return decision
@@ -169,8 +165,7 @@ class AbstractIdempotentChecker(ABC):
         free = requests
         if self._unrecorded:
             free = [request for request in requests if self._record_again(request)]
-        with self._only_store_errors:
-            decisions = self._claim_many(free) if free else []
+        decisions = self._only_store_errors(self._claim_many, free) if free else []
         self._hold([decision.claim for decision in decisions if decision.claim is not None])
         if len(free) == len(requests):
             return decisions
@@ -187,8 +182,8 @@ class AbstractIdempotentChecker(ABC):
             StoreError: not counted.
         """
         assert decision.claim is not None
-        with self._only_store_errors:
-            released = self._release(decision.claim, Failure(LAPSED_ERROR, max_attempts, keep_claim=True))
+        lapse = Failure(LAPSED_ERROR, max_attempts, keep_claim=True)
+        released = self._only_store_errors(self._release, decision.claim, lapse)
         if released.owned and not released.dead:
             return decision
         self._drop([decision.claim])
@@ -207,7 +202,7 @@ class AbstractIdempotentChecker(ABC):
         if claim.empty:
             return True
         completion = Completion(claim, result)
-        return self._recorded(self._complete, completion, (completion,))
+        return self._recorded(self._complete, completion, (completion,), (claim,))
 
     @final
     def complete_many(self, completions: Sequence[Completion]) -> list[bool]:
@@ -216,11 +211,12 @@ class AbstractIdempotentChecker(ABC):
         Raises:
             StoreError: nothing is known of any; see `complete`.
         """
-        if _all_empty([completion.claim for completion in completions]):
+        claims = [completion.claim for completion in completions]
+        if _all_empty(claims):
             return [True] * len(completions)
         if len(completions) == 1:
-            return [self._recorded(self._complete, completions[0], completions)]
-        return self._recorded(self._complete_many, completions, completions)
+            return [self._recorded(self._complete, completions[0], completions, claims)]
+        return self._recorded(self._complete_many, completions, completions, claims)
 
     @final
     def release(self, claim: Claim, failure: Failure | None = None) -> Released:
@@ -241,10 +237,9 @@ class AbstractIdempotentChecker(ABC):
         if _all_empty([claim for claim, _ in releases]):
             return [Released(owned=True)] * len(releases)
         self._drop([claim for claim, _ in releases])
-        with self._only_store_errors:
-            if len(releases) == 1:
-                return [self._release(*releases[0])]
-            return self._release_many(releases)
+        if len(releases) == 1:
+            return [self._only_store_errors(self._release, *releases[0])]
+        return self._only_store_errors(self._release_many, releases)
 
     @final
     def abandon(self, claim: Claim) -> None:
@@ -340,13 +335,27 @@ class AbstractIdempotentChecker(ABC):
 
     # Private
 
-    def _recorded(self, hook: Callable[[C], R], argument: C, completions: Sequence[Completion]) -> R:
+    def _only_store_errors(self, hook: Callable[..., R], *arguments: Any) -> R:
+        """Call a hook. Whatever else it raises is a StoreError: a bug in a checker must not become a verdict."""
+        try:
+            return hook(*arguments)
+        except IdempotentError:
+            raise
+        except Exception as error:
+            raise StoreError(f"a bug in {type(self).__name__}: {type(error).__name__}: {error}") from error
+
+    def _recorded(
+        self,
+        hook: Callable[[C], R],
+        argument: C,
+        completions: Sequence[Completion],
+        claims: Sequence[Claim],
+    ) -> R:
         """Let a hook record that these effects happened, and remember them if the store does not."""
-        self._drop([completion.claim for completion in completions])
+        self._drop(claims)
         try:
             # What a commit raises may be the handler's failure.
-            with _ANY_ERROR if self.group_is_atomic else self._only_store_errors:
-                return hook(argument)
+            return hook(argument) if self.group_is_atomic else self._only_store_errors(hook, argument)
         except StoreError:
             self._remember_unrecorded(completions)
             raise
@@ -379,8 +388,7 @@ class AbstractIdempotentChecker(ABC):
         claim = completion.claim
         assert claim.key is not None
         try:
-            with self._only_store_errors:
-                owned = self._complete(completion)
+            owned = self._only_store_errors(self._complete, completion)
         except StoreError as error:
             log.warning("completion_not_recorded", extra={"key": str(claim.key), "error": str(error)})
             return False
@@ -416,16 +424,3 @@ def anew(request: ClaimRequest) -> ClaimRequest:
 def _effect_not_recorded() -> Decision:
     """The effect happened in this process and the store has not heard of it: nobody may run it again."""
     return Decision(Verdict.IN_PROGRESS, retry_after_s=_UNRECORDED_RETRY_S)
-
-
-class _StoreErrors(AbstractContextManager[None]):
-    """A context manager class without state, because it is on the path of every message."""
-
-    __slots__ = ("_checker",)
-
-    def __init__(self, checker: str) -> None:
-        self._checker = checker
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, IdempotentError):
-            raise StoreError(f"a bug in {self._checker}: {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
@@ -26,7 +27,6 @@ from idempotent.processing import (
     store_failed,
     without_key,
 )
-from idempotent.values import value
 
 if TYPE_CHECKING:
     from idempotent.consumer import Consumer
@@ -46,50 +46,35 @@ def process_many(
     return [group.results[index] for index in range(len(messages))]
 
 
-@value
-class _Item:
-    """One message that is the first of its key in the group."""
+_NO_CLAIM: Final = Claim(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """One message of the group, and what has become of it so far."""
 
     index: int
     message: Message
     request: ClaimRequest
+    claim: Claim = _NO_CLAIM
+    returned: Any = None
+    """What its handler came back with, if it did."""
+    error: Exception | None = None
+    """What its handler raised."""
+    failure: Failure | None = None
+    """What the store keeps of that; None: its consumer ignores it."""
 
 
-def _place(item: _Item) -> tuple[bytes, int]:
-    partition, position = item.request.partition, item.request.position
+def _place(member: _Member) -> tuple[bytes, int]:
+    partition, position = member.request.partition, member.request.position
     return (partition.hash if partition else b"", position.offset if position else 0)
 
 
-@value
-class _Claimed:
-    """An item that acquired its key."""
-
-    item: _Item
-    claim: Claim
-
-
-@value
-class _Ran:
-    """A handler that came back: with a value, or with an exception that its consumer ignores."""
-
-    claimed: _Claimed
-    returned: Any = None
-    ignored: Exception | None = None
-
-    @property
-    def result(self) -> Result:
-        if self.ignored is not None:
-            return Result(Outcome.IGNORED, error=self.ignored)
-        return processed(self.returned)
-
-
-@value
-class _Raised:
-    """A handler that raised."""
-
-    claimed: _Claimed
-    error: Exception
-    failure: Failure
+def _result(member: _Member) -> Result:
+    """Of a member whose handler came back, or raised what its consumer ignores."""
+    if member.error is not None:
+        return Result(Outcome.IGNORED, error=member.error)
+    return processed(member.returned)
 
 
 class _Group:
@@ -102,7 +87,7 @@ class _Group:
         self._checker = checker
         self._messages = messages
         self.results: dict[int, Result] = {}
-        self._alone: list[_Item] = []
+        self._alone: list[_Member] = []
 
     def run(self) -> None:
         firsts, copies = self._collapse()
@@ -122,15 +107,15 @@ class _Group:
                     for one in claimed:
                         self._checker.abandon(one.claim)  # whatever it is, the claims must not outlive it
                     raise
-        for item in self._alone:
-            self.results[item.index] = self._process_alone(item)
-        for item, first in copies:
-            self.results[item.index] = self._result_of_copy(item, self.results[first.index])
+        for member in self._alone:
+            self.results[member.index] = self._process_alone(member)
+        for member, first in copies:
+            self.results[member.index] = self._result_of_copy(member, self.results[first.index])
 
-    def _collapse(self) -> tuple[list[_Item], list[tuple[_Item, _Item]]]:
+    def _collapse(self) -> tuple[list[_Member], list[tuple[_Member, _Member]]]:
         """Tell first deliveries of a key from later copies in the same group."""
-        firsts: dict[bytes, _Item] = {}
-        copies: list[tuple[_Item, _Item]] = []
+        firsts: dict[bytes, _Member] = {}
+        copies: list[tuple[_Member, _Member]] = []
         owner = new_owner()
         for index, message in enumerate(self._messages):
             try:
@@ -138,51 +123,54 @@ class _Group:
             except MessageError as error:
                 self.results[index] = without_key(self._consumer, self._checker, message, error)
                 continue
-            item = _Item(index, message, request)
-            first = firsts.setdefault(request.key.hash, item)
-            if first is item:
+            member = _Member(index, message, request)
+            first = firsts.setdefault(request.key.hash, member)
+            if first is member:
                 continue
             if request.fingerprint != first.request.fingerprint and not self._consumer.disabled:
                 self.results[index] = Result(
                     Outcome.REJECTED, error=mismatch(request, first.request.fingerprint)
                 )
             else:
-                copies.append((item, first))
-        items = list(firsts.values())
+                copies.append((member, first))
+        members = list(firsts.values())
         if self._checker.keeps_positions:
             # One that waited comes behind those that came later, and the handlers must not see it there.
-            items.sort(key=_place)
-        return items, copies
+            members.sort(key=_place)
+        return members, copies
 
-    def _claim(self, items: Sequence[_Item]) -> list[_Claimed]:
-        requests = [item.request for item in items]
+    def _claim(self, members: Sequence[_Member]) -> list[_Member]:
+        requests = [member.request for member in members]
         try:
             decisions = self._checker.claim_many(requests)
         except StoreBusyError:
-            self._repeat_alone(items)
+            self._repeat_alone(members)
             return []
         except StoreError as error:
-            for item in items:
-                self.results[item.index] = store_failed(self._consumer, self._checker, item.message, error)
+            for member in members:
+                self.results[member.index] = store_failed(
+                    self._consumer, self._checker, member.message, error
+                )
             return []
         claimed = []
-        for item, request, decision in zip(items, requests, decisions, strict=True):
+        for member, decision in zip(members, decisions, strict=True):
             if decision.claim is not None:
-                claimed.append(_Claimed(item, decision.claim))
+                member.claim = decision.claim
+                claimed.append(member)
             elif decision.lapsed:
-                self._alone.append(item)
+                self._alone.append(member)
             else:
-                self.results[item.index] = refused(
-                    self._consumer, self._checker, item.message, request, decision
+                self.results[member.index] = refused(
+                    self._consumer, self._checker, member.message, member.request, decision
                 )
-        if self._alone and claimed and isinstance(claimed[0].item.message.position, Position):
+        if self._alone and claimed and isinstance(claimed[0].message.position, Position):
             # What a dead process left is claimed alone, and must not come behind later messages of its partition.
             self._give_up(claimed)
-            self._alone.sort(key=lambda item: item.index)
+            self._alone.sort(key=lambda member: member.index)
             return []
         return claimed
 
-    def _run_claimed(self, claimed: list[_Claimed]) -> None:
+    def _run_claimed(self, claimed: list[_Member]) -> None:
         if self._consumer.handler.batch:
             self._run_batch_handler(claimed)
         elif self._checker.group_is_atomic:
@@ -190,9 +178,9 @@ class _Group:
         else:
             self._run_independently(claimed)
 
-    def _run_batch_handler(self, claimed: list[_Claimed]) -> None:
+    def _run_batch_handler(self, claimed: list[_Member]) -> None:
         """One call for all: its effects stand or fall together."""
-        messages = [one.item.message for one in claimed]
+        messages = [one.message for one in claimed]
         try:
             self._consumer.invoke_batch(self._checker, claimed[0].claim, messages)
         except Exception:
@@ -201,16 +189,16 @@ class _Group:
         except BaseException:
             self._release(claimed)
             raise
-        self._record([_Ran(one) for one in claimed], claimed)
+        self._record(claimed, claimed)
 
-    def _run_atomically(self, claimed: list[_Claimed]) -> None:
+    def _run_atomically(self, claimed: list[_Member]) -> None:
         """All handlers in one transaction."""
-        ran: list[_Ran] = []
-        raised: list[_Raised] = []
+        ran: list[_Member] = []
+        raised: list[_Member] = []
         for one in claimed:
             try:
                 with self._checker.isolated(one.claim, self._consumer.handler.takes):
-                    returned = self._consumer.invoke(self._checker, one.claim, one.item.message)
+                    one.returned = self._consumer.invoke(self._checker, one.claim, one.message)
             except Exception as error:
                 if not self._survives(one, error, ran, raised):
                     self._give_up(claimed)
@@ -219,45 +207,43 @@ class _Group:
                 self._release(claimed)
                 raise
             else:
-                ran.append(_Ran(one, returned))
+                ran.append(one)
         if not ran:
             self._release(claimed)
         if self._record(ran, claimed):
             self._free(raised)
 
-    def _survives(self, one: _Claimed, error: Exception, ran: list[_Ran], raised: list[_Raised]) -> bool:
+    def _survives(self, one: _Member, error: Exception, ran: list[_Member], raised: list[_Member]) -> bool:
         """Whether an atomic group can go on without a handler that raised."""
         if not self._checker.isolates or self._checker.is_transient(one.claim, error):
             return False
-        judged = self._judge(one, error)
-        if isinstance(judged, _Ran):
-            ran.append(judged)
+        if self._is_ignored(one, error):
+            ran.append(one)
             return True
         try:
             self._checker.forget(one.claim)
         except Exception:
             return False
-        raised.append(judged)
+        raised.append(one)
         return True
 
-    def _run_independently(self, claimed: list[_Claimed]) -> None:
+    def _run_independently(self, claimed: list[_Member]) -> None:
         """Handlers one after the other, each with a claim of its own."""
-        ran: list[_Ran] = []
-        raised: list[_Raised] = []
+        ran: list[_Member] = []
+        raised: list[_Member] = []
         recorded_at = time.monotonic()
         for position, one in enumerate(claimed):
             try:
-                returned = self._consumer.invoke(self._checker, one.claim, one.item.message)
+                one.returned = self._consumer.invoke(self._checker, one.claim, one.message)
             except Exception as error:
-                judged = self._judge(one, error)
-                (ran if isinstance(judged, _Ran) else raised).append(judged)  # type: ignore[arg-type]
+                (ran if self._is_ignored(one, error) else raised).append(one)
             except BaseException:
                 self._record(ran, claimed)
                 self._free(raised)
                 self._release(claimed[position:])
                 raise
             else:
-                ran.append(_Ran(one, returned))
+                ran.append(one)
             if time.monotonic() - recorded_at > _RECORD_EVERY_S:
                 self._record(ran, claimed)
                 ran = []
@@ -265,7 +251,7 @@ class _Group:
         self._record(ran, claimed)
         self._free(raised)
 
-    def _record(self, ran: Sequence[_Ran], claimed: Sequence[_Claimed]) -> bool:
+    def _record(self, ran: Sequence[_Member], claimed: Sequence[_Member]) -> bool:
         """Make effects final; False: an atomic group could not commit as a whole, and all of it runs one by one."""
         if not ran:
             return True
@@ -274,7 +260,7 @@ class _Group:
         except StoreError as error:
             counters.add(self._consumer.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for one in ran:
-                self.results[one.claimed.item.index] = Result(
+                self.results[one.index] = Result(
                     Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S
                 )
         except Exception:
@@ -286,16 +272,16 @@ class _Group:
         else:
             for one, owned in zip(ran, kept, strict=True):
                 if not owned:
-                    count_lost(self._consumer, one.claimed.claim)
-                self.results[one.claimed.item.index] = one.result
+                    count_lost(self._consumer, one.claim)
+                self.results[one.index] = _result(one)
         return True
 
-    def _free(self, raised: list[_Raised]) -> None:
+    def _free(self, raised: Sequence[_Member]) -> None:
         """Release the keys of handlers that raised, and count their attempts."""
         if not raised:
             return
         try:
-            released = self._checker.release_many([(one.claimed.claim, one.failure) for one in raised])
+            released = self._checker.release_many([(one.claim, one.failure) for one in raised])
         except StoreError as error:
             log.warning("failure_not_recorded", extra={"consumer": self._consumer.name, "error": str(error)})
             for one in raised:
@@ -303,20 +289,20 @@ class _Group:
             return
         for one, answer in zip(raised, released, strict=True):
             if answer.dead:
-                self.results[one.claimed.item.index] = Result(Outcome.DEAD, error=one.error)
+                self.results[one.index] = Result(Outcome.DEAD, error=one.error)
             else:
                 self._failed(one, attempts=answer.attempts)
 
-    def _give_up(self, claimed: Sequence[_Claimed]) -> None:
+    def _give_up(self, claimed: Sequence[_Member]) -> None:
         """Undo the group, and run each message in a claim of its own. No attempt is burnt."""
         self._release(claimed)
-        self._repeat_alone([one.item for one in claimed])
+        self._repeat_alone(claimed)
 
-    def _repeat_alone(self, items: Sequence[_Item]) -> None:
+    def _repeat_alone(self, members: Sequence[_Member]) -> None:
         counters.add(self._consumer.name, Event.GROUP_REPEATED)
-        self._alone.extend(items)
+        self._alone.extend(members)
 
-    def _release(self, claimed: Sequence[_Claimed]) -> None:
+    def _release(self, claimed: Sequence[_Member]) -> None:
         if not claimed:
             return
         try:
@@ -324,28 +310,30 @@ class _Group:
         except StoreError as error:
             log.warning("release_failed", extra={"keys": len(claimed), "error": str(error)})
 
-    def _judge(self, one: _Claimed, error: Exception) -> _Ran | _Raised:
+    def _is_ignored(self, one: _Member, error: Exception) -> bool:
+        """Whether what a handler raised counts as processed; noted either way."""
         handling = self._consumer.options.exceptions.classify(error)
-        if handling is Handling.IGNORE:
-            return _Ran(one, ignored=error)
-        return _Raised(one, error, failure_of(self._consumer, error, handling))
+        one.error = error
+        if handling is not Handling.IGNORE:
+            one.failure = failure_of(self._consumer, error, handling)
+        return one.failure is None
 
-    def _completion(self, one: _Ran) -> Completion:
-        result = None if one.ignored is not None else self._consumer.encode(one.returned)
-        return Completion(one.claimed.claim, result)
+    def _completion(self, one: _Member) -> Completion:
+        result = None if one.error is not None else self._consumer.encode(one.returned)
+        return Completion(one.claim, result)
 
-    def _failed(self, one: _Raised, *, attempts: int) -> None:
+    def _failed(self, one: _Member, *, attempts: int) -> None:
         wait_s = self._consumer.options.backoff.delay_s(attempts)
-        self.results[one.claimed.item.index] = Result(Outcome.FAILED, error=one.error, retry_after_s=wait_s)
+        self.results[one.index] = Result(Outcome.FAILED, error=one.error, retry_after_s=wait_s)
 
-    def _process_alone(self, item: _Item) -> Result:
-        request = self._consumer.alone(item.request)
-        return process_keyed(self._consumer, self._checker, item.message, request)
+    def _process_alone(self, member: _Member) -> Result:
+        request = self._consumer.alone(member.request)
+        return process_keyed(self._consumer, self._checker, member.message, request)
 
-    def _result_of_copy(self, item: _Item, first: Result) -> Result:
+    def _result_of_copy(self, member: _Member, first: Result) -> Result:
         """A later copy takes the first one's final outcome, or runs if that failed."""
         if first.outcome is Outcome.FAILED or self._consumer.disabled:
-            return self._process_alone(item)
+            return self._process_alone(member)
         if first.action is Action.ACK:
             return Result(Outcome.DUPLICATE, value=first.value)
         return first

@@ -44,8 +44,7 @@ class LeaseKeeper:
             self._forget_parent()
         # Claims are told apart by identity. Adding to and removing from a dict is atomic in CPython: no lock on the
         # path of every message.
-        for claim in claims:
-            self._held[claim] = None
+        self._held.update(dict.fromkeys(claims))
         if self._thread is None:
             self._start()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
 _NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Message:
     """One delivery of one message.
 
@@ -30,23 +30,39 @@ class Message:
     """
 
     subject: str
-    body: bytes = field(default=b"", repr=False)
-    id: str | bytes | None = field(default=None, kw_only=True)
-    headers: Mapping[str, Any] = field(default_factory=lambda: _NO_HEADERS, kw_only=True, repr=False)
-    redelivered: bool = field(default=False, kw_only=True)
-    position: Any = field(default=None, kw_only=True)
-    raw: Any = field(default=None, kw_only=True, repr=False)
+    body: bytes = field(repr=False)
+    id: str | bytes | None
+    headers: Mapping[str, Any] = field(repr=False)
+    redelivered: bool
+    position: Any
+    raw: Any = field(repr=False)
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        subject: str,
+        body: bytes = b"",
+        *,
+        id: str | bytes | None = None,
+        headers: Mapping[str, Any] = _NO_HEADERS,
+        redelivered: bool = False,
+        position: Any = None,
+        raw: Any = None,
+    ) -> None:
         """Check the types a key is made from, and freeze the headers."""
-        if not isinstance(self.subject, str):
-            raise TypeError(f"subject must be a str, not {type(self.subject).__name__}")
-        if not self.subject:
+        if not isinstance(subject, str):
+            raise TypeError(f"subject must be a str, not {type(subject).__name__}")
+        if not subject:
             raise ValueError("subject must not be empty")
-        if not isinstance(self.body, bytes):
-            raise TypeError(f"body must be bytes, not {type(self.body).__name__}")
-        if self.headers is not _NO_HEADERS:
-            object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))
+        if not isinstance(body, bytes):
+            raise TypeError(f"body must be bytes, not {type(body).__name__}")
+        # What a frozen dataclass does by itself takes twice as long, and there is a Message for every delivery.
+        _SUBJECT(self, subject)
+        _BODY(self, body)
+        _ID(self, id)
+        _HEADERS(self, headers if headers is _NO_HEADERS else MappingProxyType(dict(headers)))
+        _REDELIVERED(self, redelivered)
+        _POSITION(self, position)
+        _RAW(self, raw)
 
     def json(self) -> Any:
         """The body as JSON.
@@ -55,3 +71,8 @@ class Message:
             ValueError: it is not UTF-8 encoded JSON.
         """
         return json.loads(self.body)
+
+
+_SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW = (
+    Message.__dict__[slot.name].__set__ for slot in fields(Message)
+)

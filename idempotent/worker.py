@@ -227,7 +227,8 @@ class Worker:
         for delivery in strange:
             known = ", ".join(sorted(self._routes))
             error = MessageError(f"no consumer of subject {delivery.message.subject!r}; known: {known}")
-            self._settle(delivery, Result(Outcome.REJECTED, error=error))
+            result = Result(Outcome.REJECTED, error=error)
+            self._settle(delivery, result, result.action)
 
     def _take_back(self, wait_s: float) -> None:
         """Settle what the handlers' threads are done with."""
@@ -236,17 +237,18 @@ class Worker:
                 self._crashed(done)
                 continue
             for work, result in zip(done.works, done.results, strict=True):
-                if result.action is Action.HOLD:
+                action = result.action
+                if action is Action.HOLD:
                     self._hold(work, result)
                 else:
-                    self._settle(work.delivery, result)
+                    self._settle(work.delivery, result, action)
 
-    def _settle(self, delivery: Delivery, result: Result) -> None:
+    def _settle(self, delivery: Delivery, result: Result, action: Action) -> None:
         self._adapter.settle(delivery, result)
         self._outcomes[result.outcome] += 1
-        if result.action is not Action.ACK:
+        if action is not Action.ACK:
             log.warning(
-                "message_failed" if result.action is Action.DELAY else "message_dead",
+                "message_failed" if action is Action.DELAY else "message_dead",
                 extra={
                     "subject": delivery.message.subject,
                     "position": delivery.message.position,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from idempotent.admin import KeyAdmin
@@ -64,7 +65,8 @@ class MemoryChecker(AbstractIdempotentChecker):
     Args:
         lease_s: seconds a claim lasts without renewal; None: for ever.
         retention_s: seconds a key is remembered, counted from its claim.
-        max_keys: the most keys remembered; beyond it the oldest finished one is forgotten early.
+        max_keys: the most keys remembered; beyond it the oldest hundredth of them is forgotten early, as far as it is
+            finished.
         clock: seconds since the epoch; injectable for tests.
 
     Raises:
@@ -209,9 +211,10 @@ class MemoryChecker(AbstractIdempotentChecker):
     def _note(self, key: Key, error: str) -> Attempts:
         noted = self.attempts.setdefault(key.hash, Attempts(0, ""))
         if len(self.attempts) > self.max_keys:
-            # The oldest of a key that is gone; that of a key which is here says why it is dead.
+            # The oldest of keys that are gone; that of a key which is here says why it is dead.
             gone = (hashed for hashed in self.attempts if hashed not in self.entries and hashed != key.hash)
-            self.attempts.pop(next(gone, b""), None)
+            for hashed in self._some(gone):
+                del self.attempts[hashed]
         noted.error = error
         noted.expires_at = self._clock() + self.retention_s
         return noted
@@ -227,12 +230,17 @@ class MemoryChecker(AbstractIdempotentChecker):
         return not (entry.status.in_progress and entry.lease_until >= now)
 
     def _make_room(self) -> None:
-        # A dict keeps insertion order, so the first finished key is the oldest.
-        for hashed, entry in self.entries.items():
-            if not entry.status.in_progress:
-                self._forget(hashed)
-                return
-        raise StoreError(f"MemoryChecker is full: {self.max_keys} keys in progress; raise max_keys")
+        # A dict keeps insertion order, so the first finished keys are the oldest.
+        finished = (hashed for hashed, entry in self.entries.items() if not entry.status.in_progress)
+        oldest = self._some(finished)
+        if not oldest:
+            raise StoreError(f"MemoryChecker is full: {self.max_keys} keys in progress; raise max_keys")
+        for hashed in oldest:
+            self._forget(hashed)
+
+    def _some(self, hashes: Iterable[bytes]) -> list[bytes]:
+        """The first ones, a hundredth of what may be kept: a dict walks over the places of those already gone."""
+        return list(islice(hashes, max(self.max_keys // 100, 1)))
 
     def _forget(self, hashed: bytes) -> None:
         del self.entries[hashed]
