@@ -62,6 +62,7 @@ def contender(
     handler: Callable[..., None] = does_nothing,
     batch: int = 1,
     threads: int = 1,
+    after: Callable[[], object] = lambda: None,
 ) -> Contender:
     """A checker with a handler; each has keys of its own."""
 
@@ -80,6 +81,7 @@ def contender(
             )
         finally:
             made.close()
+            after()
 
     return Contender(where, who, opened, batch, threads)
 
@@ -109,22 +111,27 @@ def redis(url: str) -> list[Contender]:
 def sql(where: str, url: str) -> list[Contender]:
     """SqlChecker and TransactionalSqlChecker, with savepoints and with a batch handler too."""
     engine = engine_at(url)
-    made = _all(where, "SqlChecker", lambda: SqlChecker(engine))
-    transactional: dict[str, Any] = {"handler": writes_one}
+    # The next one gets connections of its own.
+    anew: dict[str, Any] = {"after": engine.dispose}
+    made = _all(where, "SqlChecker", lambda: SqlChecker(engine), **anew)
+    transactional: dict[str, Any] = {"handler": writes_one, **anew}
     made += _all(where, "TransactionalSqlChecker", lambda: TransactionalSqlChecker(engine), **transactional)
     savepoints = partial(TransactionalSqlChecker, engine, savepoints=True)
     for batch in (100, 200):
         made.append(
-            contender(
-                where, "TransactionalSqlChecker, savepoints", savepoints, handler=writes_one, batch=batch
-            )
+            contender(where, "TransactionalSqlChecker, savepoints", savepoints, batch=batch, **transactional)
         )
     optimistic = partial(TransactionalSqlChecker, engine)
-    made.append(contender(where, "TransactionalSqlChecker", optimistic, handler=writes_one, batch=200))
+    made.append(contender(where, "TransactionalSqlChecker", optimistic, batch=200, **transactional))
     for batch in (100, 200, 500):
         made.append(
             contender(
-                where, "TransactionalSqlChecker, batch=True", optimistic, handler=writes_all, batch=batch
+                where,
+                "TransactionalSqlChecker, batch=True",
+                optimistic,
+                handler=writes_all,
+                batch=batch,
+                **anew,
             )
         )
     return made

@@ -9,7 +9,8 @@ from typing import Final
 
 from tests.bench.bare import GROUP, SAME, SAME_IN_SESSION, SAVEPOINTS, TOGETHER
 from tests.bench.bare import WHO as BY_HAND
-from tests.bench.brokers import BARE
+from tests.bench.brokers import BARE, REDIS
+from tests.bench.brokers import BY_HAND as CLIENT_BY_HAND
 from tests.bench.figures import Figures, faster, slower
 from tests.bench.memory import MOST_GROWTH
 from tests.bench.peers import IDEMKIT, POWERTOOLS
@@ -104,7 +105,8 @@ def targets() -> Iterator[Target]:
             Goal.AT_LEAST,
             0.5,
             "x the rate",
-            _best_batch(where),
+            _best_batch(where, REDIS, _TRANSACTIONAL),
+            _best_batch(where, CLIENT_BY_HAND),
         )
     yield Target(
         "Spark dedup by key through Redis, against mapInArrow identity",
@@ -195,11 +197,13 @@ def _grouped(
     )
 
 
-def _best_batch(where: str) -> Measure:
+def _best_batch(where: str, *who: str) -> Measure:
     def measure(figures: Figures) -> float | None:
         base = figures.find(where, BARE)
         ratios = [
-            faster(figure, base) for figure in figures.all if figure.where == where and figure.batch > 1
+            faster(figure, base)
+            for figure in figures.all
+            if (figure.where == where and figure.who in who and figure.batch > 1)
         ]
         return max((ratio for ratio in ratios if ratio is not None), default=None)
 

@@ -231,7 +231,7 @@ FAULTS: Final = (
     Fault(
         "a later copy in a group runs too",
         "idempotent/groups.py",
-        "            if first is item:\n                continue\n",
+        "            if first is member:\n                continue\n",
         "            continue\n",
         "tests/test_groups.py -k 'own_outcome_in_its_place or copies'",
     ),

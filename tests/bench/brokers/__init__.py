@@ -1,5 +1,5 @@
 """End to end: messages that wait in a broker, consumed to the last one, with and without a checker."""
 
-from tests.bench.brokers.rounds import BARE, BROKERS, REDIS, TRANSACTIONAL, measure
+from tests.bench.brokers.rounds import BARE, BROKERS, BY_HAND, REDIS, TRANSACTIONAL, measure
 
-__all__ = ["BARE", "BROKERS", "REDIS", "TRANSACTIONAL", "measure"]
+__all__ = ["BARE", "BROKERS", "BY_HAND", "REDIS", "TRANSACTIONAL", "measure"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 
+from idempotent.adapters.kafka_client import Raw
 from tests.bench.brokers.course import Course
 
 PREFETCH = 200
@@ -64,7 +66,13 @@ def activemq(url: str, queue: str, count: int) -> Course:
     return course
 
 
-def kafka(bootstrap: str, topic: str, group: str, count: int) -> Course:
+def kafka(
+    bootstrap: str,
+    topic: str,
+    group: str,
+    count: int,
+    process: Callable[[Sequence[Raw]], object] = lambda _: None,
+) -> Course:
     """confluent-kafka: many at once, and a commit that waits for its answer after them."""
     from confluent_kafka import Consumer
 
@@ -86,6 +94,7 @@ def kafka(bootstrap: str, topic: str, group: str, count: int) -> Course:
         for message in messages:
             assert message.error() is None, message.error()
             seen += len(message.value()) > 0
+        process(messages)
         consumer.commit(asynchronous=False)
     course.end()
     consumer.close()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from idempotent import Message
+from idempotent import Message, Registry
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.base import Adapter
+from idempotent.adapters.kafka_client import Raw
+from idempotent.adapters.kafka_records import message_of, origin_of
+from idempotent.checkers import AbstractIdempotentChecker
+from idempotent.positions import Position
 from tests.bench.brokers import bare
 from tests.bench.brokers.course import Course
 from tests.services import PrivateActiveMq, PrivateKafka, PrivateRabbitMq
@@ -107,6 +111,15 @@ class KafkaPlace(Place):
     def bare(self, subject: str) -> Course:
         return bare.kafka(self._bootstrap, subject, self.group, self.count)
 
+    def by_hand(self, subject: str, checker: AbstractIdempotentChecker) -> Course:
+        """Consume all of it with the client and a checker, in a loop by hand, without adapter and Worker."""
+        consumer = Registry().consumer(subject, group=self.group, checker=checker)(lambda _: None)
+
+        def process(raws: Sequence[Raw]) -> None:
+            consumer.process_many([_message(raw, subject) for raw in raws])
+
+        return bare.kafka(self._bootstrap, subject, self.group, self.count, process)
+
     def adapter(self, batch_size: int) -> Adapter:
         if batch_size == 1:
             return adapter_from_url(self.url)
@@ -148,6 +161,11 @@ def open_place(broker: str, count: int) -> AbstractContextManager[Place]:
             server.close()
 
     return opened()
+
+
+def _message(raw: Raw, subject: str) -> Message:
+    topic, number, offset = origin_of(raw)
+    return message_of(raw, subject, Position(topic, number, offset, offset), False)
 
 
 def _name() -> str:

@@ -15,12 +15,13 @@ from idempotent.migrations import upgrade
 from tests.bench import servers
 from tests.bench.brokers import places, through
 from tests.bench.brokers.course import Course
-from tests.bench.brokers.places import BROKERS, Place
+from tests.bench.brokers.places import BROKERS, KafkaPlace, Place
 from tests.bench.figures import Figure, What
 
 BARE: Final = "bare client"
 REDIS: Final = "RedisChecker"
 TRANSACTIONAL: Final = "TransactionalSqlChecker"
+BY_HAND: Final = "bare client, RedisChecker by hand"
 BATCH: Final = 500
 
 OnStep = Callable[[str], object]
@@ -32,6 +33,7 @@ class _Contender:
     who: str
     batch: int
     consume: _Consume
+    only: str | None = None
     courses: list[Course] = field(default_factory=list)
 
     def figure(self, broker: str, count: int) -> Figure:
@@ -82,10 +84,11 @@ def measure(
                 continue
             on_step(f"start {broker}")
             with places.open_place(broker, messages) as place:
-                for contender in contenders:
+                here = [contender for contender in contenders if contender.only in (None, broker)]
+                for contender in here:
                     contender.courses = []
-                _rounds(broker, place, contenders, rounds, on_step)
-            figures += [contender.figure(broker, messages) for contender in contenders]
+                _rounds(broker, place, here, rounds, on_step)
+            figures += [contender.figure(broker, messages) for contender in here]
     return figures
 
 
@@ -111,6 +114,8 @@ def _contenders(stack: ExitStack, batch: int, who: Sequence[str]) -> Iterator[_C
         redis.start()
         yield _Contender(REDIS, 1, _through(lambda: RedisChecker(redis.url), 1))
         yield _Contender(REDIS, batch, _through(lambda: RedisChecker(redis.url), batch))
+        # RabbitMQ's and ActiveMQ's own clients are slower than a worker already.
+        yield _Contender(BY_HAND, batch, _by_hand(lambda: RedisChecker(redis.url)), only="Kafka")
     if TRANSACTIONAL in who:
         mariadb = servers.mariadb()
         stack.callback(mariadb.close)
@@ -133,5 +138,13 @@ def _through(checker: Callable[[], RedisChecker | TransactionalSqlChecker], batc
             count=place.count,
             batch_size=batch,
         )
+
+    return consume
+
+
+def _by_hand(checker: Callable[[], RedisChecker]) -> _Consume:
+    def consume(place: Place, subject: str) -> Course:
+        assert isinstance(place, KafkaPlace)
+        return place.by_hand(subject, checker())
 
     return consume
