@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import queue
 import random
+import socket
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,9 +18,13 @@ from idempotent.adapters import adapter_from_url
 from idempotent.claims import Verdict
 from idempotent.cli.torture import over_servers
 from idempotent.testing.leftovers import left_over
+from idempotent.testing.proxy import Proxy
 from idempotent.testing.torture import Servers, Settings, TortureRun
+from idempotent.testing.torture.faults import Fault, FaultKind
+from idempotent.testing.torture.harm import Harm
 from idempotent.testing.torture.job import GROUP
 from idempotent.testing.torture.messages import message_of
+from idempotent.testing.torture.stores import Store
 from tests.torture_pairs import servers_of
 
 
@@ -81,3 +90,39 @@ def test_what_comes_after_the_silence_is_processed_too(rabbitmq_url, redis_url, 
     assert sent
     assert report.kept_promise, report.traces
     assert report.left == ()
+
+
+def test_a_late_packet_arrives_although_another_is_to_be_lost_meanwhile(tmp_path):
+    """Else its connection, and the transaction in it, would stay open for the rest of the run, and the key locked."""
+    arrived, ended = queue.SimpleQueue(), threading.Event()
+
+    def serve(connection):
+        with connection:
+            while packet := connection.recv(100):
+                arrived.put(packet)
+        ended.set()
+
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=lambda: serve(server.accept()[0]), daemon=True).start()
+    proxy = Proxy(*server.getsockname(), patience_s=0.1)
+    slot = SimpleNamespace(store_proxy=proxy, process="0.1", busy=False, look=lambda: None)
+    store = Store(f"transactional+sqlite:///{tmp_path}/store.db", "late")
+    faults = [Fault(0.0, FaultKind.LATE_STORE_QUESTION, 0), Fault(0.1, FaultKind.LOSE_STORE_QUESTION, 0)]
+    incidents = []
+    harm = Harm(faults, [slot], None, Servers("amqp://", store.url), store, 1, incidents.append)
+    harm.act(0.0)
+    with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+        client.sendall(b"COMMIT")
+        assert client.recv(100) == b"", "the connection was cut"
+    assert arrived.empty()
+    harm.act(0.1)
+    assert harm.done
+    until = time.monotonic() + 30
+    while not ended.is_set() and time.monotonic() < until:
+        harm.act(1.0)
+        time.sleep(0.01)
+    assert arrived.get_nowait() == b"COMMIT"
+    assert [incident.kind for incident in incidents] == [FaultKind.LATE_STORE_QUESTION]
+    harm.close()
+    proxy.close()
+    server.close()

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -25,6 +26,14 @@ class Loss(Enum):
     """The server gets the packet at `deliver()`, long after the client has given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    pattern: bytes
+    loss: Loss
+    then_refuse: bool
+    came_by: threading.Event
+
+
 class Proxy:
     """Forwards to one server. What is encrypted passes too, but no packet of it can be chosen by its content.
 
@@ -36,7 +45,7 @@ class Proxy:
 
     Attributes:
         port: where it listens, on 127.0.0.1.
-        cut_off: set once the chosen packet came by and its connection was cut.
+        cut_off: set once the packet chosen last came by and its connection was cut.
         delay_s: seconds that each packet of a client is late.
     """
 
@@ -56,8 +65,8 @@ class Proxy:
         self.port: Final[int] = self._listener.getsockname()[1]
         self.cut_off = threading.Event()
         self.delay_s = 0.0
-        self.deliver: Callable[[], None] = lambda: None
-        self._chosen: tuple[bytes, Loss, bool] | None = None
+        self._late: list[Callable[[], None]] = []
+        self._chosen: _Choice | None = None
         self._refuses = False
         self._flows = threading.Event()
         self._flows.set()
@@ -65,19 +74,31 @@ class Proxy:
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose(self, pattern: bytes, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False) -> None:
+    def lose(self, pattern: bytes, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False) -> threading.Event:
         """Cut at a client's next packet with this in it; and then let nobody in, if so told, until `recover`.
 
         Args:
             pattern: what is in the packet; empty: any packet.
             loss: what does not arrive.
             then_refuse: cut the other connections too, and refuse new ones.
+
+        Returns:
+            Set once that has come by: the `cut_off` of this packet, whatever is chosen after it.
         """
-        self._chosen = (pattern, loss, then_refuse)
+        self.cut_off = threading.Event()
+        self._chosen = _Choice(pattern, loss, then_refuse, self.cut_off)
+        return self.cut_off
 
     def lose_nothing(self) -> None:
         """Take back a `lose` whose packet has not come by."""
         self._chosen = None
+
+    def deliver(self) -> None:
+        """Let the server have all packets that are late. Until then it has their connections."""
+        while self._late:
+            act = self._late.pop(0)
+            with contextlib.suppress(OSError):  # the server may be gone by now
+                act()
 
     def cut(self) -> int:
         """Cut every connection. How many there were."""
@@ -146,20 +167,32 @@ class Proxy:
                 self._flows.wait()
                 if self.delay_s:
                     time.sleep(self.delay_s)
-                if self._chosen is None or self._chosen[0] not in packet:
+                choice = self._chosen_for(packet)
+                if choice is None:
                     server.sendall(packet)
                     continue
-                (_, loss, self._refuses), self._chosen = self._chosen, None
                 lost.set()
-                if self._refuses:
+                self._refuses = choice.then_refuse
+                if choice.then_refuse:
                     self._cut_others(client, server)
-                if loss is Loss.LATE:
-                    self.deliver = act
-                else:
-                    act() if loss is Loss.ANSWER else self._end(server)
-                self.cut_off.set()
+                match choice.loss:
+                    case Loss.LATE:
+                        self._late.append(act)
+                    case Loss.ANSWER:
+                        act()
+                    case Loss.QUESTION:
+                        self._end(server)
+                choice.came_by.set()
                 return
         self._end(server)
+
+    def _chosen_for(self, packet: bytes) -> _Choice | None:
+        """What is to become of a packet; one packet alone is lost, though many connections ask."""
+        with self._lock:
+            if self._chosen is None or self._chosen.pattern not in packet:
+                return None
+            choice, self._chosen = self._chosen, None
+            return choice
 
     def _end(self, end: socket.socket) -> None:
         with self._lock:

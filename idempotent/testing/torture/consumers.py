@@ -140,6 +140,7 @@ class ConsumerSlot:
         for proxy in (self.store_proxy, self.broker_proxy):
             if proxy is not None:
                 proxy.lose_nothing()
+                proxy.deliver()
                 proxy.recover()
                 proxy.go_on()
                 proxy.delay_s = 0.0

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from typing import Final
 
 from idempotent.errors import StoreError
@@ -178,17 +178,15 @@ class Harm:
 
     def _lose_a_packet(self, fault: Fault, process: str, proxy: Proxy, pattern: bytes) -> None:
         loss = _LOSSES.get(fault.kind, Loss.ANSWER)
-        proxy.cut_off.clear()
-        proxy.lose(pattern, loss, then_refuse=loss is not Loss.LATE and fault.for_s > 0)
+        came_by = proxy.lose(pattern, loss, then_refuse=loss is not Loss.LATE and fault.for_s > 0)
 
         def look() -> None:
-            # Nothing may have come by.
-            if proxy.cut_off.is_set():
-                self._happened(fault, process)
-                if loss is Loss.LATE:
-                    with suppress(OSError):  # the server may be gone by now
-                        proxy.deliver()
             proxy.lose_nothing()
+            # Nothing may have come by.
+            if came_by.is_set():
+                self._happened(fault, process)
+            if loss is Loss.LATE:
+                proxy.deliver()
             proxy.recover()
 
         self._at(time.monotonic() + _COMES_BY_S + fault.for_s, look)
