@@ -104,7 +104,8 @@ def track(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Track]:
 @pytest.mark.parametrize("track", checkers(SHARED, "transactional"), indirect=True)
 def test_eight_processes_racing_on_a_thousand_keys_have_each_effect_once(track):
     answers = track.processes([track.race(seed) for seed in range(WORKERS)])
-    assert len([answer for answer in answers if answer["processed"]]) > 1, "or it was no race"
+    if track.store.kind != "sqlite":  # whoever writes there may keep all others waiting
+        assert len([answer for answer in answers if answer["processed"]]) > 1, "or it was no race"
     track.demand_once(answers, WORKERS)
 
 
