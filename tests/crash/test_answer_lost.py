@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
+from sqlalchemy import make_url
 
 from idempotent import Message, Outcome
 from idempotent.claims import KeyStatus
@@ -20,6 +22,10 @@ from tests.crash.scene import Scene, deliver, deliver_until_settled
 LEASED = pytest.mark.parametrize("shared_store", ["mysql", "postgres", "redis"], indirect=True)
 TRANSACTIONAL = pytest.mark.parametrize("sql_store", ["mysql", "postgres"], indirect=True)
 
+ENDED_WHEN_IDLE = {
+    "mysql": {"init_command": "SET SESSION idle_transaction_timeout = 3"},
+    "postgres": {"options": "-c idle_in_transaction_session_timeout=3s"},
+}
 LONG_S = 60.0  # a lease that does not end while a test runs
 
 
@@ -46,13 +52,15 @@ def completing(scene: Scene) -> bytes:
 class Behind:
     """A consumer behind the proxy that has consumed before: connections are open, scripts are loaded."""
 
-    def __init__(self, scene: Scene, proxy: Proxy) -> None:
+    def __init__(self, scene: Scene, proxy: Proxy, **session: str) -> None:
         self._proxy = proxy
         self._packet = completing(scene)
         self._plans: list[tuple[Loss, bool]] = []
-        self.consumer = scene.consumer(
-            store=scene.through(proxy.port), lease_s=LONG_S, during=self._after_the_effect
-        )
+        store = scene.through(proxy.port)
+        if session:
+            url = make_url(store.url).update_query_dict(session)
+            store = replace(store, url=url.render_as_string(hide_password=False))
+        self.consumer = scene.consumer(store=store, lease_s=LONG_S, during=self._after_the_effect)
         assert deliver(self.consumer, "warm").outcome is Outcome.PROCESSED
 
     def lose_completion(self, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False) -> None:
@@ -173,6 +181,20 @@ def test_a_commit_that_nothing_proves_is_decided_by_the_next_claim(transactional
     assert transactional.effects().get("1", 0) == (1 if arrived else 0)
     again = deliver_until_settled(consumer)
     assert again.outcome is (Outcome.DUPLICATE if arrived else Outcome.PROCESSED)
+    assert transactional.effects() == {"warm": 1, "1": 1}
+
+
+@TRANSACTIONAL
+def test_a_transaction_that_nobody_ends_is_ended_by_a_server_that_was_told_to(transactional, proxy):
+    behind = Behind(transactional, proxy, **ENDED_WHEN_IDLE[transactional.store.kind])
+    behind.lose_completion(Loss.LATE)
+    result = deliver(behind.consumer)
+    assert proxy.cut_off.is_set()
+    assert_held_without_an_attempt(transactional, result)
+    elsewhere = transactional.consumer(lock_timeout_s=1.0)
+    assert deliver_until_settled(elsewhere).outcome is Outcome.PROCESSED
+    proxy.deliver()
+    assert deliver(elsewhere).outcome is Outcome.DUPLICATE
     assert transactional.effects() == {"warm": 1, "1": 1}
 
 
