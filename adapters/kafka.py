@@ -220,8 +220,7 @@ class KafkaAdapter(Adapter):
         return deliveries
 
     def settle(self, delivery: Delivery, result: Result) -> None:
-        action = result.action
-        if action is Action.HOLD:
+        if result.action is Action.HOLD:
             raise ValueError("HOLD is the worker's affair")
         token = self._settled(delivery)
         if token is None:
@@ -229,8 +228,7 @@ class KafkaAdapter(Adapter):
         partition, record = token.partition, token.record
         if self._semantics is Semantics.EXACTLY_ONCE and result.outcome is Outcome.PROCESSED:
             result = self._keep_outputs(partition, delivery.message, record, result)
-            action = result.action
-        match action:
+        match result.action:
             case Action.ACK:
                 self._finish(partition, record)
             case Action.DEAD_LETTER:

@@ -26,12 +26,7 @@ def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) ->
     Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and made
     again counts its offsets from 0 again, and only its id differs.
     """
-    pairs = _pairs(raw)
-    try:
-        # Bytes or None, nearly always text, and there are some for every message.
-        headers = {name: None if value is None else value.decode() for name, value in pairs}
-    except UnicodeDecodeError:
-        headers = {name: _text(value) for name, value in pairs}
+    headers = {name: _text(value) for name, value in _pairs(raw)}
     return Message(
         subject,
         raw.value() or b"",
@@ -80,9 +75,9 @@ def _pairs(raw: Raw) -> list[tuple[str, Any]]:
     return list(headers.items()) if isinstance(headers, dict) else headers
 
 
-def _text(value: bytes | None) -> str | bytes | None:
+def _text(value: Any) -> Any:
     try:
-        return None if value is None else value.decode()
+        return value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
         return value
 

@@ -148,9 +148,7 @@ class AbstractIdempotentChecker(ABC):
         """
         if self._unrecorded and not self._record_again(request):
             return _effect_not_recorded()
-        decision = self._only_store_errors(self._claim, request)
-        if decision.alone and request.max_attempts is not None:
-            decision = self.count_lapse(decision, request.max_attempts)
+        decision = self._only_store_errors(self._claim_and_count, request)
         if decision.claim is not None:
             self._hold((decision.claim,))
         return decision
@@ -202,7 +200,8 @@ class AbstractIdempotentChecker(ABC):
         if claim.empty:
             return True
         completion = Completion(claim, result)
-        return self._recorded(self._complete, completion, (completion,), (claim,))
+        self._drop((claim,))
+        return self._recorded(self._complete, completion, (completion,))
 
     @final
     def complete_many(self, completions: Sequence[Completion]) -> list[bool]:
@@ -214,9 +213,10 @@ class AbstractIdempotentChecker(ABC):
         claims = [completion.claim for completion in completions]
         if _all_empty(claims):
             return [True] * len(completions)
+        self._drop(claims)
         if len(completions) == 1:
-            return [self._recorded(self._complete, completions[0], completions, claims)]
-        return self._recorded(self._complete_many, completions, completions, claims)
+            return [self._recorded(self._complete, completions[0], completions)]
+        return self._recorded(self._complete_many, completions, completions)
 
     @final
     def release(self, claim: Claim, failure: Failure | None = None) -> Released:
@@ -344,15 +344,14 @@ class AbstractIdempotentChecker(ABC):
         except Exception as error:
             raise StoreError(f"a bug in {type(self).__name__}: {type(error).__name__}: {error}") from error
 
-    def _recorded(
-        self,
-        hook: Callable[[C], R],
-        argument: C,
-        completions: Sequence[Completion],
-        claims: Sequence[Claim],
-    ) -> R:
+    def _claim_and_count(self, request: ClaimRequest) -> Decision:
+        decision = self._claim(request)
+        if decision.alone and request.max_attempts is not None:
+            return self.count_lapse(decision, request.max_attempts)
+        return decision
+
+    def _recorded(self, hook: Callable[[C], R], argument: C, completions: Sequence[Completion]) -> R:
         """Let a hook record that these effects happened, and remember them if the store does not."""
-        self._drop(claims)
         try:
             # What a commit raises may be the handler's failure.
             return hook(argument) if self.group_is_atomic else self._only_store_errors(hook, argument)

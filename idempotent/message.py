@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ class Message:
 
     subject: str
     body: bytes = field(repr=False)
+    _: KW_ONLY
     id: str | bytes | None
     headers: Mapping[str, Any] = field(repr=False)
     redelivered: bool

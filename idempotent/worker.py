@@ -227,8 +227,7 @@ class Worker:
         for delivery in strange:
             known = ", ".join(sorted(self._routes))
             error = MessageError(f"no consumer of subject {delivery.message.subject!r}; known: {known}")
-            result = Result(Outcome.REJECTED, error=error)
-            self._settle(delivery, result, result.action)
+            self._settle(delivery, Result(Outcome.REJECTED, error=error))
 
     def _take_back(self, wait_s: float) -> None:
         """Settle what the handlers' threads are done with."""
@@ -237,18 +236,17 @@ class Worker:
                 self._crashed(done)
                 continue
             for work, result in zip(done.works, done.results, strict=True):
-                action = result.action
-                if action is Action.HOLD:
+                if result.action is Action.HOLD:
                     self._hold(work, result)
                 else:
-                    self._settle(work.delivery, result, action)
+                    self._settle(work.delivery, result)
 
-    def _settle(self, delivery: Delivery, result: Result, action: Action) -> None:
+    def _settle(self, delivery: Delivery, result: Result) -> None:
         self._adapter.settle(delivery, result)
         self._outcomes[result.outcome] += 1
-        if action is not Action.ACK:
+        if result.action is not Action.ACK:
             log.warning(
-                "message_failed" if action is Action.DELAY else "message_dead",
+                "message_failed" if result.action is Action.DELAY else "message_dead",
                 extra={
                     "subject": delivery.message.subject,
                     "position": delivery.message.position,

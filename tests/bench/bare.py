@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -45,7 +45,6 @@ RETENTION_S: Final = 14 * 86400
 LEASE_MS: Final = 30_000
 LOCK_S: Final = 5.0
 Connect = Callable[[], Any]
-Opened = Callable[[], AbstractContextManager[Work]]
 
 # What somebody writes who needs no leases, fences, attempts or texts for people.
 keys = Table(
@@ -124,7 +123,9 @@ def sql(where: str, url: str) -> list[Contender]:
             for threads in THREADS
         ),
         *(
-            Contender(where, f"{WHO}, Session", _disposing(engine, lambda: _session(engine)), threads=threads)
+            Contender(
+                where, f"{WHO}, Session", lambda: _session(engine), threads=threads, after=engine.dispose
+            )
             for threads in THREADS
         ),
         *(_limits(where, engine) if engine.dialect.name != "sqlite" else ()),  # of which nothing is demanded
@@ -134,26 +135,14 @@ def sql(where: str, url: str) -> list[Contender]:
 def _limits(where: str, engine: Engine) -> Iterator[Contender]:
     """What the checkers could reach at the most."""
 
-    def of(who: str, opened: Opened, batch: int) -> Contender:
-        return Contender(where, who, _disposing(engine, opened), batch, whats=(What.FRESH,))
+    def of(who: str, opened: Callable[[], Any], batch: int) -> Contender:
+        return Contender(where, who, opened, batch, whats=(What.FRESH,), after=engine.dispose)
 
     for batch in (1, 500):
         yield of(SAME, partial(_same_statements, engine, batch), batch)
     yield of(SAME_IN_SESSION, partial(_session_with_the_same_statement, engine), 1)
     for who, book in ((GROUP, _each), (SAVEPOINTS, _each_in_a_savepoint), (TOGETHER, _together)):
         yield of(who, partial(_group, engine, book), 200)
-
-
-def _disposing(engine: Engine, opened: Opened) -> Opened:
-    """So that the next one gets connections of its own."""
-
-    @contextmanager
-    def and_disposed() -> Iterator[Work]:
-        with opened() as work:
-            yield work
-        engine.dispose()
-
-    return and_disposed
 
 
 def _statements(url: str) -> tuple[Connect, str, str]:

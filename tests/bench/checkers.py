@@ -81,9 +81,8 @@ def contender(
             )
         finally:
             made.close()
-            after()
 
-    return Contender(where, who, opened, batch, threads)
+    return Contender(where, who, opened, batch, threads, after=after)
 
 
 def _one(consumer: Consumer, message: Message) -> None:

@@ -38,6 +38,7 @@ class Contender:
         batch: messages a call.
         threads: that call at the same time.
         whats: fresh messages, and duplicates where it knows them.
+        after: gives up what it has after that, so that the next one begins anew.
     """
 
     where: str
@@ -46,6 +47,14 @@ class Contender:
     batch: int = 1
     threads: int = 1
     whats: tuple[What, ...] = (What.FRESH, What.DUPLICATES)
+    after: Callable[[], object] = lambda: None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Work]:
+        """Opened, and all given up again."""
+        with self.open() as work:
+            yield work
+        self.after()
 
 
 def one_by_one(process: Callable[[Message], object]) -> Work:
@@ -116,14 +125,14 @@ def contest(
     entries = []
     for contender in contenders:
         on_step(contender)
-        with contender.open() as work:
+        with contender.opened() as work:
             message_s = _message_s(contender, work)
-        counts = (_count(contender, lasting_s / message_s) for lasting_s in (seconds, _WARM_S))
-        entries.append(_Entry(contender, *counts))
+        count, warm = _count(contender, seconds / message_s), _count(contender, _WARM_S / message_s)
+        entries.append(_Entry(contender, count, warm))
     for number in range(rounds):
         for entry in entries if number % 2 == 0 else reversed(entries):
             on_step(entry.contender)
-            with entry.contender.open() as work:
+            with entry.contender.opened() as work:
                 _run(work, _messages("warm", entry.warm), entry.contender.threads)
                 _turn(entry, work, number)
     return [figure for entry in entries for figure in entry.figures()]

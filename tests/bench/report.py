@@ -47,7 +47,7 @@ def _markdown(figures: Figures, verdicts: Sequence[Verdict]) -> str:
     lines = [
         f"Measured on {datetime.now(UTC):%Y-%m-%d}, {machine()}.",
         "",
-        "| what | target | figure | the limit: the same by hand | |",
+        "| what | target | figure | the same by hand | |",
         "|---|---|---|---|---|",
         *(
             f"| {v.target.what} | {v.wanted} | {v.shown} | {v.by_hand} | {_MARKS[v.passed]} |"

@@ -40,7 +40,8 @@ class Target:
         number: of the target.
         unit: of both numbers.
         measure: finds the figure in what was measured; None: it was not.
-        limit: finds what the same statements reach by hand, against the same: nobody who keeps the promise gets past.
+        limit: finds what the same reaches by hand, against the same. Nobody who makes these statements gets past that,
+            but end to end a Worker may, which receives and settles meanwhile.
     """
 
     what: str
