@@ -62,7 +62,7 @@ class OffsetChecker(TransactionalSqlChecker):
         Raises:
             StoreError: the database did not answer.
         """
-        return self.store.connections.run_atomically(lambda driver: self._offsets.begin(driver, starts))
+        return self.store.connections.run_atomically(self._offsets.begin, starts)
 
     def skip(self, partition: Key, position: Position) -> bool:
         """Move on past a message that will not be processed, such as a dead letter whose copy is confirmed.
@@ -125,7 +125,7 @@ class OffsetChecker(TransactionalSqlChecker):
     def _escaped(self, claims: Sequence[Claim]) -> set[Claim]:
         if not claims:
             return set()
-        committed = self.store.connections.run(lambda driver: self._are_committed(driver, claims))
+        committed = self.store.connections.run(self._are_committed, claims)
         return set(claims) if committed else set()
 
     def _condemn(self, claim: Claim) -> Released:
@@ -138,7 +138,7 @@ class OffsetChecker(TransactionalSqlChecker):
         return Released(owned=True, attempts=attempts, dead=failure.kills(attempts))
 
     def _garbage_collect(self, limit: int) -> int:
-        self.store.connections.run(lambda driver: self._failures.delete_expired(driver, limit))
+        self.store.connections.run(self._failures.delete_expired, limit)
         return 0
 
 

@@ -61,22 +61,22 @@ class SqlChecker(AbstractIdempotentChecker):
         return SqlKeyAdmin(self.store)
 
     def _claim(self, request: ClaimRequest) -> Decision:
-        return self._claim_many([request])[0]
+        return self._connections.run(self._keys.claim_one, request)
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return self._connections.run(lambda driver: self._keys.claim(driver, requests))
+        return self._connections.run(self._keys.claim, requests)
 
     def _complete(self, completion: Completion) -> bool:
-        return self._connections.run(lambda driver: self._keys.complete(driver, completion))
+        return self._connections.run(self._keys.complete, completion)
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        return self._connections.run(lambda driver: self._keys.complete_many(driver, completions))
+        return self._connections.run(self._keys.complete_many, completions)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         if failure is None:
-            freed = self._connections.run(lambda driver: self._keys.delete(driver, [claim]))
+            freed = self._connections.run(self._keys.delete, [claim])
             return Released(owned=freed[0])
-        return self._connections.run_atomically(lambda driver: self._keys.fail(driver, claim, failure))
+        return self._connections.run_atomically(self._keys.fail, claim, failure)
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         def release(driver: DriverConnection) -> list[Released]:
@@ -94,10 +94,10 @@ class SqlChecker(AbstractIdempotentChecker):
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         if self.lease_s is None:
             return [True] * len(claims)
-        return self._connections.run(lambda driver: self._keys.renew(driver, claims))
+        return self._connections.run(self._keys.renew, claims)
 
     def _garbage_collect(self, limit: int) -> int:
-        return self._connections.run(lambda driver: self._keys.delete_expired(driver, limit))
+        return self._connections.run(self._keys.delete_expired, limit)
 
     def close(self) -> None:
         """Stop renewing and close the checker's own connections. Idempotent."""

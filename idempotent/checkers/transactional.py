@@ -232,7 +232,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         """
         claims = [completion.claim for completion in completions]
         try:
-            return self.store.connections.run(lambda driver: self._are_committed(driver, claims))
+            return self.store.connections.run(self._are_committed, claims)
         except StoreError:
             return False
 
@@ -274,21 +274,17 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         if not claims:
             return set()
         hashes = [key_hash(claim) for claim in claims]
-        found = self.store.connections.run(lambda driver: self._keys.owners(driver, hashes))
+        found = self.store.connections.run(self._keys.owners, hashes)
         committed = {(hashed, owner) for hashed, owner, _ in found}
         return {claim for claim in claims if (key_hash(claim), claim.owner) in committed}
 
     def _condemn(self, claim: Claim) -> Released:
         """Nobody knows which effects were committed with the key: a person has to look."""
         log.error("transaction_escaped", extra={"key": str(claim.key)})
-        return self.store.connections.run_atomically(
-            lambda driver: self._keys.condemn(driver, claim, _ESCAPED)
-        )
+        return self.store.connections.run_atomically(self._keys.condemn, claim, _ESCAPED)
 
     def _note(self, claim: Claim, failure: Failure) -> Released:
-        return self.store.connections.run_atomically(
-            lambda driver: self._note_failure(driver, claim, failure)
-        )
+        return self.store.connections.run_atomically(self._note_failure, claim, failure)
 
     def _note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
         # Somebody else may have processed the key since the rollback: then the failure is history.
@@ -342,7 +338,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         return SqlChecker(self.store.engine, table=self.store.table, lease_s=_GC_LEASE_S)
 
     def _garbage_collect(self, limit: int) -> int:
-        return self.store.connections.run(lambda driver: self._keys.delete_expired(driver, limit))
+        return self.store.connections.run(self._keys.delete_expired, limit)
 
     def close(self) -> None:
         """Close the checker's own connections. Idempotent."""

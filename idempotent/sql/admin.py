@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -83,8 +83,8 @@ class SqlKeyAdmin(KeyAdmin):
     def _sql(self) -> _Statements:
         return _Statements(self._store.connections.dialect, self._store.table)
 
-    def _query(self, statement: str, params: tuple[Any, ...] = ()) -> builtins.list[Row]:
-        return self._store.connections.run(lambda driver: query(driver, statement, params))
+    def _query(self, statement: str, params: tuple[Any, ...] = ()) -> Sequence[Row]:
+        return self._store.connections.run(query, statement, params)
 
 
 class _Statements:

@@ -7,22 +7,22 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from idempotent.errors import ConfigurationError, MissingExtraError, StoreError
 from idempotent.sql.cursor import DriverConnection, execute
-from idempotent.sql.detached import DetachedConnections
+from idempotent.sql.detached import Detached, DetachedConnections
 from idempotent.sql.dialects import SqlDialect, dialect_for
 from idempotent.sql.faults import Fault, as_store_error, fault_of
 
 T = TypeVar("T")
 
 _EXTRAS: Final = {"pymysql": "mysql", "psycopg": "postgres"}
-_TRIES: Final = 3
+_TRIES_LEFT: Final = (2, 1, 0)
 
 
 def engine_from(engine_or_url: Engine | URL | str) -> Engine:
@@ -81,40 +81,47 @@ class Connections:
             self.run(lambda _: None)
         return dialect_for(self.engine.dialect)
 
-    def run(self, work: Callable[[DriverConnection], T]) -> T:
+    def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run statements that may be repeated, on a connection in autocommit.
 
         A dead connection, a deadlock or a lock wait costs another try, at most two.
 
+        Args:
+            work: called with the connection and the arguments.
+            arguments: for it.
+
         Raises:
             StoreError: the store did not do its part.
         """
-        for remaining in reversed(range(_TRIES)):
+        for remaining in _TRIES_LEFT:
             try:
-                connection = self._own.take()
+                detached = self._own.take()
             except self._driver_errors as error:  # the driver's own too: it may die while it is prepared
                 raise as_store_error(error, self.engine, self._table) from error
-            driver = connection.connection.dbapi_connection
             try:
-                answer = work(driver)
+                answer = work(detached.driver, *arguments)
             except Exception as error:
                 if isinstance(error, StoreError) or not isinstance(error, self._driver_errors):
-                    self._own.discard(connection)
+                    self._own.discard(detached)
                     raise
-                fault = fault_of(error, self.engine, driver)
-                self._give_back_or_discard(connection, fault)
+                fault = fault_of(error, self.engine, detached.driver.raw)
+                self._give_back_or_discard(detached, fault)
                 if remaining and self._worth_another_try(fault):
                     continue
-                raise as_store_error(error, self.engine, self._table, driver) from error
+                raise as_store_error(error, self.engine, self._table, detached.driver.raw) from error
             except BaseException:
-                self._own.discard(connection)  # interrupted in the middle: its state is anybody's guess
+                self._own.discard(detached)  # interrupted in the middle: its state is anybody's guess
                 raise
-            self._own.put(connection)
+            self._own.put(detached)
             return answer
         raise AssertionError("unreachable")
 
-    def run_atomically(self, work: Callable[[DriverConnection], T]) -> T:
+    def run_atomically(self, work: Callable[..., T], *arguments: Any) -> T:
         """`run` with the statements in one transaction of its own.
+
+        Args:
+            work: called with the connection and the arguments.
+            arguments: for it.
 
         Raises:
             StoreError: the store did not do its part.
@@ -122,7 +129,7 @@ class Connections:
 
         def in_transaction(driver: DriverConnection) -> T:
             with _transaction(driver, self.dialect):
-                return work(driver)
+                return work(driver, *arguments)
 
         return self.run(in_transaction)
 
@@ -143,13 +150,13 @@ class Connections:
             return True
         return False
 
-    def _give_back_or_discard(self, connection: Connection, fault: Fault) -> None:
+    def _give_back_or_discard(self, detached: Detached, fault: Fault) -> None:
         if fault is Fault.DISCONNECTED:
             # The server may have closed every idle connection with this one.
-            self._own.discard(connection)
+            self._own.discard(detached)
             self.close()
         else:
-            self._own.put(connection)
+            self._own.put(detached)
 
 
 @contextlib.contextmanager

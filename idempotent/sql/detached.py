@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, Engine
 
 from idempotent.idle import Idle
+from idempotent.sql.cursor import DriverConnection
 from idempotent.sql.dialects import dialect_for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Detached:
+    """A connection outside its engine's pool.
+
+    Attributes:
+        connection: as SQLAlchemy sees it.
+        driver: as the driver sees it.
+    """
+
+    connection: Connection
+    driver: DriverConnection
+
+    @property
+    def intact(self) -> bool:
+        """Whether both still are the same connection, after an application had it."""
+        connection = self.connection
+        if connection.closed or connection.invalidated:
+            return False
+        return connection.connection.dbapi_connection is self.driver.raw
 
 
 class DetachedConnections:
@@ -24,49 +48,52 @@ class DetachedConnections:
         """Open nothing yet."""
         self._engine = engine
         self._autocommit = autocommit
-        self._idle: Idle[Connection] = Idle()
+        self._idle: Idle[Detached] = Idle()
+        self.put: Final = self._idle.put
+        """Keep one whose transaction is over."""
 
     def __bool__(self) -> bool:
         return bool(self._idle)
 
-    def take(self) -> Connection:
+    def take(self) -> Detached:
         """One that is idle, or a new one.
 
         Raises:
             SQLAlchemyError: the database cannot be reached, or refuses.
         """
-        idle = self._idle.take()
-        if idle is not None:
-            return idle
+        return self._idle.take() or self._connected()
+
+    def _connected(self) -> Detached:
         connection = self._engine.connect()
         try:
             if self._autocommit:
                 connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             # Out of the pool: kept connections must not use up the application's.
             connection.detach()
-            dialect_for(self._engine.dialect).prepare(connection.connection.dbapi_connection)
+            driver = DriverConnection(connection.connection.dbapi_connection)
+            dialect_for(self._engine.dialect).prepare(driver.raw)
         except BaseException:
-            self.discard(connection)
+            _close(connection)
             raise
-        return connection
-
-    def put(self, connection: Connection) -> None:
-        """Keep one whose transaction is over."""
-        if connection.closed or connection.invalidated:
-            self.discard(connection)
-        else:
-            self._idle.put(connection)
+        return Detached(connection, driver)
 
     @staticmethod
-    def discard(connection: Connection) -> None:
+    def discard(detached: Detached) -> None:
         """Close one. Never raises."""
-        # Detached from its pool, it has nobody else to close it; whether it is still alive does not matter.
+        # The driver's own, too, in case SQLAlchemy has another by now.
         with contextlib.suppress(Exception):
-            connection.connection.dbapi_connection.close()  # type: ignore[union-attr]
-        with contextlib.suppress(Exception):
-            connection.invalidate()
+            detached.driver.raw.close()
+        _close(detached.connection)
 
     def close(self) -> None:
         """Close what is idle; a connection in use is closed by being forgotten."""
-        while (connection := self._idle.take()) is not None:
-            self.discard(connection)
+        while (detached := self._idle.take()) is not None:
+            self.discard(detached)
+
+
+def _close(connection: Connection) -> None:
+    # Detached from its pool, it has nobody else to close it; whether it is still alive does not matter.
+    with contextlib.suppress(Exception):
+        connection.connection.dbapi_connection.close()  # type: ignore[union-attr]
+    with contextlib.suppress(Exception):
+        connection.invalidate()

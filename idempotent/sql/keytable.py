@@ -34,6 +34,7 @@ MICROSECONDS: Final = 1_000_000
 # 4 parameters a row: below SQLite's 32,766 and PostgreSQL's 65,535, and well inside a MySQL packet.
 MAX_ROWS: Final = 1000
 _ROUNDS: Final = 4
+_CONTENDED_RETRY_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,30 +86,38 @@ class KeyTable:
             requests: at most one for each key.
             how: what differs inside a transaction.
         """
-        if how.status is None and len({request.status for request in requests}) > 1:
-            return [self.claim(connection, [request], how)[0] for request in requests]
+        if len(requests) == 1 or (how.status is None and len({request.status for request in requests}) > 1):
+            return [self.claim_one(connection, request, how) for request in requests]
         decisions: dict[bytes, Decision] = {}
         # Sorted, so that two batches lock their common keys in one order.
-        pending = sorted(requests, key=lambda request: request.key.hash)
-        for _ in range(_ROUNDS):
-            retry: list[ClaimRequest] = []
-            for start in range(0, len(pending), MAX_ROWS):
-                part = pending[start : start + MAX_ROWS]
-                rows = self._insert(connection, part, how, decisions)
-                for request in part:
-                    if request.key.hash in decisions:
-                        continue
-                    row = rows.get(request.key.hash)
+        in_order = sorted(requests, key=lambda request: request.key.hash)
+        for start in range(0, len(in_order), MAX_ROWS):
+            part = in_order[start : start + MAX_ROWS]
+            rows = self._insert(connection, part, how, decisions)
+            for request in part:
+                hashed = request.key.hash
+                if hashed not in decisions:
+                    row = rows.get(hashed)
                     decision = row and self._judge(connection, request, row, how)
-                    if decision:
-                        decisions[request.key.hash] = decision
-                    else:
-                        retry.append(request)  # released or taken over by others meanwhile
-            if not retry:
-                break
-            pending = retry
-        contended = Decision(Verdict.IN_PROGRESS, retry_after_s=0.1)
-        return [decisions.get(request.key.hash, contended) for request in requests]
+                    # Without one it was released or taken over by others meanwhile.
+                    decisions[hashed] = decision or self.claim_one(connection, request, how)
+        return [decisions[request.key.hash] for request in requests]
+
+    def claim_one(
+        self, connection: DriverConnection, request: ClaimRequest, how: Claiming = AUTOCOMMITTED
+    ) -> Decision:
+        """`claim` for one key."""
+        key = request.key
+        insert = self._sql.insert(1, how.status or request.status, how.wait_s)
+        params = (key.hash, key.text, request.owner, request.fingerprint)
+        for _ in range(_ROUNDS):
+            if fence := self._insert_one(connection, insert, params):
+                return _acquired(request, fence)
+            rows = query(connection, self._sql.read(1, locking=how.locking), (key.hash,))
+            decision = self._judge(connection, request, rows[0], how) if rows else None
+            if decision:
+                return decision
+        return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
 
     def complete(self, connection: DriverConnection, completion: Completion) -> bool:
         """Make a key DONE iff the claim owns it."""
@@ -228,6 +237,19 @@ class KeyTable:
         rows = self.owners(connection, hashes)
         return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
 
+    def _insert_one(self, connection: DriverConnection, statement: str, params: Sequence[Any]) -> int | None:
+        """One INSERT of one row. Its fence, if that is known to be new."""
+        match self._dialect.conflict:
+            case Conflict.RETURNS_NEW:
+                rows = query(connection, statement, params)
+                # Without a new row there are none, or NULLs.
+                return rows[0][1] if rows else None
+            case Conflict.RETURNS_ALL:
+                return insert_id(connection, statement, params)
+            case Conflict.SILENT:
+                execute(connection, statement, params)
+                return None
+
     def _insert(
         self,
         connection: DriverConnection,
@@ -248,10 +270,6 @@ class KeyTable:
                 if hashed is not None:
                     request = by_hash.pop(bytes(hashed))
                     decisions[request.key.hash] = _acquired(request, fence)
-        elif len(requests) == 1:
-            if fence := insert_id(connection, statement, params):
-                decisions[requests[0].key.hash] = _acquired(requests[0], fence)
-                return {}
         else:
             for hashed, owner, fence, update_at in query(connection, statement, params):
                 request = by_hash[bytes(hashed)]

@@ -81,12 +81,13 @@ class Unit:
         self.doomed: str | None = None
         self.escaped: str | None = None
         self._connections = connections
-        self.connection: Final = connections.take()
-        self.driver: Final[Any] = self.connection.connection.dbapi_connection
+        self._detached: Final = connections.take()
+        self.connection: Final = self._detached.connection
+        self.driver: Final = self._detached.driver
         try:
             _listen(self.connection.engine)
             self._transaction = self.connection.begin()
-            if dialect.name == "sqlite" and not dialect.in_transaction(self.driver):
+            if dialect.name == "sqlite" and not dialect.in_transaction(self.driver.raw):
                 # pysqlite begins late and its savepoints commit; take the write lock before the claim.
                 execute(self.driver, "BEGIN IMMEDIATE")
         except BaseException:
@@ -103,13 +104,13 @@ class Unit:
             ConfigurationError: the connection is in AUTOCOMMIT, so there is no transaction.
         """
         self._keyed = keyed
-        if self._dialect.autocommits(self.driver):
+        if self._dialect.autocommits(self.driver.raw):
             raise ConfigurationError(
                 "the engine is in AUTOCOMMIT: key and effect cannot commit together. "
                 "Give the checker an engine without isolation_level='AUTOCOMMIT'"
             )
         if keyed:
-            self._dialect.begun(self.driver)
+            self._dialect.begun(self.driver.raw)
         if keyed and self._strict:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
         self.connection.info[_INFO] = self
@@ -150,7 +151,7 @@ class Unit:
         if not self.doomed:
             return False
         # PostgreSQL refuses everything until a rollback, so an open transaction has recovered by a savepoint.
-        return self._dialect.name != "postgresql" or not self._dialect.in_transaction(self.driver)
+        return self._dialect.name != "postgresql" or not self._dialect.in_transaction(self.driver.raw)
 
     def demand_alive(self) -> None:
         """Make sure that the transaction the keys were claimed in is the one that is open.
@@ -168,7 +169,7 @@ class Unit:
                 "the handler rolled its transaction back and returned; raise an exception instead, "
                 "or use session.begin_nested() for work that may fail"
             )
-        if self._keyed and not self._dialect.in_transaction(self.driver):
+        if self._keyed and not self._dialect.in_transaction(self.driver.raw):
             raise TransactionEscapedError(
                 "the handler's transaction is over before its time: it ended it with a raw cursor, or swallowed an "
                 "error after which the server accepts nothing more; use session.begin_nested() for work that may fail"
@@ -207,13 +208,14 @@ class Unit:
                 # locks until the server notices that the connection is closed.
                 if self._transaction.is_active:
                     self._transaction.rollback()
-                self.driver.rollback()
+                self.driver.raw.rollback()
+            reusable = reusable and self._detached.intact
         except Exception:
             reusable = False
         if reusable:
-            self._connections.put(self.connection)
+            self._connections.put(self._detached)
         else:
-            self._connections.discard(self.connection)
+            self._connections.discard(self._detached)
 
     def refuse_ending(self, statement: str) -> None:
         """Called before every statement on the connection.

@@ -28,7 +28,7 @@ from idempotent.checkers.redis_store import RedisStore, Script
 from idempotent.claims import ClaimRequest, KeyStatus, new_owner
 from idempotent.keys import KeySpace
 from idempotent.schema import DEFAULT_TABLE
-from idempotent.sql.cursor import execute, insert_id, query
+from idempotent.sql.cursor import DriverConnection, execute, insert_id, query
 from idempotent.sql.dialects import Conflict, dialect_for
 from idempotent.sql.statements import Statements
 from tests.bench.checkers import THREADS, effects
@@ -223,7 +223,7 @@ def _session_with_the_same_statement(engine: Engine) -> Iterator[Work]:
     def process(message: Message) -> None:
         key = space.key(str(message.id))
         with Session(engine) as session, session.begin():
-            driver = session.connection().connection.dbapi_connection
+            driver = DriverConnection(session.connection().connection.dbapi_connection)
             if not run(driver, claim, (key.hash, key.text, new_owner(), None)):
                 raise ValueError("this message was to be a fresh one")
             session.execute(insert(effects), {"message": message.id, "amount": 1})
@@ -288,7 +288,7 @@ def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
     """The statements of `SqlChecker` on a connection in autocommit: what they take by themselves."""
     space = KeySpace(SUBJECT, secrets.token_hex(4))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        driver = connection.connection.dbapi_connection
+        driver = DriverConnection(connection.connection.dbapi_connection)
         statements = Statements(
             dialect_for(engine.dialect), DEFAULT_TABLE, LEASE_MS * 1000, RETENTION_S * 10**6
         )

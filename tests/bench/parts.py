@@ -44,12 +44,11 @@ _ROUNDS_END_TO_END: Final = 3
 
 
 def _contest(contenders: Sequence[Contender], effort: Effort, on_step: OnStep) -> list[Figure]:
-    """A contest of the leased ones, and one of the transactional ones: only those who are compared take turns."""
+    """Only those who are compared take turns: leased or transactional ones, with as many threads."""
     figures: list[Figure] = []
-    for _, some in groupby(sorted(contenders, key=_is_transactional), key=_is_transactional):
-        in_order = sorted(some, key=lambda one: (one.threads, one.batch))
+    for _, some in groupby(sorted(contenders, key=_kind), key=_kind):
         figures += contest(
-            in_order,
+            sorted(some, key=lambda one: one.batch),
             rounds=effort.rounds,
             seconds=effort.seconds,
             on_step=lambda one: on_step(
@@ -59,8 +58,8 @@ def _contest(contenders: Sequence[Contender], effort: Effort, on_step: OnStep) -
     return sorted(figures, key=lambda figure: (figure.threads, figure.batch))
 
 
-def _is_transactional(one: Contender) -> bool:
-    return "Transactional" in one.who or "Session" in one.who
+def _kind(one: Contender) -> tuple[bool, int]:
+    return "Transactional" in one.who or "Session" in one.who, one.threads
 
 
 def _memory(figures: Figures, effort: Effort, on_step: OnStep) -> None:
