@@ -21,7 +21,7 @@ from idempotent.claims import (
 )
 from idempotent.errors import ConfigurationError, IdempotentError, StoreError
 from idempotent.keys import KeySpace
-from idempotent.leases import LeaseKeeper
+from idempotent.leases import LeaseKeeper, NoLeases
 from idempotent.observe import Event, counters
 from idempotent.values import changed
 
@@ -74,7 +74,7 @@ class AbstractIdempotentChecker(ABC):
             raise ConfigurationError(f"retention_s must be positive seconds, not {retention_s!r}")
         self.lease_s: Final = lease_s
         self.retention_s: Final = float(retention_s)
-        self._keeper = LeaseKeeper(self._renew_and_record, lease_s) if lease_s is not None else None
+        self._keeper = NoLeases() if lease_s is None else LeaseKeeper(self._renew_and_record, lease_s)
         # Completions that the store did not take: the effect happened, so they are offered again, never re-run.
         self._unrecorded: dict[bytes, Completion] = {}
 
@@ -134,8 +134,7 @@ class AbstractIdempotentChecker(ABC):
     def close(self) -> None:
         """Give up connections and stop the background thread. Idempotent."""
         self._record_all()
-        if self._keeper:
-            self._keeper.close()
+        self._keeper.close()
 
     # What consumers call
 
@@ -150,7 +149,7 @@ class AbstractIdempotentChecker(ABC):
             return _effect_not_recorded()
         decision = self._only_store_errors(self._claim_and_count, request)
         if decision.claim is not None:
-            self._hold((decision.claim,))
+            self._keeper.hold((decision.claim,))
         return decision
 
     @final
@@ -164,7 +163,7 @@ class AbstractIdempotentChecker(ABC):
         if self._unrecorded:
             free = [request for request in requests if self._record_again(request)]
         decisions = self._only_store_errors(self._claim_many, free) if free else []
-        self._hold([decision.claim for decision in decisions if decision.claim is not None])
+        self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
         if len(free) == len(requests):
             return decisions
         by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}
@@ -184,7 +183,7 @@ class AbstractIdempotentChecker(ABC):
         released = self._only_store_errors(self._release, decision.claim, lapse)
         if released.owned and not released.dead:
             return decision
-        self._drop([decision.claim])
+        self._keeper.drop([decision.claim])
         if released.dead:
             return Decision(Verdict.DEAD, reason=LAPSED_ERROR)
         return Decision(Verdict.IN_PROGRESS)
@@ -200,7 +199,7 @@ class AbstractIdempotentChecker(ABC):
         if claim.empty:
             return True
         completion = Completion(claim, result)
-        self._drop((claim,))
+        self._keeper.drop((claim,))
         return self._recorded(self._complete, completion, (completion,))
 
     @final
@@ -213,7 +212,7 @@ class AbstractIdempotentChecker(ABC):
         claims = [completion.claim for completion in completions]
         if _all_empty(claims):
             return [True] * len(completions)
-        self._drop(claims)
+        self._keeper.drop(claims)
         if len(completions) == 1:
             return [self._recorded(self._complete, completions[0], completions)]
         return self._recorded(self._complete_many, completions, completions)
@@ -236,7 +235,7 @@ class AbstractIdempotentChecker(ABC):
         """
         if _all_empty([claim for claim, _ in releases]):
             return [Released(owned=True)] * len(releases)
-        self._drop([claim for claim, _ in releases])
+        self._keeper.drop([claim for claim, _ in releases])
         if len(releases) == 1:
             return [self._only_store_errors(self._release, *releases[0])]
         return self._only_store_errors(self._release_many, releases)
@@ -244,7 +243,7 @@ class AbstractIdempotentChecker(ABC):
     @final
     def abandon(self, claim: Claim) -> None:
         """Neither complete nor release the key: let its lease end, or its transaction roll back."""
-        self._drop([claim])
+        self._keeper.drop([claim])
         if claim.unit is not None:
             claim.unit.close()
 
@@ -359,14 +358,6 @@ class AbstractIdempotentChecker(ABC):
             self._remember_unrecorded(completions)
             raise
 
-    def _hold(self, claims: Sequence[Claim]) -> None:
-        if self._keeper and claims:
-            self._keeper.hold(claims)
-
-    def _drop(self, claims: Sequence[Claim]) -> None:
-        if self._keeper:
-            self._keeper.drop(claims)
-
     def _remember_unrecorded(self, completions: Sequence[Completion]) -> None:
         if self.group_is_atomic:
             return
@@ -374,7 +365,7 @@ class AbstractIdempotentChecker(ABC):
             if completion.claim.key:
                 self._unrecorded[completion.claim.key.hash] = completion
         # The lease is renewed meanwhile: nobody may run again what has happened.
-        self._hold([completion.claim for completion in completions])
+        self._keeper.hold([completion.claim for completion in completions])
         log.warning("completion_not_recorded", extra={"keys": len(completions)})
 
     def _record_again(self, request: ClaimRequest) -> bool:
@@ -393,7 +384,7 @@ class AbstractIdempotentChecker(ABC):
             return False
         if self._unrecorded.get(claim.key.hash) is completion:
             del self._unrecorded[claim.key.hash]
-        self._drop([claim])
+        self._keeper.drop([claim])
         if not owned:
             counters.add(claim.key.consumer, Event.COMPLETION_LOST)
             log.error("completion_lost", extra={"key": str(claim.key), "fence": claim.fence})

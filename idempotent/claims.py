@@ -59,6 +59,8 @@ class KeyStatus(IntEnum):
 class Lapsed(Enum):
     """What a claim does when it meets a key whose lease has ended."""
 
+    __hash__ = object.__hash__  # by identity, as equality
+
     TAKE_OVER = "take_over"
     """Become its owner, with a greater fence."""
     LEAVE = "leave"

@@ -123,7 +123,7 @@ class Consumer:
             ConfigurationError: checker and consumer do not go together.
         """
         result = process_one(self, self.checker, message)
-        self._count(result)
+        counters.add(self.name, result.outcome)
         error = raised_by_handler(result)
         if error is not None:
             raise error
@@ -137,7 +137,7 @@ class Consumer:
             ConfigurationError: checker and consumer do not go together.
         """
         result = process_one(self, self.checker, message)
-        self._count(result)
+        counters.add(self.name, result.outcome)
         return result
 
     def process_many(self, messages: Sequence[Message]) -> list[Result]:
@@ -308,9 +308,6 @@ class Consumer:
     def _result_not_stored(self, why: str) -> None:
         counters.add(self.name, Event.RESULT_NOT_STORED)
         log.warning("result_not_stored", extra={"consumer": self.name, "why": why})
-
-    def _count(self, result: Result) -> None:
-        counters.add(self.name, result.outcome)
 
 
 def _finished(value: Any) -> Any:

@@ -17,6 +17,19 @@ log = logging.getLogger(__name__)
 _ABSENT: Final = object()
 
 
+class NoLeases:
+    """What stands in a LeaseKeeper's place where claims do not lapse."""
+
+    def hold(self, claims: Sequence[Claim]) -> None:
+        """There is nothing to renew."""
+
+    def drop(self, claims: Sequence[Claim]) -> None:
+        """There was nothing to renew."""
+
+    def close(self) -> None:
+        """There is no thread."""
+
+
 class LeaseKeeper:
     """Renew every held claim each third of the lease.
 
@@ -44,14 +57,17 @@ class LeaseKeeper:
             self._forget_parent()
         # Claims are told apart by identity. Adding to and removing from a dict is atomic in CPython: no lock on the
         # path of every message.
-        self._held.update(dict.fromkeys(claims))
-        if self._thread is None:
+        held = self._held
+        for claim in claims:
+            held[claim] = None
+        if self._thread is None and claims:
             self._start()
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Renew these no longer."""
+        held = self._held
         for claim in claims:
-            self._held.pop(claim, None)
+            held.pop(claim, None)
 
     def close(self) -> None:
         """Stop renewing everything."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -147,9 +148,16 @@ class Registry:
             store_result=store_result,
         )
 
+        # An instance is nobody else's to override; a name is looked up at every message.
+        resolve = (
+            (lambda: checker)
+            if isinstance(checker, AbstractIdempotentChecker)
+            else partial(self._resolve, checker)
+        )
+
         def decorate(function: Callable[..., Any]) -> Consumer:
             handler = handler_of(function, batch=batch)
-            made = Consumer(subject, group, handler, options, lambda: self._resolve(checker))
+            made = Consumer(subject, group, handler, options, resolve)
             if made.name in self._consumers:
                 raise ConfigurationError(
                     f"{made.name} has a consumer already, {self._consumers[made.name].handler.name}; give this one "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from enum import Enum
 from typing import Final
 
@@ -37,12 +36,13 @@ class Counters:
     def __init__(self) -> None:
         """All zero."""
         self._lock = threading.Lock()
-        self._counts: Counter[tuple[str, Outcome | Event]] = Counter()
+        self._counts: dict[tuple[str, Outcome | Event], int] = {}
 
     def add(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         """Count `what` for a consumer (`subject:group`)."""
+        name = (consumer, what)
         with self._lock:
-            self._counts[consumer, what] += count
+            self._counts[name] = self._counts.get(name, 0) + count
 
     def snapshot(self) -> dict[tuple[str, Outcome | Event], int]:
         """A copy of all counts so far."""

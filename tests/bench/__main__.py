@@ -18,7 +18,7 @@ from tests.bench.targets import targets
 
 def main(
     only: Annotated[str, typer.Option(help=f"Parts, separated by commas: {', '.join(PARTS)}.")] = "",
-    rounds: Annotated[int, typer.Option(help="Of each contest.")] = Effort().rounds,
+    rounds: Annotated[int, typer.Option(help="Of each contest that has a target.")] = Effort().rounds,
     seconds: Annotated[float, typer.Option(help="Each contender works in a round.")] = Effort().seconds,
     messages: Annotated[int, typer.Option(help="Sent through each broker.")] = Effort().messages,
     rows: Annotated[int, typer.Option(help="Of Spark's frame.")] = Effort().rows,

@@ -24,16 +24,21 @@ class Effort:
     """How long it may take.
 
     Attributes:
-        rounds: of each contest.
+        rounds: of each contest that has a target; one without has a third of them.
         seconds: each contender works in a round.
-        messages: that are sent through each broker.
+        messages: that are sent through each broker; a quarter of them where there is no target.
         rows: of Spark's frame.
     """
 
-    rounds: int = 5
-    seconds: float = 0.2
+    rounds: int = 9
+    seconds: float = 0.15
     messages: int = 20_000
     rows: int = 1_000_000
+
+    @property
+    def rounds_without_target(self) -> int:
+        """Of a contest that only fills the tables of the report."""
+        return max(self.rounds // 3, 1)
 
 
 Part: TypeAlias = Callable[[Figures, Effort, OnStep], None]
@@ -43,13 +48,15 @@ _WORKER_MESSAGES: Final = 1_000_000
 _ROUNDS_END_TO_END: Final = 3
 
 
-def _contest(contenders: Sequence[Contender], effort: Effort, on_step: OnStep) -> list[Figure]:
+def _contest(
+    contenders: Sequence[Contender], effort: Effort, on_step: OnStep, *, targets: bool = True
+) -> list[Figure]:
     """Only those who are compared take turns: leased or transactional ones, with as many threads."""
     figures: list[Figure] = []
-    for _, some in groupby(sorted(contenders, key=_kind), key=_kind):
+    for (_, threads), some in groupby(sorted(contenders, key=_kind), key=_kind):
         figures += contest(
             sorted(some, key=lambda one: one.batch),
-            rounds=effort.rounds,
+            rounds=effort.rounds if targets and threads == 1 else effort.rounds_without_target,
             seconds=effort.seconds,
             on_step=lambda one: on_step(
                 f"{one.where}: {one.who}, batch {one.batch}, {one.threads} thread{'s' * (one.threads > 1)}"
@@ -68,7 +75,9 @@ def _memory(figures: Figures, effort: Effort, on_step: OnStep) -> None:
 
 def _sqlite(figures: Figures, effort: Effort, on_step: OnStep) -> None:
     with tempfile.TemporaryDirectory(prefix="idem-bench-") as folder:
-        figures.all += _sql("SQLite", f"sqlite:///{Path(folder) / 'bench.db'}", effort, on_step)
+        figures.all += _sql(
+            "SQLite", f"sqlite:///{Path(folder) / 'bench.db'}", effort, on_step, targets=False
+        )
 
 
 def _mariadb(figures: Figures, effort: Effort, on_step: OnStep) -> None:
@@ -82,9 +91,16 @@ def _postgresql(figures: Figures, effort: Effort, on_step: OnStep) -> None:
 
 
 def _sql(
-    where: str, url: str, effort: Effort, on_step: OnStep, others: Sequence[Contender] = ()
+    where: str,
+    url: str,
+    effort: Effort,
+    on_step: OnStep,
+    others: Sequence[Contender] = (),
+    *,
+    targets: bool = True,
 ) -> list[Figure]:
-    return _contest([*bare.sql(where, url), *checkers.sql(where, url), *others], effort, on_step)
+    contenders = [*bare.sql(where, url), *checkers.sql(where, url), *others]
+    return _contest(contenders, effort, on_step, targets=targets)
 
 
 def _redis(figures: Figures, effort: Effort, on_step: OnStep) -> None:
@@ -93,10 +109,11 @@ def _redis(figures: Figures, effort: Effort, on_step: OnStep) -> None:
         figures.all += _contest(contenders, effort, on_step)
 
 
-def _through(broker: str) -> Part:
+def _through(broker: str, *, targets: bool = True) -> Part:
     def measure(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+        messages = effort.messages if targets else effort.messages // 4
         figures.all += brokers.measure(
-            brokers=[broker], messages=effort.messages, rounds=_ROUNDS_END_TO_END, on_step=on_step
+            brokers=[broker], messages=messages, rounds=_ROUNDS_END_TO_END, on_step=on_step
         )
 
     return measure
@@ -136,7 +153,7 @@ PARTS: Final[dict[str, Part]] = {
     "postgresql": _postgresql,
     "redis": _redis,
     "rabbitmq": _through("RabbitMQ"),
-    "activemq": _through("ActiveMQ"),
+    "activemq": _through("ActiveMQ", targets=False),
     "kafka": _through("Kafka"),
     "spark": _spark,
     "worker": _worker,

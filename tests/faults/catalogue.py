@@ -87,8 +87,8 @@ FAULTS: Final = (
     Fault(
         "SQL: decisions of a group in another order",
         _KEYTABLE,
-        "return [decisions.get(request.key.hash, contended) for request in requests]",
-        "return [decisions.get(r.key.hash, contended) for r in sorted(requests, key=lambda r: r.key.hash)]",
+        "return [decisions[request.key.hash] for request in requests]",
+        "return [decisions[r.key.hash] for r in sorted(requests, key=lambda r: r.key.hash)]",
         f"{_CONTRACT}/test_sqlite.py -k test_verdicts_line_up",
     ),
     Fault(
