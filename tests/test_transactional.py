@@ -232,6 +232,32 @@ def test_work_that_may_fail_goes_into_a_nested_transaction(sql_store):
     assert sql_store.booked() == {"1": 1, "2": 1}
 
 
+def test_a_connection_that_the_application_invalidates_is_not_used_again(sql_store):
+    def give_up(message, session):
+        if message.id == "1":
+            session.connection().invalidate()
+
+    consumer = consumer_of(sql_store, sql_store.transactional(), give_up)
+    assert outcomes(consumer.process(message) for message in messages("1", "2")) == ["failed", "processed"]
+    assert sql_store.booked() == {"2": 1}
+
+
+@pytest.mark.parametrize("ending", [Connection.close, Connection.invalidate])
+def test_a_connection_that_the_application_ends_after_the_commit_is_not_used_again(sql_store, ending):
+    factory = sessionmaker(sql_store.engine())
+    given = []
+    sa.event.listen(factory, "after_commit", lambda _: [ending(given.pop()) for _ in given[:]])
+
+    def keep(message, session):
+        if message.id == "1":
+            given.append(session.connection())
+
+    consumer = consumer_of(sql_store, sql_store.transactional(factory), keep)
+    assert outcomes(consumer.process(message) for message in messages("1", "2")) == ["processed", "processed"]
+    assert not given
+    assert sql_store.booked() == {"1": 1, "2": 1}
+
+
 def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_the_next_one_run(sql_store):
     if sql_store.kind == "sqlite":
         pytest.skip("SQLite has one writer: see the busy file")
