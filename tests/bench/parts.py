@@ -46,6 +46,7 @@ Part: TypeAlias = Callable[[Figures, Effort, OnStep], None]
 
 _WORKER_MESSAGES: Final = 1_000_000
 _ROUNDS_END_TO_END: Final = 3
+_ROUNDS_OF_SPARK: Final = 5
 
 
 def _contest(
@@ -120,7 +121,7 @@ def _through(broker: str, *, targets: bool = True) -> Part:
 
 
 def _spark(figures: Figures, effort: Effort, on_step: OnStep) -> None:
-    identity, *others = spark_figures(effort.rows, _ROUNDS_END_TO_END, tell=on_step)
+    identity, *others = spark_figures(effort.rows, _ROUNDS_OF_SPARK, tell=on_step)
     for one in (identity, *others):
         # The ratio was made round by round there.
         row_us = identity.seconds * 1e6 / identity.rows * one.ratio
