@@ -506,7 +506,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return noted
 
-    for name in ("execute", "query"):
+    for name in ("execute", "insert_id", "query"):
         original = getattr(cursor, name)
         for module in [m for n, m in list(sys.modules.items()) if n.startswith("idempotent.sql")]:
             if getattr(module, name, None) is original:

@@ -32,8 +32,8 @@ class Conflict(Enum):
     RETURNS_NEW = "returns_new"
     """ON CONFLICT DO NOTHING RETURNING: the new rows come back."""
     RETURNS_ALL = "returns_all"
-    """ON DUPLICATE KEY UPDATE RETURNING (MariaDB): every row comes back, whoever owns it. Of one row alone only its
-    fence, by LAST_INSERT_ID, or 0 if it was there: reading a result set takes PyMySQL longer than all the rest."""
+    """ON DUPLICATE KEY UPDATE, where RETURNING brings every row back, whoever owns it (MariaDB). A claim asks only for
+    its fence, by LAST_INSERT_ID, or 0 if any key was there: reading rows takes PyMySQL longer than all the rest."""
     SILENT = "silent"
     """ON DUPLICATE KEY UPDATE (MySQL): the rows have to be read back."""
 

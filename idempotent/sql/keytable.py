@@ -270,12 +270,9 @@ class KeyTable:
                 if hashed is not None:
                     request = by_hash.pop(bytes(hashed))
                     decisions[request.key.hash] = _acquired(request, fence)
-        else:
-            for hashed, owner, fence, update_at in query(connection, statement, params):
-                request = by_hash[bytes(hashed)]
-                if bytes(owner) == request.owner and fence == update_at:
-                    decisions[request.key.hash] = _acquired(request, fence)
-                    del by_hash[request.key.hash]
+        elif fence := insert_id(connection, statement, params):
+            decisions.update((hashed, _acquired(request, fence)) for hashed, request in by_hash.items())
+            return {}
         missing = list(by_hash)
         if not missing:
             return {}

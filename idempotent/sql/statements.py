@@ -100,19 +100,18 @@ class Statements:
         )
         if self._dialect.conflict is Conflict.RETURNS_NEW:
             return self._dialect.markers(self._insert_on_conflict(into, rows, status, wait_s))
-        fence, keep, returning = self._dialect.now_us, f"{self._table}.key_hash", ""
+        first = others = self._dialect.now_us
+        keep = f"{self._table}.key_hash"
         if self._dialect.conflict is Conflict.RETURNS_ALL:
-            if rows == 1:
-                # The fence comes with the answer, without a result set; 0 if the key was there.
-                fence, keep = f"LAST_INSERT_ID({fence})", f"IF(LAST_INSERT_ID(0) = 0, {keep}, {keep})"
-            else:
-                returning = " RETURNING key_hash, owner, fence, update_at"
-        # A column may refer to one set before it in the same row: the clock is read once a row.
+            # The one fence of all rows comes with the answer, without a result set; 0 if any key was there.
+            others = "@idempotent_now"
+            first = f"LAST_INSERT_ID({first if rows == 1 else f'{others} := {first}'})"
+            keep = f"IF(LAST_INSERT_ID(0) = 0, {keep}, {keep})"
+        # A column may refer to one set before it in the same row: the clock is read once a row at most.
         lease = "NULL" if self._lease_us is None else f"fence + {self._lease_us}"
-        row = f"({fence}, ?, ?, {status:d}, ?, {lease}, ?, fence, fence + {self._retention_us})"
-        insert = (
-            f"{into} VALUES {', '.join([row] * rows)} ON DUPLICATE KEY UPDATE key_hash = {keep}{returning}"
-        )
+        row = f", ?, ?, {status:d}, ?, {lease}, ?, fence, fence + {self._retention_us})"
+        values = ", ".join([f"({first}{row}", *[f"({others}{row}"] * (rows - 1)])
+        insert = f"{into} VALUES {values} ON DUPLICATE KEY UPDATE key_hash = {keep}"
         return self._dialect.markers(self._dialect.waiting(insert, wait_s))
 
     def _insert_on_conflict(self, into: str, rows: int, status: KeyStatus, wait_s: float | None) -> str:

@@ -55,6 +55,20 @@ class GroupsContract(ContractBase):
         assert all(checker.complete_many([Completion(claim) for claim in claims]))
 
     @needs(Capability.RECORDED_CLAIMS)
+    def test_a_group_that_asks_again_has_the_fences_that_are_stored(self) -> None:
+        """Its answer may have been lost; and a fence that nobody stored protects nothing."""
+        checker = self.checker()
+        owner = new_owner()
+        requests = [self.request(f"m-{number}", owner=owner) for number in range(5)]
+        first = [acquired(decision) for decision in checker.claim_many(requests)]
+        again = checker.claim_many([*requests, self.request("m-5", owner=owner)])
+        assert not any(decision.lapsed for decision in again)
+        claims = [acquired(decision) for decision in again]
+        assert [claim.fence for claim in claims[:5]] == [claim.fence for claim in first]
+        assert claims[5].fence > max(claim.fence for claim in first)
+        assert checker.complete_many([Completion(claim) for claim in claims]) == [True] * 6
+
+    @needs(Capability.RECORDED_CLAIMS)
     def test_a_key_held_elsewhere_does_not_hold_up_the_others(self) -> None:
         checker = self.checker()
         held = self.acquire(checker, "held")

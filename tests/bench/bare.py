@@ -293,18 +293,16 @@ def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
             dialect_for(engine.dialect), DEFAULT_TABLE, LEASE_MS * 1000, RETENTION_S * 10**6
         )
         insert_one = statements.insert(1, KeyStatus.IN_PROGRESS, None)
-        answers_with_id = dialect_for(engine.dialect).conflict is Conflict.RETURNS_ALL
+        run = insert_id if dialect_for(engine.dialect).conflict is Conflict.RETURNS_ALL else query
 
         def one(messages: Sequence[Message], tick: Tick) -> None:
             for message in messages:
                 key, owner = space.key(str(message.id)), new_owner()
                 claim = (key.hash, key.text, owner, None)
-                won = (
-                    insert_id(driver, insert_one, claim)
-                    if answers_with_id
-                    else query(driver, insert_one, claim)
-                )
-                if not won or execute(driver, statements.complete, (key.hash, owner)) != 1:
+                if (
+                    not run(driver, insert_one, claim)
+                    or execute(driver, statements.complete, (key.hash, owner)) != 1
+                ):
                     raise ValueError("this message was to be a fresh one")
                 tick()
 
@@ -312,7 +310,7 @@ def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
             owner = new_owner()
             keys = sorted((space.key(str(message.id)) for message in messages), key=lambda key: key.hash)
             claims = [value for key in keys for value in (key.hash, key.text, owner, None)]
-            query(driver, statements.insert(len(keys), KeyStatus.IN_PROGRESS_GROUP, None), claims)
+            run(driver, statements.insert(len(keys), KeyStatus.IN_PROGRESS_GROUP, None), claims)
             hashes = [key.hash for key in keys]
             complete = statements.complete_group(len(keys), 0)
             if execute(driver, complete, (*hashes, owner), many=True) != len(keys):

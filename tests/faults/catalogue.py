@@ -122,8 +122,8 @@ FAULTS: Final = (
     Fault(
         "MariaDB: every key of a group is ours",
         _KEYTABLE,
-        "if bytes(owner) == request.owner and fence == update_at:",
-        "if fence == fence:",
+        "elif fence := insert_id(connection, statement, params):",
+        "elif fence := insert_id(connection, statement, params) or 1:",
         f"{_CONTRACT}/test_mysql.py -k test_verdicts_line_up",
     ),
     # Garbage
