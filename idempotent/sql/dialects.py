@@ -50,7 +50,6 @@ class SqlDialect:
         conflict: how INSERT reports existing keys.
         locking_read: what makes a read see the newest committed rows inside a transaction.
         autocommits: whether a driver connection is in autocommit.
-        begun: told that a transaction has begun on a driver connection.
         in_transaction: whether, for all the driver knows, that transaction is still open and usable.
         prepare: makes a driver connection ready for our statements; cheap, may be called again.
     """
@@ -62,7 +61,6 @@ class SqlDialect:
     conflict: Conflict
     locking_read: str
     autocommits: Callable[[Any], bool]
-    begun: Callable[[Any], None]
     in_transaction: Callable[[Any], bool]
     prepare: Callable[[Any], None]
 
@@ -106,7 +104,6 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             conflict=Conflict.RETURNS_ALL if mariadb and dialect.insert_returning else Conflict.SILENT,
             locking_read=" LOCK IN SHARE MODE",
             autocommits=lambda connection: bool(connection.get_autocommit()),
-            begun=_mysql_begun,
             in_transaction=_mysql_in_transaction,
             prepare=_nothing,
         )
@@ -119,7 +116,6 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             conflict=Conflict.RETURNS_NEW,
             locking_read="",
             autocommits=lambda connection: bool(connection.autocommit),
-            begun=_nothing,
             in_transaction=_postgresql_in_transaction,
             prepare=_nothing,
         )
@@ -132,7 +128,6 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             conflict=Conflict.RETURNS_NEW,
             locking_read="",
             autocommits=lambda connection: not connection.in_transaction,
-            begun=_nothing,
             in_transaction=lambda connection: bool(connection.in_transaction),
             prepare=_give_sqlite_a_clock,
         )
@@ -141,12 +136,6 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
 
 def _nothing(connection: Any) -> None:
     """There is nothing to do."""
-
-
-def _mysql_begun(connection: Any) -> None:
-    # PyMySQL learns the state from OK packets, and an INSERT with RETURNING ends without one.
-    if hasattr(connection, "server_status"):
-        connection.server_status |= _SERVER_STATUS_IN_TRANS
 
 
 def _mysql_in_transaction(connection: Any) -> bool:

@@ -109,8 +109,6 @@ class Unit:
                 "the engine is in AUTOCOMMIT: key and effect cannot commit together. "
                 "Give the checker an engine without isolation_level='AUTOCOMMIT'"
             )
-        if keyed:
-            self._dialect.begun(self.driver.raw)
         if keyed and self._strict:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
         self.connection.info[_INFO] = self
