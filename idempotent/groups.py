@@ -197,8 +197,7 @@ class _Group:
         raised: list[_Member] = []
         for one in claimed:
             try:
-                with self._checker.isolated(one.claim, self._consumer.handler.takes):
-                    one.returned = self._consumer.invoke(self._checker, one.claim, one.message)
+                one.returned = self._invoke_in_group(one)
             except Exception as error:
                 if not self._survives(one, error, ran, raised):
                     self._give_up(claimed)
@@ -212,6 +211,12 @@ class _Group:
             self._release(claimed)
         if self._record(ran, claimed):
             self._free(raised)
+
+    def _invoke_in_group(self, one: _Member) -> Any:
+        if not self._checker.isolates:
+            return self._consumer.invoke(self._checker, one.claim, one.message)
+        with self._checker.isolated(one.claim, self._consumer.handler.takes):
+            return self._consumer.invoke(self._checker, one.claim, one.message)
 
     def _survives(self, one: _Member, error: Exception, ran: list[_Member], raised: list[_Member]) -> bool:
         """Whether an atomic group can go on without a handler that raised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Final
 
@@ -154,14 +154,7 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
                 if unit is not None:
                     unit.close()
                 raise
-            # A lapsed lease is that of a leased checker on the same table. Its attempt is not counted here: that
-            # would need another transaction, and this one holds the key.
-            return [
-                changed(decision, claim=changed(decision.claim, unit=unit), alone=False)
-                if decision.claim
-                else decision
-                for decision in decisions
-            ]
+            return [_in_unit(decision, unit) for decision in decisions]
         raise AssertionError("unreachable")
 
     def _claim_in(self, unit: Unit, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
@@ -305,8 +298,6 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
 
     def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
-        if not self.isolates:
-            return nullcontext()
         unit: Unit = claim.unit
         return unit.savepoint(takes)
 
@@ -328,9 +319,13 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         Raises:
             ConfigurationError: the handler asks for something else.
         """
+        unit: Unit = claim.unit
+        known = unit.arguments.get(kind)
+        if known is not None:
+            return known
         if not issubclass(kind, (Session, Connection)):
             raise ConfigurationError(f"a handler takes a Session or a Connection, not {kind.__name__}")
-        return claim.unit.argument(kind)
+        return unit.argument(kind)
 
     @cached_property
     def _gc_leader(self) -> SqlChecker:
@@ -353,6 +348,19 @@ class TransactionalSqlChecker(AbstractIdempotentChecker):
         if isinstance(error, (DBAPIError, PoolTimeoutError, engine.dialect.loaded_dbapi.Error, OSError)):
             return fault_of(error, engine)
         return None
+
+
+def _in_unit(decision: Decision, unit: Unit) -> Decision:
+    claim = decision.claim
+    if claim is None:
+        return decision
+    # A lapsed lease is that of a leased checker on the same table. Its attempt is not counted here (`alone`): that
+    # would need another transaction, and this one holds the key.
+    return Decision(
+        decision.verdict,
+        Claim(claim.key, claim.fence, claim.owner, unit, claim.partition),
+        lapsed=decision.lapsed,
+    )
 
 
 def _unit_of(claims: Sequence[Claim]) -> Unit:

@@ -78,6 +78,7 @@ class Unit:
         self._committed = False
         self._closed = False
         self._session: Session | None = None
+        self.arguments: Final[dict[type, Session | Connection]] = {}
         self.doomed: str | None = None
         self.escaped: str | None = None
         self._connections = connections
@@ -116,9 +117,9 @@ class Unit:
 
     def argument(self, kind: type) -> Session | Connection:
         """What the handler takes: the unit's Connection, or its one Session."""
-        if issubclass(kind, Connection):
-            return self.connection
-        return self.session
+        taken = self.connection if issubclass(kind, Connection) else self.session
+        self.arguments[kind] = taken
+        return taken
 
     @property
     def session(self) -> Session:
