@@ -34,6 +34,9 @@ ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool]"
 
 DISABLED_VARIABLE: Final = "IDEMPOTENT_DISABLED"
 RESULT_LIMIT: Final = 1_000_000
+# Python 3.11 takes as long to find a member of an enum as to make a small object.
+_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP
+_LEAVE: Final = Lapsed.LEAVE
 
 _current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
 
@@ -221,8 +224,8 @@ class Consumer:
             key,
             owner,
             fingerprint,
-            KeyStatus.IN_PROGRESS_GROUP,
-            Lapsed.LEAVE,
+            _IN_GROUP,
+            _LEAVE,
             self._max_attempts,
             partition,
             position,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import warnings
 from collections.abc import Iterator, Sequence
@@ -87,6 +88,8 @@ def _idemkit_on_postgres(url: str) -> Iterator[Work]:
 def _dispatching(runner: asyncio.Runner, backend: Any) -> Work:
     from idemkit import ConsumerAction, IdempotentConsumer, QueueConfig
 
+    # Once for each consumer made, that it counts attempts in the process: it is made anew in each round.
+    logging.getLogger("idemkit").setLevel(logging.ERROR)
     config = QueueConfig(dedup_id=lambda message: message.id, visibility_timeout_seconds=30)
     consumer = IdempotentConsumer(backend=backend, config=config)
 
