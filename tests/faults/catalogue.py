@@ -210,8 +210,8 @@ FAULTS: Final = (
     Fault(
         "the lapse of a claim made in a group is an attempt",
         "idempotent/consumer.py",
-        "KeyStatus.IN_PROGRESS_GROUP,",
-        "KeyStatus.IN_PROGRESS,",
+        "_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP",
+        "_IN_GROUP: Final = KeyStatus.IN_PROGRESS",
         "tests/crash/test_groups_killed.py -k test_a_leased_group_burns_no_attempt",
     ),
     Fault(
