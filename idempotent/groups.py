@@ -72,9 +72,7 @@ def _place(member: _Member) -> tuple[bytes, int]:
 
 def _result(member: _Member) -> Result:
     """Of a member whose handler came back, or raised what its consumer ignores."""
-    if member.error is not None:
-        return Result(Outcome.IGNORED, error=member.error)
-    return processed(member.returned)
+    return processed(member.returned) if member.error is None else Result(Outcome.IGNORED, error=member.error)
 
 
 class _Group:
@@ -195,9 +193,10 @@ class _Group:
         """All handlers in one transaction."""
         ran: list[_Member] = []
         raised: list[_Member] = []
+        invoke = self._invoke_isolated if self._checker.isolates else self._invoke
         for one in claimed:
             try:
-                one.returned = self._invoke_in_group(one)
+                one.returned = invoke(one)
             except Exception as error:
                 if not self._survives(one, error, ran, raised):
                     self._give_up(claimed)
@@ -212,9 +211,10 @@ class _Group:
         if self._record(ran, claimed):
             self._free(raised)
 
-    def _invoke_in_group(self, one: _Member) -> Any:
-        if not self._checker.isolates:
-            return self._consumer.invoke(self._checker, one.claim, one.message)
+    def _invoke(self, one: _Member) -> Any:
+        return self._consumer.invoke(self._checker, one.claim, one.message)
+
+    def _invoke_isolated(self, one: _Member) -> Any:
         with self._checker.isolated(one.claim, self._consumer.handler.takes):
             return self._consumer.invoke(self._checker, one.claim, one.message)
 
@@ -261,7 +261,7 @@ class _Group:
         if not ran:
             return True
         try:
-            kept = self._checker.complete_many([self._completion(one) for one in ran])
+            kept = self._checker.complete_many(self._completions(ran))
         except StoreError as error:
             counters.add(self._consumer.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for one in ran:
@@ -323,9 +323,11 @@ class _Group:
             one.failure = failure_of(self._consumer, error, handling)
         return one.failure is None
 
-    def _completion(self, one: _Member) -> Completion:
-        result = None if one.error is not None else self._consumer.encode(one.returned)
-        return Completion(one.claim, result)
+    def _completions(self, ran: Sequence[_Member]) -> list[Completion]:
+        if not self._consumer.options.store_result:
+            return [Completion(one.claim) for one in ran]
+        encode = self._consumer.encode
+        return [Completion(one.claim, encode(one.returned) if one.error is None else None) for one in ran]
 
     def _failed(self, one: _Member, *, attempts: int) -> None:
         wait_s = self._consumer.options.backoff.delay_s(attempts)
