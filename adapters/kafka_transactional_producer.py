@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .kafka_client import KafkaException, Producer, make_client
+from .kafka_call import Call
+from .kafka_client import KafkaException, Producer, TopicPartition, make_client
 
 _SHORTEST_S: Final = 0.01
 _PAUSE_S: Final = 1.0
+_OFFSETS_S: Final = 5.0
 
 
 class TransactionalProducer:
@@ -31,6 +33,7 @@ class TransactionalProducer:
         self.client: Producer = make_client(Producer, config)
         self._is_ready = False
         self._not_before = 0.0
+        self._sending: Call | None = None
 
     def is_ready(self, wait_s: float) -> bool:
         """Whether it may begin a transaction; asked again and again, it becomes so.
@@ -50,8 +53,29 @@ class TransactionalProducer:
             self._is_ready = True
         return True
 
+    def send_offsets(self, offsets: list[TopicPartition], member: Any, wait_s: float) -> bool:
+        """Whether the transaction has these offsets; asked again and again, it gets them.
+
+        The client library takes no limit of ours seriously here, and when the broker is killed meanwhile its call may
+        never come back (seen with librdkafka 2.16.0). `renew` forgets it.
+
+        Raises:
+            KafkaException: it did not get them.
+        """
+        if self._sending is None:
+            self._sending = Call(self.client.send_offsets_to_transaction, offsets, member, _OFFSETS_S)
+        try:
+            is_over = self._sending.is_over(wait_s)
+        except BaseException:
+            self._sending = None
+            raise
+        if is_over:
+            self._sending = None
+        return is_over
+
     def renew(self) -> None:
         """Forget the client, and whatever it still had in hand."""
+        self._sending = None
         if not self._is_ready:
             self._not_before = time.monotonic() + _PAUSE_S  # it broke at once, and so may the next one
         self.client = make_client(Producer, self._config)

@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 _UPKEEP_S: Final = 0.05
 _REVOKE_S: Final = 10.0
 _LOOK_S: Final = 1.0
-# The client library's own limit for this one is the transaction's; it takes none of ours seriously.
-_OFFSETS_S: Final = 5.0
 _SILENCE_S: Final = 10.0
 _PAUSE_S: Final = 0.02
 # How the client library spells a member of no generation, whose offsets a broker takes unseen.
@@ -140,8 +138,7 @@ class Transactions(Commits):
                 elif not attempt.unsent and not attempt.unreported:
                     attempt.go_to(Step.SEND_OFFSETS)
             case Step.SEND_OFFSETS:
-                client.send_offsets_to_transaction(offsets_of(attempt.marks), attempt.member, _OFFSETS_S)
-                attempt.go_to(Step.COMMIT)
+                return self._send_offsets(attempt, wait_s)
             case Step.COMMIT:
                 client.commit_transaction(max(wait_s, _UPKEEP_S))
                 self._committed(attempt)
@@ -152,6 +149,15 @@ class Transactions(Commits):
                 return self._producer.is_ready(wait_s) and self._look(attempt, consumer)
         return True
 
+    def _send_offsets(self, attempt: Attempt, wait_s: float) -> bool:
+        if self._producer.send_offsets(offsets_of(attempt.marks), attempt.member, wait_s):
+            attempt.go_to(Step.COMMIT)
+            return True
+        if attempt.stands_still:
+            self._complain_of_failure("the client library does not come back")
+            self._replace_client(attempt)
+        return False
+
     def _failed(self, attempt: Attempt | None, error: KafkaError) -> bool:
         """Decide how to go on. False: with the same, later."""
         if error.retriable():
@@ -159,7 +165,7 @@ class Transactions(Commits):
             if attempt is None or not attempt.stands_still:
                 return False
             # The client library has lost an answer. An abort begun under a silent broker may wait for good.
-        log.warning("transaction_failed", extra={"id": self._id, "error": error_of(error)})
+        self._complain_of_failure(error_of(error))
         if error.code() == KafkaError._FENCED and not self._is_ours_alone:  # noqa: SLF001 - public, despite its name
             self._attempt = None
             self._fault = (
@@ -170,10 +176,13 @@ class Transactions(Commits):
         if attempt is not None and error.txn_requires_abort() and attempt.step is not Step.ABORT:
             attempt.go_to(Step.ABORT)
             return True
+        self._replace_client(attempt)
+        return False
+
+    def _replace_client(self, attempt: Attempt | None) -> None:
         self._producer.renew()
         if attempt is not None:
             attempt.go_to(Step.LOOK)
-        return False
 
     def _committed(self, attempt: Attempt) -> None:
         for partition, mark in attempt.marks.items():
@@ -199,7 +208,7 @@ class Transactions(Commits):
             log.error("output_refused", extra={"id": produced.message.id, "error": refusal.reason})
             self._on_refused(produced, refusal)
         if not refusals and attempt.error is not None:
-            log.warning("transaction_failed", extra={"id": self._id, "error": error_of(attempt.error)})
+            self._complain_of_failure(error_of(attempt.error))
         self._end(attempt, 0.0 if refusals else RETRY_S)
 
     def _look(self, attempt: Attempt, consumer: KafkaConsumer) -> bool:
@@ -228,6 +237,9 @@ class Transactions(Commits):
     def _end(self, attempt: Attempt, wait_s: float = RETRY_S) -> None:
         self._attempt = None
         self._owe(attempt.marks, wait_s)
+
+    def _complain_of_failure(self, error: str) -> None:
+        log.warning("transaction_failed", extra={"id": self._id, "error": error})
 
     def _complain(self, error: KafkaError) -> None:
         if time.monotonic() - self._complained_at > _SILENCE_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 
 import pytest
@@ -17,7 +18,7 @@ from idempotent.adapters.kafka_transactions import Transactions
 from idempotent.checkers import AttemptChecker, MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.policy import Backoff
-from idempotent.testing.adapter_contract import AdapterContract, until
+from idempotent.testing.adapter_contract import DEADLINE_S, AdapterContract, until
 from tests.adapters.kafka_broker import Broker
 from tests.adapters.kafka_line import GROUP, Line
 from tests.adapters.test_kafka_contract import lose_partitions
@@ -221,6 +222,41 @@ def test_a_client_that_never_comes_to_an_end_is_replaced(broker, monkeypatch, st
         until(lambda: adapter.receive(1, 0.1) == [] and line.committed() == 5, "all offsets")
         assert stuck.is_spent
         until(lambda: adapter.receive(1, 0.1) == [] and commits._producer.client is not stuck, "a new client")
+    assert line.arrived() == [0, 1, 2, 3, 4]
+
+
+class Mute:
+    """A client whose call for the offsets never comes back, as librdkafka's may not when its broker is killed."""
+
+    def __init__(self, client):
+        self._client = client
+        self.is_asked = threading.Event()
+        self.may_end = threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def send_offsets_to_transaction(self, *_):
+        self.is_asked.set()
+        self.may_end.wait(2 * DEADLINE_S)
+
+
+def test_a_call_that_never_comes_back_is_given_up_with_its_client(broker, monkeypatch):
+    monkeypatch.setattr(kafka_attempt, "_PATIENCE_S", 1.0)
+    line = Line(broker)
+    line.send(5)
+    with line.opened() as adapter:
+        producer = adapter._group._commits._producer
+        until(lambda: adapter.receive(0, 0.05) == [] and producer._is_ready, "a producer")
+        mute = producer.client = Mute(producer.client)
+        try:
+            for _ in range(5):
+                line.settle(adapter, *receive(adapter))
+            until(lambda: adapter.receive(1, 0.1) == [] and line.committed() == 5, "all offsets")
+            assert mute.is_asked.is_set()
+            assert producer.client is not mute
+        finally:
+            mute.may_end.set()
     assert line.arrived() == [0, 1, 2, 3, 4]
 
 

@@ -1,7 +1,9 @@
 """Redis."""
 
+from functools import cached_property
+
 from tests.services.docker import Image
-from tests.services.process import PrivateServer
+from tests.services.process import PrivateServer, free_port
 
 PASSWORD = "idempotent"
 _DATABASES = "64"
@@ -26,6 +28,10 @@ class PrivateRedis(PrivateServer):
     def url(self) -> str:
         return f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
 
+    @cached_property
+    def _bus_port(self) -> int:
+        return free_port()
+
     def _prepare(self) -> None:
         """Redis makes its files by itself."""
 
@@ -33,6 +39,8 @@ class PrivateRedis(PrivateServer):
         return [
             "redis-server",
             *("--port", str(self.port)),
+            # As a node of a cluster it listens at a second one: else 10,000 above, where somebody else may be.
+            *("--cluster-port", str(self._bus_port)),
             *("--bind", "127.0.0.1"),
             *("--dir", str(self.folder)),
             *("--requirepass", PASSWORD),

@@ -1,0 +1,44 @@
+"""Call: one call of the client library that may never come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Call:
+    """Runs in a thread of its own; whoever loses patience forgets it, and its thread ends with the process.
+
+    Args:
+        function: called at once.
+        arguments: for it.
+    """
+
+    def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Begin."""
+        self._is_over = threading.Event()
+        self._error: Exception | None = None
+        thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
+        thread.name = "idempotent-kafka-call"
+        thread.start()
+
+    def is_over(self, wait_s: float) -> bool:
+        """Whether it has come back, waiting so long for it.
+
+        Raises:
+            Exception: what it raised.
+        """
+        if not self._is_over.wait(wait_s):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _run(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._is_over.set()
