@@ -49,6 +49,14 @@ def loses_answers(redis_url):
         yield client
 
 
+def made_with_scripts(make, client, **options):
+    """A checker whose server has the scripts: an answer is lost, and not the server's wish for their text too."""
+    checker = make(client, **options)
+    for script in (checker._claims, checker._completes, checker._releases):
+        client.script_load(script.source)
+    return checker
+
+
 # Layout
 
 
@@ -292,13 +300,13 @@ def test_a_batch_beyond_the_bound_of_a_script_is_one_answer(make):
 
 
 def test_a_claim_whose_answer_was_lost_is_still_a_claim(make, loses_answers):
-    checker = make(loses_answers)
+    checker = made_with_scripts(make, loses_answers)
     loses_answers.lose = 1
     assert checker.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
 
 
 def test_a_take_over_whose_answer_was_lost_is_still_known_as_one(make, loses_answers):
-    checker = make(loses_answers, lease_s=0.05)
+    checker = made_with_scripts(make, loses_answers, lease_s=0.05)
     checker._claim(ClaimRequest(KEYS.key("7")))
     time.sleep(0.1)
     loses_answers.lose = 1
@@ -319,7 +327,7 @@ def test_a_lapse_is_counted_once_however_often_its_new_owner_asks(make):
 
 
 def test_a_completion_whose_answer_was_lost_counts(make, loses_answers):
-    checker = make(loses_answers)
+    checker = made_with_scripts(make, loses_answers)
     claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
     loses_answers.lose = 1
     assert checker.complete(claim, b"1")
@@ -328,7 +336,7 @@ def test_a_completion_whose_answer_was_lost_counts(make, loses_answers):
 @pytest.mark.parametrize("keep_claim", [False, True])
 @pytest.mark.parametrize("max_attempts", [1, 5])
 def test_a_failure_whose_answer_was_lost_is_counted_once(make, loses_answers, keep_claim, max_attempts):
-    checker = make(loses_answers)
+    checker = made_with_scripts(make, loses_answers)
     claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
     loses_answers.lose = 1
     released = checker.release(claim, Failure("boom", max_attempts, keep_claim=keep_claim))
@@ -343,7 +351,7 @@ def test_two_failures_of_one_claim_count_twice(make):
 
 
 def test_an_answer_lost_twice_is_an_error(make, loses_answers):
-    checker = make(loses_answers)
+    checker = made_with_scripts(make, loses_answers)
     loses_answers.lose = 2
     with pytest.raises(StoreUnavailableError, match="connection lost"):
         checker.claim(ClaimRequest(KEYS.key("7")))
