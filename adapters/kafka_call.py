@@ -13,32 +13,27 @@ class Call:
     Args:
         function: called at once.
         arguments: for it.
+
+    Attributes:
+        error: what it raised, once it is over.
     """
 
     def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
         """Begin."""
         self._is_over = threading.Event()
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
         thread.name = "idempotent-kafka-call"
         thread.start()
 
     def is_over(self, wait_s: float) -> bool:
-        """Whether it has come back, waiting so long for it.
-
-        Raises:
-            Exception: what it raised.
-        """
-        if not self._is_over.wait(wait_s):
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
+        """Whether it has come back, waiting so long for it."""
+        return self._is_over.wait(wait_s)
 
     def _run(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         try:
             function(*arguments)
         except Exception as error:
-            self._error = error
+            self.error = error
         finally:
             self._is_over.set()

@@ -62,15 +62,11 @@ class TransactionalProducer:
         Raises:
             KafkaException: it did not get them.
         """
-        if self._sending is None:
-            self._sending = Call(self.client.send_offsets_to_transaction, offsets, member, _OFFSETS_S)
-        try:
-            is_over = self._sending.is_over(wait_s)
-        except BaseException:
-            self._sending = None
-            raise
-        if is_over:
-            self._sending = None
+        sending = self._sending or Call(self.client.send_offsets_to_transaction, offsets, member, _OFFSETS_S)
+        is_over = sending.is_over(wait_s)
+        self._sending = None if is_over else sending
+        if sending.error is not None and is_over:
+            raise sending.error
         return is_over
 
     def renew(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
@@ -65,25 +65,22 @@ class DetachedConnections:
 
     def _connected(self) -> Detached:
         connection = self._engine.connect()
+        raw = connection.connection.dbapi_connection
         try:
             if self._autocommit:
                 connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             # Out of the pool: kept connections must not use up the application's.
             connection.detach()
-            driver = DriverConnection(connection.connection.dbapi_connection)
-            dialect_for(self._engine.dialect).prepare(driver.raw)
+            dialect_for(self._engine.dialect).prepare(raw)
+            return Detached(connection, DriverConnection(raw))
         except BaseException:
-            _close(connection)
+            _close(connection, raw)
             raise
-        return Detached(connection, driver)
 
     @staticmethod
     def discard(detached: Detached) -> None:
         """Close one. Never raises."""
-        # The driver's own, too, in case SQLAlchemy has another by now.
-        with contextlib.suppress(Exception):
-            detached.driver.raw.close()
-        _close(detached.connection)
+        _close(detached.connection, detached.driver.raw)
 
     def close(self) -> None:
         """Close what is idle; a connection in use is closed by being forgotten."""
@@ -91,9 +88,9 @@ class DetachedConnections:
             self.discard(detached)
 
 
-def _close(connection: Connection) -> None:
+def _close(connection: Connection, raw: Any) -> None:
     # Detached from its pool, it has nobody else to close it; whether it is still alive does not matter.
     with contextlib.suppress(Exception):
-        connection.connection.dbapi_connection.close()  # type: ignore[union-attr]
+        raw.close()
     with contextlib.suppress(Exception):
         connection.invalidate()
