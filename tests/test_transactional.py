@@ -131,6 +131,10 @@ ESCAPES = {
     "session.commit": lambda session: session.commit(),
     "connection.commit": lambda session: session.connection().commit(),
     "COMMIT": lambda session: session.execute(sa.text("COMMIT")),
+    "COMMIT of the driver": lambda session: session.connection().exec_driver_sql("COMMIT"),
+    "COMMIT without parameters": lambda session: (
+        session.connection().execution_options(no_parameters=True).exec_driver_sql("COMMIT")
+    ),
     "rollback and return": lambda session: session.rollback(),
     "ROLLBACK": lambda session: session.execute(sa.text("  rollback")),
     "begin anew": lambda session: session.execute(sa.text("BEGIN")),
