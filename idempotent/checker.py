@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar, final
 
@@ -61,6 +61,8 @@ class AbstractIdempotentChecker(ABC):
     """Whether one handler of an atomic group can be undone without the others."""
     keeps_positions: bool = False
     """Whether messages are known by their position in a partition, not by a key."""
+    streams_claims: bool = False
+    """Whether `_claim_many` takes an iterator, and asks for some keys while the requests for others are being made."""
     remembers_done: bool = True
     """Whether a completed message is a duplicate from then on. If not, somebody else decides what is done."""
 
@@ -153,18 +155,20 @@ class AbstractIdempotentChecker(ABC):
         return decision
 
     @final
-    def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+    def claim_many(self, requests: Iterable[ClaimRequest]) -> list[Decision]:
         """Ask for many different keys at once; decisions in the order of the requests.
 
         Raises:
             StoreError: the store did not answer; nothing is known of any.
         """
+        if self._unrecorded or not self.streams_claims:
+            requests = list(requests)
         free = requests
         if self._unrecorded:
             free = [request for request in requests if self._record_again(request)]
         decisions = self._only_store_errors(self._claim_many, free) if free else []
         self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
-        if len(free) == len(requests):
+        if free is requests:
             return decisions
         by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}
         return [by_hash.get(request.key.hash) or _effect_not_recorded() for request in requests]

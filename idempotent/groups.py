@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.checker import AbstractIdempotentChecker
@@ -86,18 +87,24 @@ class _Group:
         self._messages = messages
         self.results: dict[int, Result] = {}
         self._alone: list[_Member] = []
+        self._copies: list[tuple[_Member, _Member]] = []
+        self._keyless: list[tuple[int, MessageError]] = []
 
     def run(self) -> None:
-        firsts, copies = self._collapse()
+        firsts = self._firsts()
+        if self._checker.keeps_positions:
+            # One that waited comes behind those that came later, and the handlers must not see it there.
+            firsts = iter(sorted(firsts, key=_place))
         # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because what runs
         # against its verdict has a transaction of its own.
         by_itself = (
             self._consumer.options.on_expired_lease is not OnExpiredLease.RETRY or self._consumer.disabled
         )
-        if len(firsts) == 1 or by_itself:
-            self._alone = firsts
-        elif firsts:
-            claimed = self._claim(firsts)
+        two = list(islice(firsts, 2))
+        if len(two) < 2 or by_itself:  # noqa: PLR2004 - one is no group
+            self._alone = [*two, *firsts]
+        else:
+            claimed = self._claim(chain(two, firsts))
             if claimed:
                 try:
                     self._run_claimed(claimed)
@@ -107,45 +114,47 @@ class _Group:
                     raise
         for member in self._alone:
             self.results[member.index] = self._process_alone(member)
-        for member, first in copies:
+        for index, error in self._keyless:
+            self.results[index] = without_key(self._consumer, self._checker, self._messages[index], error)
+        for member, first in self._copies:
             self.results[member.index] = self._result_of_copy(member, self.results[first.index])
 
-    def _collapse(self) -> tuple[list[_Member], list[tuple[_Member, _Member]]]:
-        """Tell first deliveries of a key from later copies in the same group."""
+    def _firsts(self) -> Iterator[_Member]:
+        """The first delivery of each key. Later copies in the same group are put aside."""
         firsts: dict[bytes, _Member] = {}
-        copies: list[tuple[_Member, _Member]] = []
         owner = new_owner()
         for index, message in enumerate(self._messages):
             try:
                 request = self._consumer.request(message, owner)
             except MessageError as error:
-                self.results[index] = without_key(self._consumer, self._checker, message, error)
+                self._keyless.append((index, error))
                 continue
             member = _Member(index, message, request)
             first = firsts.setdefault(request.key.hash, member)
             if first is member:
-                continue
-            if request.fingerprint != first.request.fingerprint and not self._consumer.disabled:
+                yield member
+            elif request.fingerprint != first.request.fingerprint and not self._consumer.disabled:
                 self.results[index] = Result(
                     Outcome.REJECTED, error=mismatch(request, first.request.fingerprint)
                 )
             else:
-                copies.append((member, first))
-        members = list(firsts.values())
-        if self._checker.keeps_positions:
-            # One that waited comes behind those that came later, and the handlers must not see it there.
-            members.sort(key=_place)
-        return members, copies
+                self._copies.append((member, first))
 
-    def _claim(self, members: Sequence[_Member]) -> list[_Member]:
-        requests = [member.request for member in members]
+    def _claim(self, firsts: Iterator[_Member]) -> list[_Member]:
+        members: list[_Member] = []
+
+        def requests() -> Iterator[ClaimRequest]:
+            for member in firsts:
+                members.append(member)
+                yield member.request
+
         try:
-            decisions = self._checker.claim_many(requests)
+            decisions = self._checker.claim_many(requests())
         except StoreBusyError:
-            self._repeat_alone(members)
+            self._repeat_alone([*members, *firsts])
             return []
         except StoreError as error:
-            for member in members:
+            for member in (*members, *firsts):
                 self.results[member.index] = store_failed(
                     self._consumer, self._checker, member.message, error
                 )

@@ -1,12 +1,13 @@
 -- KEYS: names. ARGV: a body for each (claim_body).
 -- For each key: the fence if it was free, else {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result},
 -- {2 dead, fingerprint, reason} or {3 in progress, fingerprint, rest of the lease (-1: endless), lapsed}.
+-- Or the fence alone, if all were free.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local lease_until = LEASE > 0 and now + LEASE or 0
 local fresh = struct.pack('>BI8I8I8I8', 1, now, lease_until, now, now + RETENTION)
-local answers, taken = {}, nil
+local taken
 for i, key in ipairs(KEYS) do
   local body, acquired = ARGV[i], nil
   if LEASE > 0 and body:byte(1) ~= 3 then
@@ -15,15 +16,13 @@ for i, key in ipairs(KEYS) do
     -- Without a lease, or of a consumer that parks: kept until it is final.
     acquired = call('SET', key, fresh .. body, 'NX')
   end
-  if acquired then
-    answers[i] = now
-  else
+  if not acquired then
     taken = taken or {}
     taken[#taken + 1] = i
   end
 end
 if not taken then
-  return answers
+  return now
 end
 
 --#layout
@@ -88,6 +87,10 @@ local function judge(key, body)
   return take_over(key, body, fence, status)
 end
 
+local answers = {}
+for i = 1, #KEYS do
+  answers[i] = now
+end
 for _, i in ipairs(taken) do
   answers[i] = judge(KEYS[i], ARGV[i])
 end

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import tee
 from typing import Any, Final
 
 from idempotent.admin import KeyAdmin
@@ -51,6 +52,8 @@ class RedisChecker(AbstractIdempotentChecker):
         MissingExtraError: redis-py is not installed.
     """
 
+    streams_claims = True
+
     def __init__(
         self,
         client_or_url: Client | str,
@@ -78,18 +81,18 @@ class RedisChecker(AbstractIdempotentChecker):
         return RedisKeyAdmin(self.store, self._retention_us)
 
     def _claim(self, request: ClaimRequest) -> Decision:
-        answers = self.store.run(self._claims, (self._name(request.key.hash),), (claim_body(request),))
-        return _decision(request, answers[0])
+        answer = self.store.run_one(self._claims, self._name(request.key.hash), claim_body(request))
+        return _decision(request, answer)
 
-    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        names = (self._name(request.key.hash) for request in requests)
-        answers = self.store.run_many(self._claims, names, map(claim_body, requests))
-        return [_decision(request, answer) for request, answer in zip(requests, answers, strict=True)]
+    def _claim_many(self, requests: Iterable[ClaimRequest]) -> list[Decision]:
+        asked, named, described = tee(requests, 3)
+        names = (self._name(request.key.hash) for request in named)
+        answers = self.store.run_many(self._claims, names, map(claim_body, described))
+        return [_decision(request, answer) for request, answer in zip(asked, answers, strict=True)]
 
     def _complete(self, completion: Completion) -> bool:
-        names = (self._name_of(completion.claim),)
-        answers = self.store.run(self._completes, names, (_completion_body(completion),))
-        return bool(answers[0])
+        name = self._name_of(completion.claim)
+        return bool(self.store.run_one(self._completes, name, _completion_body(completion)))
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
         names = (self._name_of(completion.claim) for completion in completions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 try:
@@ -63,33 +63,32 @@ class DirectConnections:
             raise answer
         return answer
 
-    def execute_all(self, commands: Iterable[Command]) -> list[Any]:
-        """Send commands, each as soon as it is made, and then wait for the answers: the server works meanwhile.
+    def execute_all(self, commands: Iterable[Command]) -> Iterator[Any]:
+        """Send commands, each as soon as it is made, and then hand over the answers, each as soon as it comes.
 
-        An error that the server answers is among the answers. The answers must be short, because nobody reads them
-        while there is something to send.
+        Either way the server works on the next ones meanwhile. An error that the server answers is among the
+        answers. They must be short, because nobody reads them while there is something to send.
 
         Raises:
-            ConnectionError, TimeoutError: an answer is missing; nothing is known of any.
+            ConnectionError, TimeoutError: this answer is missing, and nothing is known of it or those after it.
         """
         connection = self._idle.take()
         if connection is None:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
         try:
             if self._retry is None:
-                answers = _asked(connection, commands)
+                yield from _asked(connection, commands)
             else:
                 again = list(commands)
-                answers = self._retry.call_with_retry(
-                    lambda: _asked(connection, again), lambda _: connection.disconnect()
+                yield from self._retry.call_with_retry(
+                    lambda: list(_asked(connection, again)), lambda _: connection.disconnect()
                 )
         except BaseException:
-            # Half an answer may be left in it. The server may have closed the idle ones with this one.
+            # Answers are left in it, or half of one. The server may have closed the idle ones with this one.
             connection.disconnect()
             self.close()
             raise
         self._idle.put(connection)
-        return answers
 
     def close(self) -> None:
         """Close what is idle."""
@@ -97,12 +96,13 @@ class DirectConnections:
             connection.disconnect()
 
 
-def _asked(connection: Any, commands: Iterable[Command]) -> list[Any]:
+def _asked(connection: Any, commands: Iterable[Command]) -> Iterator[Any]:
     waiting = 0
     for command in commands:
         connection.send_packed_command([_pack(command)] if _pack else connection.pack_command(*command))
         waiting += 1
-    return [_answer(connection) for _ in range(waiting)]
+    for _ in range(waiting):
+        yield _answer(connection)
 
 
 def _answer(connection: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Final
 
 from idempotent.checker import UNKNOWN_EFFECT
@@ -30,6 +31,11 @@ def _executing(client: Client) -> Callable[..., Any]:
         return partial(client.execute_command, **{redis.client.NEVER_DECODE: True})
     execute: Callable[..., Any] = client.execute_command
     return execute
+
+
+def _each(answer: Any, count: int) -> Iterable[Any]:
+    """The answer for each key: a script that has the same number for all of them says it once."""
+    return answer if type(answer) is list else repeat(answer, count)
 
 
 class Lua:
@@ -111,17 +117,30 @@ class RedisStore:
         except REDIS_ERRORS as error:
             raise as_store_error(error, self.where) from error
 
-    def run_many(self, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]) -> list[Any]:
-        """Run a script over any keys, with one argument each, and put its answers in their order.
+    def run_one(self, script: Lua, name: bytes, body: bytes) -> Any:
+        """Run a script over one key, and take its one answer.
+
+        Raises:
+            StoreError: the server did not do it, or did not answer.
+        """
+        (answer,) = _each(self.run(script, (name,), (body,)), 1)
+        return answer
+
+    def run_many(self, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]) -> Iterator[Any]:
+        """Run a script over any keys, with one argument each; its answers come in their order, each when it is there.
+
+        Nothing is sent before the first of them is asked for.
 
         Raises:
             StoreError: the server did not do it, or did not answer, for some of them at least.
         """
         if self._direct is not None:
             return self._run_streamed(self._direct, script, names, bodies)
-        names, bodies = list(names), list(bodies)
+        return iter(self._run_parts(script, list(names), list(bodies)))
+
+    def _run_parts(self, script: Lua, names: list[bytes], bodies: list[bytes]) -> list[Any]:
         if not self._cluster and len(names) <= MAX_KEYS:
-            return list(self.run(script, names, bodies))
+            return list(_each(self.run(script, names, bodies), len(names)))
         answers: list[Any] = [None] * len(names)
         failed: StoreError | None = None
         for positions in self.together(names):
@@ -130,7 +149,7 @@ class RedisStore:
             except StoreError as error:
                 failed = error  # go on: the leases on the other nodes need their renewal all the same
                 continue
-            for at, answer in zip(positions, part, strict=True):
+            for at, answer in zip(positions, _each(part, len(positions)), strict=True):
                 answers[at] = answer
         if failed is not None:
             raise failed
@@ -138,34 +157,36 @@ class RedisStore:
 
     def _run_streamed(
         self, direct: DirectConnections, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]
-    ) -> list[Any]:
-        """Send some keys while the server is at work on those before them."""
-        calls: list[tuple[list[bytes], list[bytes]]] = []
+    ) -> Iterator[Any]:
+        """Send some keys, and read some answers, while the server is at work on the next."""
+        waiting: deque[tuple[list[bytes], list[bytes]]] = deque()
         more_names, more_bodies = iter(names), iter(bodies)
 
         def commands() -> Iterator[Command]:
             while some := list(islice(more_names, _STREAM_KEYS)):
                 theirs = list(islice(more_bodies, len(some)))
-                calls.append((some, theirs))
+                waiting.append((some, theirs))
                 yield ("EVALSHA", script.sha, len(some), *some, *theirs)
 
+        parts = direct.execute_all(commands())
         try:
-            parts = direct.execute_all(commands())
+            for part in parts:
+                some, theirs = waiting.popleft()
+                if isinstance(part, _NO_SCRIPT):
+                    yield from _each(self._again(script, some, theirs), len(some))
+                elif isinstance(part, Exception):
+                    for _ in parts:
+                        pass  # to the last: the connection is as good as before
+                    raise as_store_error(part, self.where) from part
+                else:
+                    yield from _each(part, len(some))
         except LOST as error:
             if self._last_try:
                 raise as_store_error(error, self.where) from error
             for _ in commands():
                 pass  # what was not sent
-            parts = [None] * len(calls)
-        answers: list[Any] = []
-        for (some, theirs), part in zip(calls, parts, strict=True):
-            if part is None or isinstance(part, _NO_SCRIPT):
-                answers += self._again(script, some, theirs)
-            elif isinstance(part, Exception):
-                raise as_store_error(part, self.where) from part
-            else:
-                answers += part
-        return answers
+            for some, theirs in waiting:
+                yield from _each(self._again(script, some, theirs), len(some))
 
     def together(self, names: Sequence[bytes]) -> list[list[int]]:
         """Positions of the names that one call may take: bounded, and in a cluster of one bucket."""

@@ -135,21 +135,22 @@ class GroupsContract(ContractBase):
     @needs(Capability.RECORDED_CLAIMS)
     def test_completions_line_up_with_a_mix_of_mine_and_not_mine(self) -> None:
         checker = self.checker()
-        owner = new_owner()
-        names = ["mine-1", "not-mine", "mine-2", "released", "mine-3"]
-        claims = [acquired(d) for d in checker.claim_many([self.request(n, owner=owner) for n in names])]
-        checker.release(claims[3])
-        claims[1] = changed(claims[1], owner=new_owner())
-        never = changed(claims[0], key=self.key("never claimed"))
-        answers = checker.complete_many([Completion(claim, b"1") for claim in [*claims, never]])
-        assert answers == [True, False, True, False, True, False]
-        assert [self.ask(checker, name).verdict for name in names] == [
-            Verdict.DUPLICATE,
-            Verdict.IN_PROGRESS,
-            Verdict.DUPLICATE,
-            Verdict.ACQUIRED,
-            Verdict.DUPLICATE,
-        ]
+        for result in (None, b"1"):
+            owner = new_owner()
+            names = [f"{name}, {result!r}" for name in ("mine-1", "not-mine", "mine-2", "released", "mine-3")]
+            claims = [acquired(d) for d in checker.claim_many([self.request(n, owner=owner) for n in names])]
+            checker.release(claims[3])
+            claims[1] = changed(claims[1], owner=new_owner())
+            never = changed(claims[0], key=self.key("never claimed"))
+            answers = checker.complete_many([Completion(claim, result) for claim in [*claims, never]])
+            assert answers == [True, False, True, False, True, False]
+            assert [self.ask(checker, name).verdict for name in names] == [
+                Verdict.DUPLICATE,
+                Verdict.IN_PROGRESS,
+                Verdict.DUPLICATE,
+                Verdict.ACQUIRED,
+                Verdict.DUPLICATE,
+            ]
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_releases_line_up_with_a_mix_of_mine_and_not_mine(self) -> None:

@@ -275,7 +275,7 @@ def _same_scripts(url: str, batch: int) -> Iterator[Work]:
         owner = new_owner()
         requests = [ClaimRequest(space.key(str(message.id)), owner) for message in messages]
         names = [store.names.name(request.key.hash) for request in requests]
-        store.run_many(claim, names, map(claim_body, requests))
+        list(store.run_many(claim, names, map(claim_body, requests)))
         if not all(store.run_many(complete, names, [owner] * len(names))):
             raise ValueError("these messages were to be fresh ones")
 

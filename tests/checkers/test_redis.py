@@ -13,7 +13,7 @@ import redis.asyncio
 from idempotent.checkers import RedisChecker
 from idempotent.checkers.redis_layout import BUCKETS, Flag, KeyNames, bucket_of, stored_failure, stored_key
 from idempotent.checkers.redis_store import MAX_KEYS, RedisStore
-from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
+from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict, new_owner
 from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError
 from idempotent.keys import KeySpace
 
@@ -152,8 +152,9 @@ def test_a_key_lives_until_its_expiry_which_completing_does_not_move(make, clien
 def test_keys_completed_together_keep_their_own_times(make, client):
     early, late = make(lease_s=30, retention_s=HOUR_S), make(lease_s=30, retention_s=2 * HOUR_S)
     endless = make(lease_s=None, retention_s=3 * HOUR_S)
+    owner = new_owner()
     claims = [
-        checker.claim(ClaimRequest(KEYS.key(str(n)))).claim
+        checker.claim(ClaimRequest(KEYS.key(str(n)), owner)).claim
         for n, checker in enumerate((early, late, early, endless))
     ]
     names = [name_of(early, claim.key) for claim in claims]
