@@ -145,8 +145,8 @@ FAULTS: Final = (
     Fault(
         "Redis: anybody completes a key",
         "idempotent/checkers/complete.lua",
-        "if not value or value:sub(36, 51) ~= body:sub(1, 16) then",
-        "if not value then",
+        "elseif #value < 42 or value:sub(27) ~= body:sub(1, 16) then",
+        "elseif #value < 42 then",
         f"{_CONTRACT}/test_redis.py -k test_only_the_owner_completes",
     ),
     Fault(
@@ -180,9 +180,23 @@ FAULTS: Final = (
     Fault(
         "Redis: times of the first key of a group for all",
         "idempotent/checkers/complete.lua",
-        "if times == before and #body == 16 then",
-        "if before and #body == 16 then",
+        "if value == before and body == owner then",
+        "if before and body == owner then",
         "tests/checkers/test_redis.py -k test_keys_completed_together_keep_their_own_times",
+    ),
+    Fault(
+        "Redis: whoever completes a key completes those beside it",
+        "idempotent/checkers/complete.lua",
+        "if value == before and body == owner then",
+        "if value == before then",
+        f"{_CONTRACT}/test_redis.py -k test_completions_line_up",
+    ),
+    Fault(
+        "Redis: answers that nobody read are the next call's",
+        "idempotent/checkers/redis_direct.py",
+        "            connection.disconnect()\n            self.close()\n            raise",
+        "            self._idle.put(connection)\n            raise",
+        "tests/checkers/test_redis_streams.py -k an_interruption_meanwhile",
     ),
     # The order of things
     Fault(
@@ -231,11 +245,25 @@ FAULTS: Final = (
     Fault(
         "a later copy in a group runs too",
         "idempotent/groups.py",
-        "            if first is member:\n                continue\n",
-        "            continue\n",
+        "            if first is member:\n                yield member\n",
+        "            if True:\n                yield member\n",
         "tests/test_groups.py -k 'own_outcome_in_its_place or copies'",
     ),
     # Transactions
+    Fault(
+        "a handler commits its transaction",
+        "idempotent/sql/transaction.py",
+        '            unit.refuse("commit()")\n',
+        "            pass\n",
+        "tests/test_transactional.py -k test_a_handler_cannot_end",
+    ),
+    Fault(
+        "a handler's COMMIT without parameters is not seen",
+        "idempotent/sql/transaction.py",
+        '@event.listens_for(dialect, "do_execute_no_params")\n',
+        "\n",
+        "tests/test_transactional.py -k test_a_handler_cannot_end",
+    ),
     Fault(
         "a COMMIT without an answer has happened",
         _TRANSACTIONAL,
