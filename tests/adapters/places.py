@@ -11,10 +11,10 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters.base import Adapter
+from tests.adapters.activemq.stomp_client import client, in_queue
 from tests.adapters.conformance_child import GROUP, adapter_at
-from tests.adapters.kafka_broker import Broker
-from tests.adapters.rabbit import Rabbit
-from tests.adapters.stomp_client import client, in_queue
+from tests.adapters.kafka.broker import Broker
+from tests.adapters.rabbitmq.rabbit import Rabbit
 
 PARTITIONS = 2
 

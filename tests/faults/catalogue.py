@@ -334,21 +334,21 @@ FAULTS: Final = (
         "adapters/kafka_partition.py",
         "return None if last is None else last + 1",
         "return None if last is None else last + 2",
-        "tests/adapters/test_kafka.py -k test_an_offset_is_committed_only_when",
+        "tests/adapters/kafka/test_offsets.py -k test_an_offset_is_committed_only_when",
     ),
     Fault(
         "RabbitMQ: acknowledged when it is received",
         "adapters/rabbitmq_session.py",
         "            if self._consuming.ack is AckMode.AUTO:\n                self._acks.finish(tag)\n",
         "            self._acks.finish(tag)\n            self._acks.flush()\n",
-        "tests/adapters/test_rabbitmq_contract.py -k test_what_is_not_settled_comes_again",
+        "tests/adapters/rabbitmq/test_contract.py -k test_what_is_not_settled_comes_again",
     ),
     Fault(
         "RabbitMQ: a dead letter is acknowledged before its copy",
         "adapters/rabbitmq_copies.py",
         "        try:\n            copy.publish(session)\n",
         "        try:\n            self._acknowledge(copy.token)\n            copy.publish(session)\n",
-        "tests/adapters/test_rabbitmq.py -k test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged",
+        "tests/adapters/rabbitmq/test_rabbitmq.py -k test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged",
     ),
     Fault(
         "ActiveMQ: a dead letter is acknowledged before its copy",
@@ -357,7 +357,7 @@ FAULTS: Final = (
         "        self.done(held)\n\n\nclass Cumulative",
         "    def replaced(self, held: Held, copy: CopyOf) -> None:\n        self.done(held)\n"
         "        self._confirm(held, copy)\n\n\nclass Cumulative",
-        "tests/adapters/test_stomp_too_large.py -k test_a_dead_letter_that_is_too_large_stays",
+        "tests/adapters/activemq/test_too_large.py -k test_a_dead_letter_that_is_too_large_stays",
     ),
     Fault(
         "contention is acknowledged",

@@ -13,7 +13,7 @@ import pytest
 
 from idempotent.demo.flights import read_flights
 from idempotent.testing.crashpoints import CRASH_VARIABLE
-from tests.adapters.kafka_broker import Broker
+from tests.adapters.kafka.broker import Broker
 from tests.spark.kafka_stream import publish_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

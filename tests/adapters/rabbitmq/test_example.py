@@ -10,9 +10,9 @@ import pytest
 
 from idempotent import Message
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbit import Rabbit
+from tests.adapters.rabbitmq.rabbit import Rabbit
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rabbitmq_service.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "rabbitmq_service.py"
 
 
 @pytest.fixture

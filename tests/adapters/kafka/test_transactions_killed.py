@@ -7,9 +7,9 @@ import time
 import psutil
 import pytest
 
-from tests.adapters.kafka_broker import Broker
-from tests.adapters.kafka_child import pass_on
-from tests.adapters.kafka_line import Line
+from tests.adapters.kafka.broker import Broker
+from tests.adapters.kafka.child import pass_on
+from tests.adapters.kafka.line import Line
 from tests.forked import Forked
 
 ROUNDS = 10

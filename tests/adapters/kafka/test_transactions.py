@@ -19,19 +19,14 @@ from idempotent.checkers import AttemptChecker, MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import DEADLINE_S, AdapterContract, until
-from tests.adapters.kafka_broker import Broker
-from tests.adapters.kafka_line import GROUP, Line
-from tests.adapters.test_kafka_contract import lose_partitions
+from tests.adapters.kafka.broker import Broker
+from tests.adapters.kafka.line import GROUP, Line
+from tests.adapters.kafka.test_contract import lose_partitions
 
 # As small as the test broker lets it be: a group misses a member after a second and a half.
 IMPATIENT = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 300, "max.poll.interval.ms": 1500}
 receive = AdapterContract.receive
 nothing_comes = AdapterContract.nothing_comes
-
-
-@pytest.fixture
-def broker(kafka_bootstrap):
-    return Broker(kafka_bootstrap)
 
 
 # Outputs and offsets

@@ -21,7 +21,7 @@ from idempotent.adapters.stomp import AckMode, StompAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError
 from idempotent.policy import Backoff
-from tests.adapters.stomp_client import client, in_queue, until_in_queue
+from tests.adapters.activemq.stomp_client import client, in_queue, until_in_queue
 from tests.working import run_until
 
 ACK = Result(Outcome.PROCESSED)

@@ -1,4 +1,4 @@
-"""A worker over RabbitMQ, to be killed: `python -m tests.adapters.rabbitmq_child URL QUEUE DATABASE ACK`.
+"""A worker over RabbitMQ, to be killed: `python -m tests.adapters.rabbitmq.child URL QUEUE DATABASE ACK`.
 
 IDEMPOTENT_CRASH_AT says where it dies: around the effect, the commit, the settlement.
 """
@@ -13,7 +13,7 @@ from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.checkers import TransactionalSqlChecker
 from idempotent.policy import Backoff
 from idempotent.testing.crashpoints import around, crash_points
-from tests.adapters.rabbit import SOON
+from tests.adapters.rabbitmq.rabbit import SOON
 
 
 def registry_over(queue, database, poison="poison"):

@@ -12,7 +12,7 @@ from idempotent.adapters.kafka_client import KafkaError
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
 from idempotent.testing.adapter_contract import AdapterContract, until
-from tests.adapters.kafka_broker import Broker
+from tests.adapters.kafka.broker import Broker
 from tests.services.kafka import PASSWORD, USER
 
 SECRET = "wr0ng-s3cret"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import AttemptChecker
-from tests.adapters.kafka_child import GROUP
+from tests.adapters.kafka.child import GROUP
 
 __all__ = ["GROUP", "Line"]
 

@@ -16,7 +16,7 @@ from idempotent import Message, Outcome, Result
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.errors import AdapterError, ConfigurationError
-from tests.adapters.rabbit import Rabbit, consumer_of, receive
+from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
 
 ACK = Result(Outcome.PROCESSED)
 SECRET = "hunter2"

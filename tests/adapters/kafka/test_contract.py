@@ -5,7 +5,7 @@ import pytest
 from idempotent.adapters.copies import REASON_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.testing import AdapterContract
-from tests.adapters.kafka_broker import Broker
+from tests.adapters.kafka.broker import Broker
 
 
 class TestKafkaAdapter(AdapterContract):

@@ -9,8 +9,8 @@ from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters import rabbitmq_session
 from idempotent.checkers import MemoryChecker
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbit import Rabbit, consumer_of, keep_working, numbered, receive
-from tests.adapters.test_rabbitmq import run_for
+from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, keep_working, numbered, receive
+from tests.adapters.rabbitmq.test_rabbitmq import run_for
 
 DEAD = Result(Outcome.DEAD, error=ValueError("a long reason " * 100))
 FAILED = Result(Outcome.FAILED, error=ValueError("not now"), retry_after_s=0.3)

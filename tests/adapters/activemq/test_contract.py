@@ -8,7 +8,7 @@ from idempotent.adapters.copies import REASON_HEADER
 from idempotent.adapters.stomp import AckMode, StompAdapter
 from idempotent.policy import Backoff
 from idempotent.testing import AdapterContract
-from tests.adapters.stomp_client import client, in_queue
+from tests.adapters.activemq.stomp_client import client, in_queue
 
 QUICK = Backoff(initial_s=0.05, maximum_s=0.5)
 

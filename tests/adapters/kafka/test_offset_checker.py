@@ -14,15 +14,9 @@ from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import OffsetChecker
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.policy import Backoff
-from tests.adapters.kafka_broker import Broker
 from tests.stores import open_store
 
 WAIT_S = 60
-
-
-@pytest.fixture
-def broker(kafka_bootstrap):
-    return Broker(kafka_bootstrap)
 
 
 @pytest.fixture(params=["mysql", "postgres"])

@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 
 from idempotent.testing import AdapterContract
-from tests.adapters.rabbit import Rabbit, hang_up
+from tests.adapters.rabbitmq.rabbit import Rabbit, hang_up
 
 
 class _RabbitMqContract(AdapterContract):

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.adapters.stomp_client import client
+from tests.adapters.activemq.stomp_client import client
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "activemq_service.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "activemq_service.py"
 
 
 def test_every_order_is_shipped_once(private_activemq, tmp_path):

@@ -20,7 +20,7 @@ from idempotent.errors import AdapterError
 from idempotent.policy import Backoff
 from idempotent.redrive import redrive
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbit import Rabbit, consumer_of, hang_up, keep_working, numbered, receive
+from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, hang_up, keep_working, numbered, receive
 
 ACK = Result(Outcome.PROCESSED)
 DEAD = Result(Outcome.DEAD, error=ValueError("no such customer"))

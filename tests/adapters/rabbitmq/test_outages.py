@@ -19,10 +19,10 @@ from idempotent.migrations import upgrade
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.crashpoints import CRASH_VARIABLE
 from idempotent.testing.proxy import Loss, Proxy
-from tests.adapters.rabbit import Rabbit, consumer_of, keep_working, numbered, receive
-from tests.adapters.rabbitmq_child import registry_over
+from tests.adapters.rabbitmq.child import registry_over
+from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, keep_working, numbered, receive
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEAD = Result(Outcome.DEAD, error=ValueError("no such customer"))
 ACK = Result(Outcome.PROCESSED)
 
@@ -66,7 +66,7 @@ def start(rabbit, queue, database):
 
     def start_(ack="manual", crash_at=None):
         environment = {**os.environ, **({CRASH_VARIABLE: crash_at} if crash_at else {})}
-        command = [sys.executable, "-m", "tests.adapters.rabbitmq_child", rabbit.url, queue, database, ack]
+        command = [sys.executable, "-m", "tests.adapters.rabbitmq.child", rabbit.url, queue, database, ack]
         child = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
         children.append(child)
         return child

@@ -22,8 +22,8 @@ from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.migrations import upgrade
 from idempotent.policy import Backoff
-from tests.adapters.stomp_client import client, in_queue
-from tests.adapters.test_stomp import (
+from tests.adapters.activemq.stomp_client import client, in_queue
+from tests.adapters.activemq.test_stomp import (
     DEADLINE_S,
     QUICK,
     commands,

@@ -8,8 +8,8 @@ import pytest
 from idempotent import Outcome, Registry, Result
 from idempotent.adapters.stomp_losses import Losses
 from idempotent.checkers import MemoryChecker
-from tests.adapters.test_stomp import left, receive, send, until_left, work_until
-from tests.adapters.test_stomp_outages import opened
+from tests.adapters.activemq.test_outages import opened
+from tests.adapters.activemq.test_stomp import left, receive, send, until_left, work_until
 from tests.services.activemq import MAX_FRAME_BYTES
 
 # The original just fits, and our headers make it larger.

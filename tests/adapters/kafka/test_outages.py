@@ -1,0 +1,101 @@
+"""A broker or a topic that is not there."""
+
+import logging
+import secrets
+import time
+
+import pytest
+
+from idempotent import Message, Registry
+from idempotent.adapters import kafka_group
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.checkers import MemoryChecker
+from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.testing.adapter_contract import until
+from tests.adapters.kafka.broker import Broker
+from tests.adapters.kafka.member import (
+    ACK,
+    GROUP,
+    bodies,
+    nothing,
+    nothing_comes,
+    receive,
+    send,
+    working,
+)
+
+
+def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(private_kafka):
+    kafka = private_kafka()
+    broker = Broker(kafka.url)
+    topic = "orders"
+    broker.make(topic, 2)
+    done, checker = [], MemoryChecker(lease_s=10.0)
+
+    def handle(message):
+        time.sleep(0.005)
+        done.append(message.id)
+
+    adapter = KafkaAdapter(kafka.url, ordering="none", commit_interval_s=0.1)
+    send(broker, topic, 300)
+    with working(adapter, topic, handle, checker=checker, concurrency=2):
+        until(lambda: len(done) > 50, "the first effects")
+        assert adapter.connected
+        kafka.kill()
+        until(lambda: not adapter.connected, "no connection")
+        kafka.start()
+        until(lambda: adapter.connected, "a connection")
+        send(broker, topic, 100)
+        until(lambda: len(done) >= 400, "all effects")
+        time.sleep(0.5)
+    assert len(done) == len(set(done)) == 400
+    assert sum(broker.committed(GROUP, topic, number) for number in range(2)) == 400
+
+
+def test_while_the_broker_is_down_calls_come_back_in_time(private_kafka):
+    kafka = private_kafka()
+    broker = Broker(kafka.url)
+    broker.make("orders")
+    send(broker, "orders", 2)
+    adapter = KafkaAdapter(kafka.url, ordering="none", publish_timeout_s=1.0)
+    adapter.open([Registry().consumer("orders", group=GROUP, checker=MemoryChecker())(nothing)])
+    first, _ = receive(adapter, 2)
+    kafka.kill()
+    adapter.settle(first, ACK)
+    for _ in range(20):
+        began = time.monotonic()
+        adapter.receive(10, 0.2)
+        assert time.monotonic() - began < 1
+    with pytest.raises(AdapterError, match="did not take a message for orders"):
+        adapter.publish(Message("orders"))
+    began = time.monotonic()
+    adapter.close()
+    assert time.monotonic() - began < 20
+
+
+def test_a_broker_that_never_answers_is_waited_for_or_not(opened, caplog, monkeypatch):
+    monkeypatch.setattr(kafka_group, "_ANSWER_S", 1.0)
+    adapter = opened("orders", bootstrap="127.0.0.1:1")
+    with caplog.at_level(logging.WARNING):
+        nothing_comes(adapter, 1.5)
+    assert not adapter.connected
+    assert "broker_unreachable" in caplog.messages
+    with pytest.raises(AdapterError, match=r"cannot connect to Kafka at 127\.0\.0\.1:1"):
+        KafkaAdapter("127.0.0.1:1", fail_fast=True, client_config={"socket.timeout.ms": 500}).open(
+            [Registry().consumer("orders", group=GROUP, checker=MemoryChecker())(nothing)]
+        )
+
+
+def test_a_missing_topic_is_waited_for_or_not(broker, opened, caplog):
+    topic = f"orders-{secrets.token_hex(6)}"
+    quick = {"topic.metadata.refresh.interval.ms": 300}
+    with pytest.raises(ConfigurationError, match=f"topic {topic}"):
+        receive(hasty := opened(topic, fail_fast=True, consumer_config=quick))
+    hasty.close()
+    adapter = opened(topic, consumer_config=quick)
+    with caplog.at_level(logging.WARNING):
+        nothing_comes(adapter, 1.0)
+    assert "kafka_waits" in caplog.messages
+    broker.make(topic)
+    send(broker, topic, 1)
+    assert bodies(receive(adapter)) == [0]

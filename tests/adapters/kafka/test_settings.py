@@ -1,0 +1,76 @@
+"""Options, URLs, and what they may not say."""
+
+import subprocess
+import sys
+
+import pytest
+
+from idempotent import Message
+from idempotent.adapters import adapter_from_url
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.errors import ConfigurationError
+from tests.adapters.kafka.member import (
+    receive,
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"consumer_config": {"enable.auto.commit": True}}, "enable.auto.commit must stay off"),
+        ({"consumer_config": {"enable.auto.offset.store": "true"}}, "must stay off"),
+        ({"consumer_config": {"group.id": "x"}}, "the consumers' group"),
+        ({"producer_config": {"acks": 1}}, "given by acks="),
+        ({"acks": 2}, "acks must be"),
+        ({"acks": 1, "idempotent_producer": True}, "needs acks='all'"),
+        (
+            {"semantics": "twice"},
+            "'at_least_once', 'at_most_once', 'effectively_once', 'exactly_once', not 'twice'",
+        ),
+        ({"semantics": "at_most_once", "ordering": "key"}, "goes with the orderings"),
+        ({"retry_topic": True}, "ordering='none' alone"),
+        ({"ordering": "random"}, "'partition', 'key', 'none'"),
+        ({"max_in_flight_per_partition": 0}, "at least 1"),
+        ({"commit_interval_s": 0}, "above 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        KafkaAdapter("localhost:9092", **options)
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_refused_without_the_password(opened):
+    with pytest.raises(ConfigurationError, match=r'No such configuration property: "no\.such"') as caught:
+        opened("orders", sasl_username="me", sasl_password="secret", consumer_config={"no.such": 1})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_url_names_brokers_credentials_and_options():
+    adapter = adapter_from_url("kafka://me:p%40ss@one:9092,two:9093?ordering=key&commit_every=5&acks=1")
+    assert isinstance(adapter, KafkaAdapter)
+    assert adapter._security == {
+        "bootstrap.servers": "one:9092,two:9093",
+        "log_level": 2,
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": "me",
+        "sasl.password": "p@ss",
+    }
+    assert (adapter._limits.ordering.value, adapter._commit_every) == ("key", 5)
+    for url in ("kafka://", "kafka://host/topic", "kafka://host?colour=red"):
+        with pytest.raises(ConfigurationError):
+            adapter_from_url(url)
+
+
+@pytest.mark.parametrize("acks", ["all", 1, 0])
+def test_published_messages_arrive_whatever_is_waited_for(broker, topic, opened, acks):
+    adapter = opened(topic, acks=acks)
+    adapter.publish(Message(topic, b"7", id="m-1"))
+    (delivery,) = receive(adapter)
+    assert (delivery.message.id, delivery.message.raw.key()) == ("m-1", b"m-1")
+
+
+def test_without_the_client_library_the_error_says_what_to_type():
+    code = "import sys; sys.modules['confluent_kafka'] = None; import idempotent.adapters.kafka"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert 'pip install "idempotent-consumer[kafka]"' in done.stderr.splitlines()[-1]
