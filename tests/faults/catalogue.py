@@ -348,7 +348,7 @@ FAULTS: Final = (
         "adapters/rabbitmq_copies.py",
         "        try:\n            copy.publish(session)\n",
         "        try:\n            self._acknowledge(copy.token)\n            copy.publish(session)\n",
-        "tests/adapters/rabbitmq/test_rabbitmq.py -k test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged",
+        "tests/adapters/rabbitmq/test_copies.py -k test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged",
     ),
     Fault(
         "ActiveMQ: a dead letter is acknowledged before its copy",

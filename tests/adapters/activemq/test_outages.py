@@ -22,8 +22,7 @@ from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.migrations import upgrade
 from idempotent.policy import Backoff
-from tests.adapters.activemq.stomp_client import client, in_queue
-from tests.adapters.activemq.test_stomp import (
+from tests.adapters.activemq.member import (
     DEADLINE_S,
     QUICK,
     commands,
@@ -35,14 +34,10 @@ from tests.adapters.activemq.test_stomp import (
     until_left,
     work_until,
 )
+from tests.adapters.activemq.stomp_client import client, in_queue
 from tests.services.activemq import MAX_FRAME_BYTES, PASSWORD, USER
 
 ACK = Result(Outcome.PROCESSED)
-
-
-@pytest.fixture
-def name():
-    return f"orders-{secrets.token_hex(6)}"
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """StompAdapter and copies that are larger than ActiveMQ allows, although their originals were not."""
 
-import secrets
 import time
 
 import pytest
@@ -8,18 +7,13 @@ import pytest
 from idempotent import Outcome, Registry, Result
 from idempotent.adapters.stomp_losses import Losses
 from idempotent.checkers import MemoryChecker
+from tests.adapters.activemq.member import left, receive, send, until_left, work_until
 from tests.adapters.activemq.test_outages import opened
-from tests.adapters.activemq.test_stomp import left, receive, send, until_left, work_until
 from tests.services.activemq import MAX_FRAME_BYTES
 
 # The original just fits, and our headers make it larger.
 LARGE = bytes(MAX_FRAME_BYTES - 200)
 DEAD = Result(Outcome.DEAD, error=ValueError("no"))
-
-
-@pytest.fixture
-def name():
-    return f"orders-{secrets.token_hex(6)}"
 
 
 @pytest.mark.parametrize("ack", ["individual", "dups_ok", "transacted"])

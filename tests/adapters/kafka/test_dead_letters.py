@@ -12,15 +12,7 @@ from idempotent.adapters.kafka_records import TIMESTAMP_HEADER
 from idempotent.checkers import MemoryChecker
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
-from tests.adapters.kafka.member import (
-    ACK,
-    GROUP,
-    bodies,
-    nothing_comes,
-    receive,
-    send,
-    working,
-)
+from tests.adapters.kafka.member import ACK, GROUP, bodies, nothing_comes, receive, send, working
 from tests.adapters.kafka.test_contract import lose_partitions
 
 

@@ -11,16 +11,7 @@ from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import ConfigurationError
 from idempotent.testing.adapter_contract import until
-from tests.adapters.kafka.member import (
-    ACK,
-    GROUP,
-    IMPATIENT,
-    bodies,
-    nothing,
-    receive,
-    send,
-    working,
-)
+from tests.adapters.kafka.member import ACK, GROUP, IMPATIENT, bodies, nothing, receive, send, working
 from tests.adapters.kafka.test_contract import lose_partitions
 
 

@@ -10,14 +10,7 @@ from idempotent import Outcome, Result
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import AttemptChecker, MemoryChecker
 from idempotent.testing.adapter_contract import until
-from tests.adapters.kafka.member import (
-    ACK,
-    GROUP,
-    nothing_comes,
-    receive,
-    send,
-    working,
-)
+from tests.adapters.kafka.member import ACK, GROUP, nothing_comes, receive, send, working
 from tests.adapters.kafka.test_contract import lose_partitions
 
 

@@ -9,14 +9,7 @@ from idempotent import Outcome, Result
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
-from tests.adapters.kafka.member import (
-    ACK,
-    bodies,
-    nothing_comes,
-    receive,
-    send,
-    working,
-)
+from tests.adapters.kafka.member import ACK, bodies, nothing_comes, receive, send, working
 
 
 def test_with_the_ordering_partition_one_failure_holds_all_behind_it(broker, topic, opened):

@@ -13,16 +13,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.broker import Broker
-from tests.adapters.kafka.member import (
-    ACK,
-    GROUP,
-    bodies,
-    nothing,
-    nothing_comes,
-    receive,
-    send,
-    working,
-)
+from tests.adapters.kafka.member import ACK, GROUP, bodies, nothing, nothing_comes, receive, send, working
 
 
 def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(private_kafka):

@@ -9,9 +9,7 @@ from idempotent import Message
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.errors import ConfigurationError
-from tests.adapters.kafka.member import (
-    receive,
-)
+from tests.adapters.kafka.member import receive
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,7 @@ from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.errors import AdapterError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
-from tests.adapters.kafka.member import (
-    GROUP,
-    receive,
-    working,
-)
+from tests.adapters.kafka.member import GROUP, receive, working
 
 
 def test_a_message_larger_than_a_fetch_still_comes(broker, topic, opened):

@@ -22,13 +22,6 @@ ACK = Result(Outcome.PROCESSED)
 SECRET = "hunter2"
 
 
-@pytest.fixture
-def rabbit(rabbitmq_url):
-    rabbit = Rabbit(rabbitmq_url)
-    yield rabbit
-    rabbit.clean_up()
-
-
 def url_with(url, **changes):
     parts = urlsplit(url)
     values = {"user": parts.username, "password": parts.password, "vhost": parts.path[1:], **changes}

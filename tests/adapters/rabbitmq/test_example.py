@@ -6,20 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from idempotent import Message
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbitmq.rabbit import Rabbit
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "rabbitmq_service.py"
-
-
-@pytest.fixture
-def rabbit(rabbitmq_url):
-    rabbit = Rabbit(rabbitmq_url)
-    yield rabbit
-    rabbit.clean_up()
 
 
 def test_the_example_books_each_payment_once_and_stops_when_told(rabbit, tmp_path):

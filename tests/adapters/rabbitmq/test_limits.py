@@ -3,31 +3,17 @@
 import logging
 import time
 
-import pytest
-
 from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters import rabbitmq_session
 from idempotent.checkers import MemoryChecker
 from idempotent.testing.adapter_contract import until
+from tests.adapters.rabbitmq.member import run_for
 from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, keep_working, numbered, receive
-from tests.adapters.rabbitmq.test_rabbitmq import run_for
 
 DEAD = Result(Outcome.DEAD, error=ValueError("a long reason " * 100))
 FAILED = Result(Outcome.FAILED, error=ValueError("not now"), retry_after_s=0.3)
 # With these, headers of RabbitMQ's own length just fit into a frame, and ours do not fit beside them.
 ALMOST_A_FRAME = "x" * 130_930
-
-
-@pytest.fixture
-def rabbit(rabbitmq_url):
-    rabbit = Rabbit(rabbitmq_url)
-    yield rabbit
-    rabbit.clean_up()
-
-
-@pytest.fixture
-def queue(rabbit):
-    return rabbit.declare(rabbit.name())
 
 
 def open_on(rabbit, queue, **options):

@@ -28,18 +28,6 @@ ACK = Result(Outcome.PROCESSED)
 
 
 @pytest.fixture
-def rabbit(rabbitmq_url):
-    rabbit = Rabbit(rabbitmq_url)
-    yield rabbit
-    rabbit.clean_up()
-
-
-@pytest.fixture
-def queue(rabbit):
-    return rabbit.declare(rabbit.name())
-
-
-@pytest.fixture
 def database(tmp_path):
     """A file with keys, and a table of effects in which nothing is unique."""
     url = f"sqlite:///{tmp_path}/keys.db"

@@ -1,0 +1,155 @@
+"""Workers over RabbitMQ, from a message to its effect."""
+
+import threading
+import time
+
+import pika
+import pika.exceptions
+import pytest
+
+from idempotent import Message, Outcome, Registry, Worker
+from idempotent.adapters.rabbitmq_session import Session
+from idempotent.checkers import MemoryChecker
+from idempotent.claims import ClaimRequest
+from idempotent.policy import Backoff
+from idempotent.redrive import redrive
+from tests.adapters.rabbitmq.member import run_for
+from tests.adapters.rabbitmq.rabbit import keep_working, numbered
+
+
+@pytest.mark.parametrize("waiting", [0, 1], ids=["with room for more", "full"])
+def test_a_handler_longer_than_three_heartbeats_costs_no_connection(rabbit, queue, waiting):
+    rabbit.send(*numbered(queue, 1 + waiting))
+    adapter = rabbit.adapter(heartbeat_s=1)
+    sessions, done = set(), []
+    registry = Registry()
+
+    @registry.consumer(queue, group="g", checker=MemoryChecker())
+    def slow(message):
+        sessions.add(adapter._session)
+        time.sleep(0.0 if done else 4.5)
+        sessions.add(adapter._session)
+        done.append(message.id)
+
+    worker = Worker(registry, adapter, gc_interval_s=None)
+    run_for(worker, lambda: len(done) > waiting and rabbit.depth(queue) == 0)
+    assert done == ["m-0", "m-1"][: 1 + waiting]
+    assert len(sessions) == 1
+    assert adapter.stale_settlements == 0
+
+
+def test_waiting_for_another_owner_does_not_eat_the_delivery_limit(rabbit):
+    queue = rabbit.declare(rabbit.name(), **{"x-queue-type": "quorum", "x-delivery-limit": 1})
+    checker, done = MemoryChecker(), []
+    registry = Registry()
+    consumer = registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.id))
+    claim = checker.claim(ClaimRequest(consumer.request(Message(queue, id="1")).key)).claim
+    rabbit.send(Message(queue, id="1"))
+    timer = threading.Timer(1.5, lambda: checker.release(claim))
+    timer.start()
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
+    timer.join()
+    assert done == ["1"]
+    assert rabbit.depth(queue) == rabbit.depth(f"{queue}.dead") == 0
+
+
+def test_a_message_without_a_key_is_a_dead_letter_unless_the_consumer_takes_it(rabbit):
+    strict, easy = (rabbit.declare(rabbit.name(name)) for name in ("strict", "easy"))
+    done = []
+    registry = Registry()
+    registry.consumer(strict, group="g", checker=MemoryChecker())(lambda message: done.append("strict"))
+    registry.consumer(easy, group="g", checker=MemoryChecker(), on_missing_key="process")(
+        lambda message: done.append("easy")
+    )
+    rabbit.send(Message(strict), Message(easy))
+    run_for(
+        Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done and rabbit.look(f"{strict}.dead")
+    )
+    assert done == ["easy"]
+    (letter,) = rabbit.look(f"{strict}.dead")
+    assert letter.id is None
+    assert letter.headers["x-idempotent-reason"].startswith("MissingKeyError")
+    assert letter.headers["x-idempotent-outcome"] == "rejected"
+
+
+def test_a_worker_that_stops_leaves_nothing_to_do_twice(rabbit, queue):
+    done = []
+    registry = Registry()
+    registry.consumer(queue, group="g", checker=MemoryChecker())(lambda message: done.append(message.id))
+    rabbit.send(*numbered(queue, 50))
+    for enough in (20, 50):
+        adapter = rabbit.adapter(ack="batched", ack_interval_s=60.0, ack_batch=1000)
+        worker = Worker(registry, adapter, concurrency=3, gc_interval_s=None)
+        run_for(worker, lambda enough=enough: len(done) >= enough)
+        assert worker._outcomes[Outcome.DUPLICATE] == 0
+        assert len(done) + rabbit.depth(queue) == 50
+
+
+def test_one_message_in_two_queues_is_two_affairs(rabbit):
+    queues = [rabbit.declare(rabbit.name()) for _ in range(2)]
+    checker, done = MemoryChecker(), []
+    registry = Registry()
+    for queue in queues:
+        registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.subject))
+    exchange = rabbit.name("both")
+    with rabbit.channel() as channel:
+        channel.exchange_declare(exchange, "fanout", auto_delete=True)
+        for queue in queues:
+            channel.queue_bind(queue, exchange)
+        channel.basic_publish(exchange, "paid.eu", b"", pika.BasicProperties(message_id="1"))
+        for queue in queues:
+            channel.queue_unbind(queue, exchange)
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: len(done) == 2)
+    assert sorted(done) == sorted(queues)
+
+
+def test_a_connection_that_ends_each_time_is_not_tried_without_a_pause(rabbit, queue, opened, monkeypatch):
+    def end(self, wait_s):
+        raise pika.exceptions.StreamLostError("something in it")
+
+    adapter = opened(queue, backoff=Backoff(initial_s=0.2, maximum_s=0.2))
+    monkeypatch.setattr(Session, "_work", end)
+    keep_working(adapter, 1.0)
+    assert 2 <= adapter._attempts <= 12
+
+
+def test_dead_letters_can_be_brought_back(rabbit, queue):
+    checker, done = MemoryChecker(), []
+    registry = Registry()
+
+    @registry.consumer(queue, group="g", checker=checker, max_attempts=1)
+    def handle(message):
+        if not mended:
+            raise ValueError("broken")
+        done.append((message.id, message.raw.properties.content_type))
+
+    mended = []
+    with rabbit.channel() as channel:
+        rabbit.publish(channel, queue, b"", pika.BasicProperties(message_id="1", content_type="text/x"))
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: rabbit.depth(f"{queue}.dead"))
+    mended.append(True)
+    assert redrive(handle, rabbit.adapter(), idle_s=0.5).returned == 1
+    assert not rabbit.exists(f"{queue}.dead.dead")
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
+    assert done == [("1", "text/x")]
+    assert rabbit.depth(f"{queue}.dead") == 0
+
+
+def test_a_failing_message_is_dead_after_its_attempts_and_keeps_its_key(rabbit, queue):
+    seen = []
+    registry = Registry()
+
+    @registry.consumer(
+        queue,
+        group="g",
+        checker=MemoryChecker(),
+        max_attempts=3,
+        backoff=Backoff(initial_s=0.1, maximum_s=0.1),
+    )
+    def handle(message):
+        seen.append((message.id, message.headers.get("x-idempotent-attempt")))
+        raise ValueError("never")
+
+    rabbit.send(Message(queue, id="1"))
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: rabbit.depth(f"{queue}.dead"))
+    assert seen == [("1", None), ("1", "1"), ("1", "2")]
