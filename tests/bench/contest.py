@@ -25,7 +25,7 @@ Work: TypeAlias = Callable[[Sequence[Message], Tick], None]
 SUBJECT: Final = "payments"
 _WARM_S: Final = 0.05
 _WARM_PARTS: Final = 3
-_LARGEST: Final = 200_000
+_LARGEST: Final = 50_000
 # One message at a time waits for the disk the most, and its ratios are demanded the closest: a round is the mean of
 # several turns then, each with connections of its own.
 _TURNS_OF_ONE: Final = 3

@@ -24,7 +24,7 @@ class Effort:
     """How long it may take.
 
     Attributes:
-        rounds: of each contest that has a target; one without has a third of them.
+        rounds: of each contest that has a target and waits for a store; another has a third of them.
         seconds: each contender works in a round.
         messages: that are sent through each broker; a quarter of them where there is no target.
         rows: of Spark's frame.
@@ -32,12 +32,12 @@ class Effort:
 
     rounds: int = 9
     seconds: float = 0.15
-    messages: int = 20_000
+    messages: int = 15_000
     rows: int = 1_000_000
 
     @property
-    def rounds_without_target(self) -> int:
-        """Of a contest that only fills the tables of the report."""
+    def fewer_rounds(self) -> int:
+        """Of a contest that only fills the tables of the report, or has nothing to wait for."""
         return max(self.rounds // 3, 1)
 
 
@@ -50,14 +50,14 @@ _ROUNDS_OF_SPARK: Final = 5
 
 
 def _contest(
-    contenders: Sequence[Contender], effort: Effort, on_step: OnStep, *, targets: bool = True
+    contenders: Sequence[Contender], effort: Effort, on_step: OnStep, *, thorough: bool = True
 ) -> list[Figure]:
     """Only those who are compared take turns: leased or transactional ones, with as many threads."""
     figures: list[Figure] = []
     for (_, threads), some in groupby(sorted(contenders, key=_kind), key=_kind):
         figures += contest(
             sorted(some, key=lambda one: one.batch),
-            rounds=effort.rounds if targets and threads == 1 else effort.rounds_without_target,
+            rounds=effort.rounds if thorough and threads == 1 else effort.fewer_rounds,
             seconds=effort.seconds,
             on_step=lambda one: on_step(
                 f"{one.where}: {one.who}, batch {one.batch}, {one.threads} thread{'s' * (one.threads > 1)}"
@@ -71,13 +71,13 @@ def _kind(one: Contender) -> tuple[bool, int]:
 
 
 def _memory(figures: Figures, effort: Effort, on_step: OnStep) -> None:
-    figures.all += _contest([*bare.handler(), *checkers.memory()], effort, on_step)
+    figures.all += _contest([*bare.handler(), *checkers.memory()], effort, on_step, thorough=False)
 
 
 def _sqlite(figures: Figures, effort: Effort, on_step: OnStep) -> None:
     with tempfile.TemporaryDirectory(prefix="idem-bench-") as folder:
         figures.all += _sql(
-            "SQLite", f"sqlite:///{Path(folder) / 'bench.db'}", effort, on_step, targets=False
+            "SQLite", f"sqlite:///{Path(folder) / 'bench.db'}", effort, on_step, thorough=False
         )
 
 
@@ -98,10 +98,10 @@ def _sql(
     on_step: OnStep,
     others: Sequence[Contender] = (),
     *,
-    targets: bool = True,
+    thorough: bool = True,
 ) -> list[Figure]:
     contenders = [*bare.sql(where, url), *checkers.sql(where, url), *others]
-    return _contest(contenders, effort, on_step, targets=targets)
+    return _contest(contenders, effort, on_step, thorough=thorough)
 
 
 def _redis(figures: Figures, effort: Effort, on_step: OnStep) -> None:
