@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar, final
 
@@ -61,8 +61,6 @@ class AbstractIdempotentChecker(ABC):
     """Whether one handler of an atomic group can be undone without the others."""
     keeps_positions: bool = False
     """Whether messages are known by their position in a partition, not by a key."""
-    streams_claims: bool = False
-    """Whether `_claim_many` takes an iterator, and asks for some keys while the requests for others are being made."""
     remembers_done: bool = True
     """Whether a completed message is a duplicate from then on. If not, somebody else decides what is done."""
 
@@ -117,7 +115,11 @@ class AbstractIdempotentChecker(ABC):
         """
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        """`_claim` for different keys; decisions in the order of the requests."""
+        """`_claim` for different keys; decisions in the order of the requests.
+
+        A group's requests are made while they are read (see `Streamed`): a checker that sends some of them before it
+        reads on lets the store work meanwhile.
+        """
         return [self._claim(request) for request in requests]
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
@@ -155,14 +157,12 @@ class AbstractIdempotentChecker(ABC):
         return decision
 
     @final
-    def claim_many(self, requests: Iterable[ClaimRequest]) -> list[Decision]:
+    def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         """Ask for many different keys at once; decisions in the order of the requests.
 
         Raises:
             StoreError: the store did not answer; nothing is known of any.
         """
-        if self._unrecorded or not self.streams_claims:
-            requests = list(requests)
         free = requests
         if self._unrecorded:
             free = [request for request in requests if self._record_again(request)]

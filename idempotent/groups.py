@@ -28,6 +28,7 @@ from idempotent.processing import (
     store_failed,
     without_key,
 )
+from idempotent.streamed import Streamed
 
 if TYPE_CHECKING:
     from idempotent.consumer import Consumer
@@ -149,7 +150,7 @@ class _Group:
                 yield member.request
 
         try:
-            decisions = self._checker.claim_many(requests())
+            decisions = self._checker.claim_many(Streamed(requests()))
         except StoreBusyError:
             self._repeat_alone([*members, *firsts])
             return []

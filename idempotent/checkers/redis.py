@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import tee
 from typing import Any, Final
 
@@ -52,8 +52,6 @@ class RedisChecker(AbstractIdempotentChecker):
         MissingExtraError: redis-py is not installed.
     """
 
-    streams_claims = True
-
     def __init__(
         self,
         client_or_url: Client | str,
@@ -84,7 +82,8 @@ class RedisChecker(AbstractIdempotentChecker):
         answer = self.store.run_one(self._claims, self._name(request.key.hash), claim_body(request))
         return _decision(request, answer)
 
-    def _claim_many(self, requests: Iterable[ClaimRequest]) -> list[Decision]:
+    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        # None of the three goes far ahead of the others: a request is sent before the next ones are made.
         asked, named, described = tee(requests, 3)
         names = (self._name(request.key.hash) for request in named)
         answers = self.store.run_many(self._claims, names, map(claim_body, described))

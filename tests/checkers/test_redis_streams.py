@@ -1,6 +1,8 @@
 """A group on Redis: the server claims its first keys while the keys of the others are being made."""
 
+import secrets
 import time
+from contextlib import closing
 
 import pytest
 import redis
@@ -103,10 +105,8 @@ def test_an_interruption_meanwhile_leaves_no_answers_for_the_next_call(private_r
 
 def test_a_store_that_fails_at_once_leaves_no_message_without_an_answer():
     class FailsAtOnce(MemoryChecker):
-        streams_claims = True
-
         def _claim_many(self, requests):
-            next(requests)
+            next(iter(requests))
             raise StoreUnavailableError("gone")
 
     registry = Registry()
@@ -117,3 +117,22 @@ def test_a_store_that_fails_at_once_leaves_no_message_without_an_answer():
 
     results = handle.process_many([Message("orders", id=str(n)) for n in range(5)])
     assert [result.outcome for result in results] == [Outcome.UNAVAILABLE] * 5
+
+
+def test_a_checker_of_ones_own_may_look_at_the_requests_first(redis_url):
+    class Looks(RedisChecker):
+        def _claim_many(self, requests):
+            seen.append((len(requests), [request.key.text for request in requests], requests[-1].key.text))
+            return super()._claim_many(requests)
+
+    seen, registry = [], Registry()
+    with closing(Looks(redis_url)) as checker:
+
+        @registry.consumer("orders", checker=checker, group=secrets.token_hex(6))
+        def handle(message):
+            """Nothing."""
+
+        results = handle.process_many([Message("orders", id=str(number)) for number in range(5)])
+    assert [result.outcome for result in results] == [Outcome.PROCESSED] * 5
+    names = [f"{handle.name}:{number}" for number in range(5)]
+    assert seen == [(5, names, names[-1])]

@@ -1,0 +1,54 @@
+"""Streamed: a sequence that is made while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar, overload
+
+T = TypeVar("T")
+
+
+class Streamed(Sequence[T]):
+    """A sequence of what an iterator gives, each element made when somebody first comes to it.
+
+    It can be read as often as any other. Whoever asks for its length or for an element by its number has all of it
+    made first.
+
+    Args:
+        source: read once, and no further than somebody has come.
+    """
+
+    __slots__ = ("_made", "_source")
+
+    def __init__(self, source: Iterator[T]) -> None:
+        """Make nothing yet."""
+        self._source = source
+        self._made: list[T] = []
+
+    def __iter__(self) -> Iterator[T]:
+        made, source = self._made, self._source
+        index = 0
+        while True:
+            if index == len(made):  # somebody else may have come further
+                for element in source:
+                    made.append(element)
+                    break
+                else:
+                    return
+            yield made[index]
+            index += 1
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def __len__(self) -> int:
+        self._made.extend(self._source)
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        self._made.extend(self._source)
+        return self._made[index]
