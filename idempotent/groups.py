@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # A slow group records what is done so far, so that a crash repeats at most about this much of it.
 _RECORD_EVERY_S: Final = 1.0
+# One message is no group: it is claimed alone.
+_SMALLEST: Final = 2
 
 
 def process_many(
@@ -101,11 +103,11 @@ class _Group:
         by_itself = (
             self._consumer.options.on_expired_lease is not OnExpiredLease.RETRY or self._consumer.disabled
         )
-        two = list(islice(firsts, 2))
-        if len(two) < 2 or by_itself:  # noqa: PLR2004 - one is no group
-            self._alone = [*two, *firsts]
+        start = list(islice(firsts, _SMALLEST))
+        if len(start) < _SMALLEST or by_itself:
+            self._alone = [*start, *firsts]
         else:
-            claimed = self._claim(chain(two, firsts))
+            claimed = self._claim(chain(start, firsts))
             if claimed:
                 try:
                     self._run_claimed(claimed)

@@ -1,14 +1,14 @@
 """Two topics, and workers that pass messages from one on to the other in transactions."""
 
 import secrets
-import threading
 from collections import Counter
 from contextlib import contextmanager
 
-from idempotent import Message, Outcome, Registry, Result, Worker
+from idempotent import Message, Outcome, Registry, Result
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import AttemptChecker
 from tests.adapters.kafka.child import GROUP
+from tests.adapters.kafka.member import working
 
 __all__ = ["GROUP", "Line"]
 
@@ -52,21 +52,15 @@ class Line:
         finally:
             adapter.close()
 
-    @contextmanager
-    def working(self, handler=None, adapter=None, *, concurrency=1, batch_size=1, **options):
-        registry = Registry()
-        registry.consumer(self.source, group=GROUP, checker=AttemptChecker(), **options)(
-            handler or self.pass_on
+    def working(self, handler=None, adapter=None, **options):
+        return working(
+            adapter or self.adapter(),
+            self.source,
+            handler or self.pass_on,
+            group=GROUP,
+            checker=AttemptChecker(),
+            **options,
         )
-        worker = Worker(registry, adapter or self.adapter(), concurrency, batch_size, gc_interval_s=None)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
-            yield worker
-        finally:
-            worker.stop()
-            thread.join(120)
-            assert not thread.is_alive()
 
     def settle(self, adapter, *deliveries):
         for delivery in deliveries:

@@ -103,14 +103,19 @@ def test_a_worker_killed_at_any_step_repeats_no_effect_and_loses_none(
 # Connections that are lost at the worst moment
 
 
-@pytest.mark.parametrize(
-    ("loss", "letters"), [(Loss.QUESTION, 1), (Loss.ANSWER, 2)], ids=["copy lost", "confirmation lost"]
-)
-def test_a_connection_lost_around_a_dead_letter_loses_nothing(rabbit, queue, loss, letters):
+def behind_a_proxy(rabbit):
     parts = urlsplit(rabbit.url)
     proxy = Proxy("127.0.0.1", parts.port)
     place = parts.netloc.rpartition("@")[0]
     adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}")
+    return proxy, adapter
+
+
+@pytest.mark.parametrize(
+    ("loss", "letters"), [(Loss.QUESTION, 1), (Loss.ANSWER, 2)], ids=["copy lost", "confirmation lost"]
+)
+def test_a_connection_lost_around_a_dead_letter_loses_nothing(rabbit, queue, loss, letters):
+    proxy, adapter = behind_a_proxy(rabbit)
     adapter.open([consumer_of(queue)])
     try:
         rabbit.send(Message(queue, id="1"))
@@ -133,10 +138,7 @@ def test_a_connection_lost_around_a_dead_letter_loses_nothing(rabbit, queue, los
     "method", [bytes([0, 10, 0, 11]), bytes([0, 10, 0, 40])], ids=["logging in", "opening the virtual host"]
 )
 def test_a_first_connection_lost_while_it_is_opened_is_tried_again(rabbit, queue, method):
-    parts = urlsplit(rabbit.url)
-    proxy = Proxy("127.0.0.1", parts.port)
-    place = parts.netloc.rpartition("@")[0]
-    adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}")
+    proxy, adapter = behind_a_proxy(rabbit)
     proxy.lose(method, Loss.QUESTION)
     try:
         adapter.open([consumer_of(queue)])
@@ -151,10 +153,7 @@ def test_a_first_connection_lost_while_it_is_opened_is_tried_again(rabbit, queue
 
 
 def test_a_lost_acknowledgement_is_counted_and_the_message_comes_again(rabbit, queue):
-    parts = urlsplit(rabbit.url)
-    proxy = Proxy("127.0.0.1", parts.port)
-    place = parts.netloc.rpartition("@")[0]
-    adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}")
+    proxy, adapter = behind_a_proxy(rabbit)
     adapter.open([consumer_of(queue)])
     try:
         rabbit.send(Message(queue, id="1"))
