@@ -31,11 +31,11 @@ help: ## Print this list
 	@echo "  SECONDS=$(SECONDS) (of torture and soak)  SEED=  (of torture, which also takes BROKER= and CHECKER=redis, for one pair)"
 
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
-	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python tests/demo_over.py $(BROKER),idempotent demo) \
+	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python -m tests.demo $(BROKER),idempotent demo) \
 	  $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
 
 torture: $(STAMP) servers ## Harm consumers, brokers and stores for an hour, and examine the history
-	@$(BIN)/python tests/torture_over.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+	@$(BIN)/python -m tests.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(BROKER),--broker $(BROKER)) $(if $(CHECKER),--checker $(CHECKER)) $(ARGS)
 
 soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (SECONDS=)
@@ -47,7 +47,7 @@ test: lint types pytest $(if $(IN_CI),brief-torture) ## Check style and types, a
 	@echo "make test: passed (style, types, tests$(if $(IN_CI),, but the slow ones: CI=true make test))"
 
 brief-torture: $(STAMP) servers ## Every broker with every checker, the same ten seconds of faults each time
-	@$(BIN)/python tests/torture_over.py --seconds 180 --seed 1
+	@$(BIN)/python -m tests.torture --seconds 180 --seed 1
 
 lint: $(STAMP) ## Check style
 	@$(BIN)/ruff check .
@@ -88,7 +88,7 @@ format: $(STAMP) ## Mend what of the style can be mended by a program
 lock: python ## Write constraints.txt anew, with the newest versions
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(PYTHON) -m venv "$$folder" && \
-	"$$folder/bin/python" -m pip install --quiet --upgrade setuptools && \
+	"$$folder/bin/python" -m pip install --quiet --upgrade hatchling editables && \
 	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,demo,dev,bench]' && \
 	{ echo "# Exact versions for make and CI; written by \`make lock\`."; \
 	  "$$folder/bin/python" -m pip freeze --all --exclude pip --exclude idempotent-consumer; \
@@ -114,7 +114,7 @@ python:
 $(STAMP): pyproject.toml constraints.txt | python
 	@echo "Making $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  --no-build-isolation -e '.[all,demo,dev]'
 	@touch $@

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .base import Adapter, Delivery
-from .files import FileAdapter
-from .memory import MemoryAdapter
-from .memory_broker import DeadLetter, MemoryBroker
-from .urls import adapter_from_url
+from idempotent.adapters.base import Adapter, Delivery
+from idempotent.adapters.files import FileAdapter
+from idempotent.adapters.memory import MemoryAdapter
+from idempotent.adapters.memory.broker import DeadLetter, MemoryBroker
+from idempotent.adapters.urls import adapter_from_url
 
 __all__ = [
     "Adapter",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from idempotent.adapters.base import reason_of
 from idempotent.message import Message
 from idempotent.outcomes import Result
-
-from .base import reason_of
 
 KEY_HEADER: Final = "x-idempotent-key"
 """The message id of the original. Wins over the id that the broker gives the copy."""

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from idempotent.adapters.base import Adapter
+from idempotent.adapters.files import STANDARD_INPUT, FileAdapter
+from idempotent.adapters.memory import MemoryAdapter
+from idempotent.adapters.memory.broker import MemoryBroker, named_broker
 from idempotent.errors import ConfigurationError
-
-from .base import Adapter
-from .files import STANDARD_INPUT, FileAdapter
-from .memory import MemoryAdapter
-from .memory_broker import MemoryBroker, named_broker
 
 _TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -83,7 +82,7 @@ def _without_waiting(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _amqp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    from .rabbitmq import RabbitMqAdapter
+    from idempotent.adapters.rabbitmq import RabbitMqAdapter
 
     options = {**options_from_query(url.query, RabbitMqAdapter), **more}
     try:
@@ -93,7 +92,7 @@ def _amqp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
 
 
 def _stomp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    from .stomp import StompAdapter
+    from idempotent.adapters.activemq import StompAdapter
 
     options = {**options_from_query(url.query, StompAdapter), **more}
     try:
@@ -103,7 +102,7 @@ def _stomp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
 
 
 def _kafka(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    from .kafka import KafkaAdapter
+    from idempotent.adapters.kafka import KafkaAdapter
 
     options = {**options_from_query(url.query, KafkaAdapter), **more}
     try:

@@ -9,7 +9,7 @@ import sys
 from sqlalchemy import Connection, create_engine, text
 
 from idempotent import Message, Registry, Worker
-from idempotent.adapters.stomp import StompAdapter
+from idempotent.adapters.activemq import StompAdapter
 from idempotent.checkers import TransactionalSqlChecker
 from idempotent.migrations import upgrade
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Self
 
 from idempotent import Message, Registry
-from idempotent.checker import UNKNOWN_EFFECT
 from idempotent.checkers import AbstractIdempotentChecker
+from idempotent.checkers.base import UNKNOWN_EFFECT
 from idempotent.claims import (
     Claim,
     ClaimRequest,

@@ -1,10 +1,11 @@
-"""KeyAdmin: what a person may ask of a store and do to its keys. A capability beside the checker's."""
+"""What a person may ask of a store and do to its keys: KeyAdmin, and the findings about its configuration."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from idempotent.claims import KeyStatus
 from idempotent.keys import Key
@@ -114,3 +115,29 @@ class KeyAdmin(ABC):
 
         Returns whether it was as recorded, and is DONE now.
         """
+
+
+class Level(Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    """As it should be."""
+    WARNING = "warning"
+    """Works now; a crash, a failover or a full memory may repeat an effect."""
+    ERROR = "error"
+    """Does not work, or will lose keys in normal operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: how bad it is.
+        what: what was found, one sentence.
+        hint: what to do about it; empty when nothing is to be done.
+    """
+
+    level: Level
+    what: str
+    hint: str = ""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from idempotent.forks import in_child
 from idempotent.keys import Key
-from idempotent.positions import Position
+from idempotent.message import Position
 from idempotent.values import value
 
 OWNER_BYTES: Final = 16

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, TypeAlias
 
-from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Claim, ClaimRequest, Guarantee, KeyStatus, Lapsed, new_owner
 from idempotent.errors import ConfigurationError, MissingKeyError, UndecodableMessageError
-from idempotent.groups import process_many
-from idempotent.handler import Handler
 from idempotent.keys import HASH_BYTES, Key, KeySpace
-from idempotent.message import Message
-from idempotent.observe import Event, counters
+from idempotent.message import Message, Position
+from idempotent.observe.counting import Event, counters
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
-from idempotent.positions import Position
-from idempotent.processing import process_one, raised_by_handler
+from idempotent.processing.group import process_many
+from idempotent.processing.handler import Handler
+from idempotent.processing.single import process_one, raised_by_handler
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Message: one delivery, the same for every broker."""
+"""Message: one delivery, the same for every broker. Position: its place in a partition that is read in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 _NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
 
@@ -77,3 +77,22 @@ class Message:
 _SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW = (
     Message.__dict__[slot.name].__set__ for slot in fields(Message)
 )
+
+
+class Position(NamedTuple):
+    """One message's place, as `Message.position` of adapters that read partitions in order.
+
+    Attributes:
+        topic_id: the topic's identity, which a topic of the same name made later does not have.
+        partition: its number.
+        offset: the message's own.
+        expected: the offset after the message before it. Offsets have gaps, so it may be smaller than `offset`.
+    """
+
+    topic_id: str
+    partition: int
+    offset: int
+    expected: int
+
+    def __str__(self) -> str:
+        return f"{self.topic_id}/{self.partition}/{self.offset}"

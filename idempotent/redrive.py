@@ -119,7 +119,7 @@ def _bring_back(
 
 def _reader(source: str, consumer: Consumer) -> Consumer:
     """Whoever reads the dead letters; a group of its own, because the consumer's own may be running."""
-    from idempotent.checkers.memory import MemoryChecker
+    from idempotent.checkers import MemoryChecker
 
     registry = Registry()
     return registry.consumer(source, group=f"{consumer.group}-redrive", checker=MemoryChecker())(

@@ -8,11 +8,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.consumer import Consumer, ConsumerOptions, ExpiredLeasePolicy, KeyFunction
 from idempotent.errors import ConfigurationError, UnknownCheckerError
-from idempotent.handler import handler_of
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
+from idempotent.processing.handler import handler_of
 
 E = TypeVar("E", OnMissingKey, OnStoreError, OnExpiredLease)
 

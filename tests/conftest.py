@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
-from tests.services import (
+from tests.support.services import (
     ACTIVEMQ,
     KAFKA,
     MYSQL,
@@ -30,7 +30,7 @@ from tests.services import (
     own_database,
     own_redis_database,
 )
-from tests.stores import ALL, SHARED, SQL, Store, open_store
+from tests.support.stores import ALL, SHARED, SQL, Store, open_store
 
 ServerT = TypeVar("ServerT", bound=PrivateServer)
 POOL = pytest.StashKey[ServicePool]()

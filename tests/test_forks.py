@@ -4,10 +4,10 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from idempotent.checkers.leases import LeaseKeeper
 from idempotent.claims import OWNER_BYTES, Claim, new_owner
 from idempotent.forks import generation
-from idempotent.idle import Idle
-from idempotent.leases import LeaseKeeper
+from idempotent.stores.idle import Idle
 
 
 def test_no_two_claims_have_one_owner_in_threads_and_children():

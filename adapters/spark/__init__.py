@@ -6,13 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .api import idempotent_batches, idempotent_foreach, idempotent_partitions, idempotent_udf
-    from .bulk import bulk_dedup
-    from .keys import key_hash
-    from .ledger import OnConflict, StoreConfig
-    from .publication import Publication
-    from .run import IdempotentRun
-    from .streaming import foreach_batch
+    from idempotent.adapters.spark.api import (
+        idempotent_batches,
+        idempotent_foreach,
+        idempotent_partitions,
+        idempotent_udf,
+    )
+    from idempotent.adapters.spark.bulk import bulk_dedup
+    from idempotent.adapters.spark.keys import key_hash
+    from idempotent.adapters.spark.ledger import OnConflict, StoreConfig
+    from idempotent.adapters.spark.publication import Publication
+    from idempotent.adapters.spark.run import IdempotentRun
+    from idempotent.adapters.spark.streaming import foreach_batch
 
 __all__ = [
     "IdempotentRun",

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from idempotent.adapters.spark.run import IdempotentRun
+from idempotent.adapters.spark.session import refuse_speculation
+from idempotent.adapters.spark.tasks.udf import status_function
+from idempotent.adapters.spark.wrappers import (
+    BatchKeyFilter,
+    BatchReplay,
+    Key,
+    Keys,
+    PartitionEffects,
+    PartitionFilter,
+)
 from idempotent.errors import ConfigurationError
-
-from .run import IdempotentRun
-from .session import refuse_speculation
-from .udf import status_function
-from .wrappers import BatchKeyFilter, BatchReplay, Key, Keys, PartitionEffects, PartitionFilter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

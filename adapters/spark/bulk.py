@@ -6,17 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from idempotent.adapters.spark.deduplication import one_per_key
+from idempotent.adapters.spark.keys import HASH_COLUMN, key_hash, with_hash
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.claims import OnConflict
+from idempotent.adapters.spark.ledger.holding import explain_refusal
+from idempotent.adapters.spark.ledger.runs import RunState
+from idempotent.adapters.spark.run import IdempotentRun
+from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.wrappers import names_of
 from idempotent.errors import RunConflictError, StoreReplacedError
-
-from .deduplication import one_per_key
-from .handle import RunHandle
-from .keys import HASH_COLUMN, key_hash, with_hash
-from .ledger.base import Ledger
-from .ledger.claims import OnConflict
-from .ledger.holding import explain_refusal
-from .ledger.runs import RunState
-from .run import IdempotentRun
-from .wrappers import names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from idempotent.adapters.spark.filtering import PAYLOAD_COLUMN, STATUS_COLUMN
+from idempotent.adapters.spark.keys import HASH_COLUMN, quoted
 from idempotent.errors import ConfigurationError
-
-from .filtering import PAYLOAD_COLUMN, STATUS_COLUMN
-from .keys import HASH_COLUMN, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

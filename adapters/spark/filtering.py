@@ -7,13 +7,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from idempotent.adapters.spark.keys import HASH_COLUMN
+from idempotent.adapters.spark.ledger.claims import Verdict
+from idempotent.adapters.spark.tasks.batches import gathered
+from idempotent.adapters.spark.tasks.deciding import KeyFilter
+from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import FingerprintMismatchError
-
-from .batches import gathered
-from .deciding import KeyFilter
-from .handle import RunHandle
-from .keys import HASH_COLUMN
-from .ledger.claims import Verdict
 
 STATUS_COLUMN: Final = "_idem"
 """The column of `emit="status"`."""

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from idempotent.adapters.spark.ledger.owned import ATTEMPT_BYTES, Hold
+from idempotent.adapters.spark.renewal import Renewal
+from idempotent.adapters.spark.tasks.executor import check_store, ledger_for
+from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import RunConflictError, StoreError
-
-from .executor import check_store, ledger_for
-from .handle import RunHandle
-from .ledger.owned import ATTEMPT_BYTES, Hold
-from .renewal import Renewal
 
 R = TypeVar("R")
 _LONGEST_LOOK_S: Final = 1.0

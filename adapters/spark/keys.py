@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from idempotent.adapters.spark.ledger.owned import HASH_BYTES
 from idempotent.errors import ConfigurationError, MissingKeyError
-
-from .ledger.owned import HASH_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -6,10 +6,9 @@ import logging
 import threading
 from typing import Final
 
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import IdempotentError
-
-from .ledger.base import Ledger
-from .ledger.runs import RunRef
 
 log = logging.getLogger(__name__)
 _TIMES_A_LEASE: Final = 3

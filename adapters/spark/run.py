@@ -8,22 +8,21 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
+from idempotent.adapters.spark.deduplication import one_per_key, refuse_reserved, with_payload
+from idempotent.adapters.spark.filtering import STATUS_COLUMN, BatchFilter
+from idempotent.adapters.spark.keys import with_hash
+from idempotent.adapters.spark.lease import RunLease
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.claims import OnConflict
+from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.opening import open_ledger
+from idempotent.adapters.spark.ledger.runs import RunRow, RunState
+from idempotent.adapters.spark.publication import Publication
+from idempotent.adapters.spark.session import new_counters
+from idempotent.adapters.spark.tasks.chunks import checked_chunk
+from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.wrappers import names_of, refuse_divert
 from idempotent.errors import ConfigurationError
-
-from .chunks import checked_chunk
-from .deduplication import one_per_key, refuse_reserved, with_payload
-from .filtering import STATUS_COLUMN, BatchFilter
-from .handle import RunHandle
-from .keys import with_hash
-from .lease import RunLease
-from .ledger.base import Ledger
-from .ledger.claims import OnConflict
-from .ledger.config import StoreConfig
-from .ledger.opening import open_ledger
-from .ledger.runs import RunRow, RunState
-from .publication import Publication
-from .session import new_counters
-from .wrappers import names_of, refuse_divert
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

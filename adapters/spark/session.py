@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from idempotent.adapters.spark.ledger.claims import Verdict
+from idempotent.adapters.spark.tasks.counting import Counters
 from idempotent.errors import ConfigurationError
-
-from .counting import Counters
-from .ledger.claims import Verdict
 
 
 def classic_context() -> Any:

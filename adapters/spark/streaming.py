@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from .keys import quoted
-from .ledger.claims import OnConflict
-from .ledger.config import StoreConfig
-from .publication import Publication
-from .run import DEFAULT_CHUNK, IdempotentRun
-from .session import classic_context
+from idempotent.adapters.spark.keys import quoted
+from idempotent.adapters.spark.ledger.claims import OnConflict
+from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.publication import Publication
+from idempotent.adapters.spark.run import DEFAULT_CHUNK, IdempotentRun
+from idempotent.adapters.spark.session import classic_context
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -8,16 +8,15 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
+from idempotent.adapters.spark.filtering import only_new
+from idempotent.adapters.spark.handlers import Handlers
+from idempotent.adapters.spark.keys import key_hash
+from idempotent.adapters.spark.ledger.claims import OnConflict
+from idempotent.adapters.spark.tasks.batches import gathered
+from idempotent.adapters.spark.tasks.chunks import chunks
+from idempotent.adapters.spark.tasks.deciding import KeyFilter
+from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import ConfigurationError
-
-from .batches import gathered
-from .chunks import chunks
-from .deciding import KeyFilter
-from .filtering import only_new
-from .handle import RunHandle
-from .handlers import Handlers
-from .keys import key_hash
-from .ledger.claims import OnConflict
 
 T = TypeVar("T")
 Key = str | Sequence[str] | Callable[[Any], Any]

@@ -5,16 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.checker import AbstractIdempotentChecker
-from idempotent.checkers.attempts import AttemptChecker
-from idempotent.checkers.memory import MemoryChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.memory import AttemptChecker, MemoryChecker
 from idempotent.checkers.urls import checker_from_url
 
 if TYPE_CHECKING:
-    from idempotent.checkers.offsets import OffsetChecker
     from idempotent.checkers.redis import RedisChecker
-    from idempotent.checkers.sql import SqlChecker
-    from idempotent.checkers.transactional import TransactionalSqlChecker
+    from idempotent.checkers.sql import OffsetChecker, SqlChecker, TransactionalSqlChecker
 
 __all__ = [
     "AbstractIdempotentChecker",
@@ -29,10 +26,10 @@ __all__ = [
 
 # What they bring is imported when one is asked for: redis may be missing, SQLAlchemy is large.
 _MODULES: Final = {
-    "OffsetChecker": "offsets",
+    "OffsetChecker": "sql",
     "RedisChecker": "redis",
     "SqlChecker": "sql",
-    "TransactionalSqlChecker": "transactional",
+    "TransactionalSqlChecker": "sql",
 }
 
 

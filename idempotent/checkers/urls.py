@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from idempotent.checker import AbstractIdempotentChecker
-from idempotent.checkers.attempts import AttemptChecker
-from idempotent.checkers.memory import MemoryChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.memory.attempts import AttemptChecker
+from idempotent.checkers.memory.checker import MemoryChecker
 from idempotent.errors import ConfigurationError
 
 _TRANSACTIONAL: Final = "transactional+"
@@ -43,14 +43,14 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
             redis_checker: AbstractIdempotentChecker = RedisChecker(url, **options)
             return redis_checker
         if url.startswith(_TRANSACTIONAL):
-            from idempotent.checkers.transactional import TransactionalSqlChecker
+            from idempotent.checkers.sql.transactional import TransactionalSqlChecker
 
             return TransactionalSqlChecker(url.removeprefix(_TRANSACTIONAL), **options)
         if url.startswith(_OFFSETS):
-            from idempotent.checkers.offsets import OffsetChecker
+            from idempotent.checkers.sql.offsets import OffsetChecker
 
             return OffsetChecker(url.removeprefix(_OFFSETS), **options)
-        from idempotent.checkers.sql import SqlChecker
+        from idempotent.checkers.sql.checker import SqlChecker
 
         return SqlChecker(url, **options)
     except TypeError as error:

@@ -8,10 +8,11 @@ from typing import Annotated, Final
 import typer
 
 from idempotent import migrations
-from idempotent.admin import KeyAdmin, KeyFilter
-from idempotent.checker import AbstractIdempotentChecker
+from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers import SqlChecker, TransactionalSqlChecker
-from idempotent.checkers.memory_admin import consumer_of
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.memory.admin import consumer_of
+from idempotent.checkers.sql.health import sql_findings
 from idempotent.claims import KeyStatus
 from idempotent.cli.durations import seconds, words
 from idempotent.cli.exits import ExitCode, epilog
@@ -21,9 +22,7 @@ from idempotent.cli.output import Unit, console, count, emit, plain, progress, s
 from idempotent.cli.output import table as new_table
 from idempotent.cli.stores import admin_of, checker_at, database_at, is_redis
 from idempotent.errors import SchemaError, StoreError
-from idempotent.health import Finding, Level
 from idempotent.schema import DEFAULT_TABLE
-from idempotent.sql.health import sql_findings
 
 EPILOG = epilog(
     "idempotent doctor --url postgresql+psycopg://user:password@host/db",
@@ -100,7 +99,7 @@ def _look(
             yield Finding(Level.OK, f"the table {table} is as this version needs it")
         yield from sql_findings(checker.store)
     elif is_redis(url):
-        from idempotent.checkers.redis_health import redis_findings
+        from idempotent.checkers.redis.health import redis_findings
 
         yield from redis_findings(checker)
     admin = admin_of(checker)

@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from idempotent.cli.keys_view import Status
+from idempotent.cli.keys.view import Status
 
 URL_VARIABLE: Final = "IDEMPOTENT_URL"
 

@@ -9,11 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 import idempotent
-from idempotent.cli import demo, doctor, gc, keys, migrate, redrive, replay, run, spark_demo, torture
+from idempotent.cli import doctor, gc, migrate, redrive, replay, run
 from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.help_text import flow, paragraphs
+from idempotent.cli.keys import command as keys
 from idempotent.cli.output import note, show_error
-from idempotent.cli.prose import flow, paragraphs
+from idempotent.demo import command as demo
+from idempotent.demo.spark import command as spark_demo
 from idempotent.errors import IdempotentError
+from idempotent.torture import command as torture
 
 
 @dataclass(slots=True)

@@ -12,13 +12,13 @@ from sqlalchemy import Engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from idempotent.admin import KeyAdmin
-from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers import SqlChecker, TransactionalSqlChecker, checker_from_url
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.keys import Key, key_from_text
 from idempotent.schema import validate_table_name
-from idempotent.sql.connections import engine_from
-from idempotent.sql.faults import as_store_error
+from idempotent.stores.sql.connections import engine_from
+from idempotent.stores.sql.faults import as_store_error
 
 TRANSACTIONAL: Final = "transactional+"
 _REDIS: Final = ("redis://", "rediss://", "unix://")

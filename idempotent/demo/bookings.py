@@ -7,8 +7,8 @@ from typing import Final
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, func, select, text
 
-from idempotent.demo.databases import engine_at
 from idempotent.demo.flights import Flight
+from idempotent.testing.stage.databases import engine_at
 
 WITH_CHECKER: Final = "demo_flights_with_checker"
 WITHOUT_CHECKER: Final = "demo_flights_without_checker"

@@ -9,11 +9,11 @@ from sqlalchemy import Connection, Engine, Table, insert
 
 from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.base import Adapter
-from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Guarantee
 from idempotent.demo.bookings import bookings_table
-from idempotent.demo.checkers import demo_checker
-from idempotent.demo.databases import demo_engine
+from idempotent.testing.stage.checkers import demo_checker
+from idempotent.testing.stage.databases import demo_engine
 
 SUBJECT: Final = "flights"
 GROUP: Final = "demo"

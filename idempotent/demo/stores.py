@@ -10,12 +10,12 @@ from sqlalchemy.exc import ArgumentError
 
 from idempotent.checkers import OffsetChecker
 from idempotent.claims import Guarantee
-from idempotent.demo import redis_keys
 from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, drop_table, make_table
-from idempotent.demo.checkers import KEYS_TABLE, database_of, demo_checker, is_in_the_database
-from idempotent.demo.databases import engine_at
 from idempotent.errors import ConfigurationError
 from idempotent.migrations import downgrade, upgrade
+from idempotent.testing.stage import redis_keys
+from idempotent.testing.stage.checkers import KEYS_TABLE, database_of, demo_checker, is_in_the_database
+from idempotent.testing.stage.databases import engine_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from idempotent.errors import MissingExtraError
-from idempotent.observe import Counters, counters
+from idempotent.observe.counting import Counters, counters
 from idempotent.outcomes import Outcome
 
 try:

@@ -9,7 +9,7 @@ if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
         f"{__name__}.adapter_contract",
         *(
-            f"{__name__}.contract_{part}"
+            f"{__name__}.checker_contract.{part}"
             for part in (
                 "base",
                 "claims",
@@ -26,8 +26,7 @@ if "pytest" in sys.modules:
     )
 
 from idempotent.testing.adapter_contract import AdapterContract
-from idempotent.testing.contract import CheckerContract
-from idempotent.testing.contract_base import Capability
+from idempotent.testing.checker_contract import Capability, CheckerContract
 from idempotent.testing.crashpoints import CrashPlan, arm, around, crash_points, reach
 from idempotent.testing.duplicates import with_duplicates
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 from idempotent.adapters.base import Adapter, Delivery
-from idempotent.checkers.memory import MemoryChecker
+from idempotent.checkers import MemoryChecker
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.redrive import redrive

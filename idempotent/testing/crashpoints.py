@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, ParamSpec, TypeVar
 
-from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.errors import ConfigurationError
 
 P = ParamSpec("P")

@@ -19,8 +19,8 @@ from idempotent.testing.adapter_contract import until
 from idempotent.testing.crashpoints import CRASH_VARIABLE
 from tests.adapters.conformance_child import EFFECTS, GROUP, consume
 from tests.adapters.places import BROKERS, open_place
-from tests.forked import Forked
-from tests.working import run_until
+from tests.support.forked import Forked
+from tests.support.working import run_until
 
 SOON = Backoff(initial_s=0.1, maximum_s=0.1)
 KILLS = 4

@@ -22,15 +22,16 @@ from sqlalchemy.orm import Session
 from sqlalchemy.types import BigInteger
 
 from idempotent import Message
-from idempotent.checkers.redis_client import open_client
-from idempotent.checkers.redis_layout import claim_body
-from idempotent.checkers.redis_store import RedisStore, Script
+from idempotent.checkers.redis.layout import claim_body
+from idempotent.checkers.redis.scripts import Script
+from idempotent.checkers.sql.statements import Statements
 from idempotent.claims import ClaimRequest, KeyStatus, new_owner
 from idempotent.keys import KeySpace
 from idempotent.schema import DEFAULT_TABLE
-from idempotent.sql.cursor import DriverConnection, execute, insert_id, query
-from idempotent.sql.dialects import Conflict, dialect_for
-from idempotent.sql.statements import Statements
+from idempotent.stores.redis.client import open_client
+from idempotent.stores.redis.scripts import RedisStore
+from idempotent.stores.sql.cursor import DriverConnection, execute, insert_id, query
+from idempotent.stores.sql.dialects import Conflict, dialect_for
 from tests.bench.checkers import THREADS, effects
 from tests.bench.contest import SUBJECT, Contender, Tick, Work, in_batches, one_by_one
 from tests.bench.figures import What

@@ -12,8 +12,8 @@ from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, String, Ta
 from sqlalchemy.orm import Session
 
 from idempotent import Consumer, Message, Registry
-from idempotent.checker import AbstractIdempotentChecker
 from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.migrations import upgrade
 from tests.bench.contest import SUBJECT, Contender, Work, in_batches, one_by_one
 

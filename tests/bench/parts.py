@@ -14,7 +14,7 @@ from tests.bench import bare, brokers, checkers, memory, peers, servers
 from tests.bench.contest import Contender, contest
 from tests.bench.figures import Figure, Figures, What
 from tests.bench.spark_dedup import spark_figures
-from tests.services import PrivateServer
+from tests.support.services import PrivateServer
 
 OnStep: TypeAlias = Callable[[str], object]
 

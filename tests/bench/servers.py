@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.services import PrivateMariaDb, PrivatePostgres, PrivateRedis
+from tests.support.services import PrivateMariaDb, PrivatePostgres, PrivateRedis
 
 
 def mariadb(*options: str) -> PrivateMariaDb:

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from idempotent.adapters.spark import IdempotentRun, StoreConfig, bulk_dedup
 from idempotent.migrations import upgrade
+from tests.adapters.spark.support import sessions
 from tests.bench import servers
-from tests.spark import sessions
 
 IDENTITY = "mapInArrow identity"
 REDIS_BY_HAND = "Redis, SET NX in a script by hand"

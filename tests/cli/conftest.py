@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.support import Cli
-from tests.stores import SHARED, SQL, open_store
+from tests.support.stores import SHARED, SQL, open_store
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.cli.root import app
 from idempotent.keys import Key, KeySpace
-from tests.stores import Store
+from tests.support.stores import Store
 
 BILLING = KeySpace("orders.paid", "billing")
 MAIL = KeySpace("orders.paid", "mail")

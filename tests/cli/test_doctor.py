@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.cli.support import BILLING, at, dead, done, fill
-from tests.stores import open_store
+from tests.support.stores import open_store
 
 
 def problems(answer):

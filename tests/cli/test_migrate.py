@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.cli.support import at
-from tests.stores import open_store
+from tests.support.stores import open_store
 
 
 @pytest.fixture

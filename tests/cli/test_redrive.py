@@ -6,7 +6,7 @@ import pytest
 
 from idempotent import Message, Worker
 from idempotent.adapters.memory import MemoryAdapter
-from idempotent.adapters.memory_broker import named_broker
+from idempotent.adapters.memory.broker import named_broker
 from idempotent.checkers import SqlChecker
 from idempotent.migrations import upgrade
 

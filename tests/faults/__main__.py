@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from tests.faults.catalogue import FAULTS, Fault
-from tests.services import PrivateMariaDb, PrivateRedis
+from tests.support.services import PrivateMariaDb, PrivateRedis
 
 ROOT: Final = Path(__file__).parent.parent.parent
 _FAILED, _LONGEST_S = 1, 240

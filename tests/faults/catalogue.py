@@ -25,12 +25,12 @@ class Fault:
     tests: str
 
 
-_CONTRACT: Final = "tests/contract"
-_STATEMENTS: Final = "idempotent/sql/statements.py"
-_KEYTABLE: Final = "idempotent/sql/keytable.py"
-_PROCESSING: Final = "idempotent/processing.py"
-_TRANSACTIONAL: Final = "idempotent/checkers/transactional.py"
-_UNIT: Final = "idempotent/sql/transaction.py"
+_CONTRACT: Final = "tests/checkers/contract"
+_STATEMENTS: Final = "idempotent/checkers/sql/statements.py"
+_KEYTABLE: Final = "idempotent/checkers/sql/keytable.py"
+_PROCESSING: Final = "idempotent/processing/single.py"
+_TRANSACTIONAL: Final = "idempotent/checkers/sql/transactional.py"
+_UNIT: Final = "idempotent/checkers/sql/unit.py"
 
 
 FAULTS: Final = (
@@ -144,59 +144,59 @@ FAULTS: Final = (
     # Whose key it is, in Redis
     Fault(
         "Redis: anybody completes a key",
-        "idempotent/checkers/complete.lua",
+        "idempotent/checkers/redis/complete.lua",
         "elseif #value < 42 or value:sub(27) ~= body:sub(1, 16) then",
         "elseif #value < 42 then",
         f"{_CONTRACT}/test_redis.py -k test_only_the_owner_completes",
     ),
     Fault(
         "Redis: a claim overwrites",
-        "idempotent/checkers/claim.lua",
+        "idempotent/checkers/redis/claim.lua",
         "call('SET', key, fresh .. body, 'NX', 'PX', REMEMBER_MS)",
         "call('SET', key, fresh .. body, 'PX', REMEMBER_MS)",
         f"{_CONTRACT}/test_redis.py -k test_a_completed_key_is_a_duplicate",
     ),
     Fault(
         "Redis: anybody releases a key",
-        "idempotent/checkers/release.lua",
+        "idempotent/checkers/redis/release.lua",
         "if not value or value:sub(36, 51) ~= body:sub(1, 16) then",
         "if not value then",
         f"{_CONTRACT}/test_redis.py -k test_only_the_owner_releases",
     ),
     Fault(
         "Redis: a failure that is sent again counts again",
-        "idempotent/checkers/release.lua",
+        "idempotent/checkers/redis/release.lua",
         "if failure and failure:sub(5, 12) == token then",
         "if false then",
-        "tests/checkers/test_redis.py -k test_a_failure_whose_answer_was_lost_is_counted_once",
+        "tests/checkers/redis/test_checker.py -k test_a_failure_whose_answer_was_lost_is_counted_once",
     ),
     Fault(
         "Redis: a lease is renewed for whoever has it now",
-        "idempotent/checkers/renew.lua",
+        "idempotent/checkers/redis/renew.lua",
         "if value:sub(36, 51) == ARGV[i] then",
         "if #value > 0 then",
         f"{_CONTRACT}/test_redis.py -k test_a_renewal_gives_nothing_back",
     ),
     Fault(
         "Redis: times of the first key of a group for all",
-        "idempotent/checkers/complete.lua",
+        "idempotent/checkers/redis/complete.lua",
         "if value == before and body == owner then",
         "if before and body == owner then",
-        "tests/checkers/test_redis.py -k test_keys_completed_together_keep_their_own_times",
+        "tests/checkers/redis/test_checker.py -k test_keys_completed_together_keep_their_own_times",
     ),
     Fault(
         "Redis: whoever completes a key completes those beside it",
-        "idempotent/checkers/complete.lua",
+        "idempotent/checkers/redis/complete.lua",
         "if value == before and body == owner then",
         "if value == before then",
         f"{_CONTRACT}/test_redis.py -k test_completions_line_up",
     ),
     Fault(
         "Redis: answers that nobody read are the next call's",
-        "idempotent/checkers/redis_direct.py",
+        "idempotent/stores/redis/connections.py",
         "            connection.disconnect()\n            self.close()\n            raise",
         "            self._idle.put(connection)\n            raise",
-        "tests/checkers/test_redis_streams.py -k an_interruption_meanwhile",
+        "tests/checkers/redis/test_streams.py -k an_interruption_meanwhile",
     ),
     # The order of things
     Fault(
@@ -205,14 +205,14 @@ FAULTS: Final = (
         "        value = consumer.invoke(checker, claim, message)\n    except Exception as error:\n        if checker",
         "        checker.complete(claim)\n        value = consumer.invoke(checker, claim, message)\n"
         "    except Exception as error:\n        if checker",
-        "tests/crash/test_killed.py -k test_between_effect_and_completion_retry",
+        "tests/guarantees/crash/test_killed.py -k test_between_effect_and_completion_retry",
     ),
     Fault(
         "a store that does not answer has said duplicate",
         _PROCESSING,
         "    return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)\n\n\ndef run_unprotected",
         "    return Result(Outcome.DUPLICATE)\n\n\ndef run_unprotected",
-        "tests/test_worker.py -k test_a_store_that_is_down",
+        "tests/worker/test_worker.py -k test_a_store_that_is_down",
     ),
     Fault(
         "an interrupted handler keeps its key",
@@ -226,85 +226,85 @@ FAULTS: Final = (
         "idempotent/consumer.py",
         "_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP",
         "_IN_GROUP: Final = KeyStatus.IN_PROGRESS",
-        "tests/crash/test_groups_killed.py -k test_a_leased_group_burns_no_attempt",
+        "tests/guarantees/crash/test_groups_killed.py -k test_a_leased_group_burns_no_attempt",
     ),
     Fault(
         "leases are not renewed",
-        "idempotent/leases.py",
+        "idempotent/checkers/leases.py",
         "        if not claims:\n            return True\n",
         "        return True\n",
         f"{_CONTRACT}/test_memory.py -k test_claims_in_flight_are_renewed",
     ),
     Fault(
         "a completion that the store did not take is forgotten",
-        "idempotent/checker.py",
+        "idempotent/checkers/base.py",
         "            self._remember_unrecorded(completions)\n            raise",
         "            raise",
-        "tests/crash/test_answer_lost.py -k test_a_leased_completion_is_offered_again",
+        "tests/guarantees/crash/test_answer_lost.py -k test_a_leased_completion_is_offered_again",
     ),
     Fault(
         "a later copy in a group runs too",
-        "idempotent/groups.py",
+        "idempotent/processing/group.py",
         "            if first is member:\n                yield member\n",
         "            if True:\n                yield member\n",
-        "tests/test_groups.py -k 'own_outcome_in_its_place or copies'",
+        "tests/processing/test_group.py -k 'own_outcome_in_its_place or copies'",
     ),
     # Transactions
     Fault(
         "a handler commits its transaction",
-        "idempotent/sql/transaction.py",
+        "idempotent/checkers/sql/unit.py",
         '            unit.refuse("commit()")\n',
         "            pass\n",
-        "tests/test_transactional.py -k test_a_handler_cannot_end",
+        "tests/checkers/sql/test_transactional.py -k test_a_handler_cannot_end",
     ),
     Fault(
         "a handler's COMMIT without parameters is not seen",
-        "idempotent/sql/transaction.py",
+        "idempotent/checkers/sql/unit.py",
         '@event.listens_for(dialect, "do_execute_no_params")\n',
         "\n",
-        "tests/test_transactional.py -k test_a_handler_cannot_end",
+        "tests/checkers/sql/test_transactional.py -k test_a_handler_cannot_end",
     ),
     Fault(
         "a COMMIT without an answer has happened",
         _TRANSACTIONAL,
         "if not self._is_committed(keyed):",
         "if False:",
-        "tests/crash/test_answer_lost.py -k test_a_commit_that_nothing_proves",
+        "tests/guarantees/crash/test_answer_lost.py -k test_a_commit_that_nothing_proves",
     ),
     Fault(
         "what the database undid is committed",
         _UNIT,
         "        if self.undone:\n            raise DoomedTransactionError",
         "        if False:\n            raise DoomedTransactionError",
-        "tests/test_transactional.py -k test_a_deadlock_inside_a_group",
+        "tests/checkers/sql/test_transactional.py -k test_a_deadlock_inside_a_group",
     ),
     Fault(
         "a handler may end its transaction",
         _UNIT,
         "        self.connection.info[_INFO] = self\n",
         "",
-        "tests/test_transactional.py -k test_a_handler_cannot_end",
+        "tests/checkers/sql/test_transactional.py -k test_a_handler_cannot_end",
     ),
     Fault(
         "the key is committed in a transaction of its own",
         _TRANSACTIONAL,
         "DetachedConnections(self.store.engine, autocommit=False)",
         "DetachedConnections(self.store.engine, autocommit=True)",
-        "tests/test_transactional.py -k test_an_exception_rolls_effect_and_key_back",
+        "tests/checkers/sql/test_transactional.py -k test_an_exception_rolls_effect_and_key_back",
     ),
     Fault(
         "a connection whose commit was refused is used again",
         _UNIT,
         "reusable = self._committed or self._transaction.is_active",
         "reusable = True",
-        "tests/test_transactional.py -k test_a_deferred_constraint_that_fails_at_commit",
+        "tests/checkers/sql/test_transactional.py -k test_a_deferred_constraint_that_fails_at_commit",
     ),
     Fault(
         "an offset is taken before its turn",
-        "idempotent/checkers/offsets.py",
+        "idempotent/checkers/sql/offsets.py",
         "while count < len(run) and run[count][1].expected == run[count - 1][1].offset + 1:",
         "while count < len(run):",
-        "tests/test_offsets.py",
+        "tests/checkers/sql/test_offsets.py",
     ),
     # Keys
     Fault(
@@ -331,28 +331,28 @@ FAULTS: Final = (
     ),
     Fault(
         "Kafka commits one offset too many",
-        "adapters/kafka_partition.py",
+        "adapters/kafka/partition.py",
         "return None if last is None else last + 1",
         "return None if last is None else last + 2",
         "tests/adapters/kafka/test_offsets.py -k test_an_offset_is_committed_only_when",
     ),
     Fault(
         "RabbitMQ: acknowledged when it is received",
-        "adapters/rabbitmq_session.py",
+        "adapters/rabbitmq/session.py",
         "            if self._consuming.ack is AckMode.AUTO:\n                self._acks.finish(tag)\n",
         "            self._acks.finish(tag)\n            self._acks.flush()\n",
         "tests/adapters/rabbitmq/test_contract.py -k test_what_is_not_settled_comes_again",
     ),
     Fault(
         "RabbitMQ: a dead letter is acknowledged before its copy",
-        "adapters/rabbitmq_copies.py",
+        "adapters/rabbitmq/copies.py",
         "        try:\n            copy.publish(session)\n",
         "        try:\n            self._acknowledge(copy.token)\n            copy.publish(session)\n",
         "tests/adapters/rabbitmq/test_copies.py -k test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged",
     ),
     Fault(
         "ActiveMQ: a dead letter is acknowledged before its copy",
-        "adapters/stomp_settling.py",
+        "adapters/activemq/settling.py",
         "    def replaced(self, held: Held, copy: CopyOf) -> None:\n        self._confirm(held, copy)\n"
         "        self.done(held)\n\n\nclass Cumulative",
         "    def replaced(self, held: Held, copy: CopyOf) -> None:\n        self.done(held)\n"
@@ -364,7 +364,7 @@ FAULTS: Final = (
         "idempotent/outcomes.py",
         "Outcome.IN_PROGRESS: Action.HOLD,",
         "Outcome.IN_PROGRESS: Action.ACK,",
-        "tests/test_worker.py -k test_a_message_in_progress_elsewhere_is_held",
+        "tests/worker/test_worker.py -k test_a_message_in_progress_elsewhere_is_held",
     ),
     Fault(
         "a dead letter comes back and its key stays dead",

@@ -21,12 +21,12 @@ from rich.console import Console
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.base import Adapter
 from idempotent.checkers import MemoryChecker
-from idempotent.demo.live.place import Place
-from idempotent.demo.live.places import place_at
-from idempotent.testing.leftovers import left_over, letters
-from idempotent.testing.torture.job import GROUP
+from idempotent.testing.stage.leftovers import left_over, letters
+from idempotent.testing.stage.place import Place
+from idempotent.testing.stage.places import place_at
+from idempotent.torture.job import GROUP
 from tests.malformed.messages import malformed
-from tests.torture_pairs import BROKERS
+from tests.support.pairs import BROKERS
 
 _BATCH = 500
 _GOOD_EVERY = 10

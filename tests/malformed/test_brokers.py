@@ -11,7 +11,7 @@ from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker
 from tests.adapters.places import BROKERS, open_place
 from tests.malformed.messages import malformed
-from tests.working import run_until
+from tests.support.working import run_until
 
 # ActiveMQ shows no more than 400 messages of a queue to one who looks.
 MALFORMED, GOOD = 350, 200

@@ -4,7 +4,7 @@ import secrets
 
 import pytest
 
-from idempotent.demo.live.places import place_at
+from idempotent.testing.stage.places import place_at
 from tests.malformed.flood import Flood
 
 

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idempotent import Message, Registry
+from idempotent.adapters.activemq.frames import QUOTED_KEY_HEADER, Frame, message_of, send_frame
+from idempotent.adapters.activemq.splitter import FrameSplitter
 from idempotent.adapters.copies import (
     ATTEMPT_HEADER,
     attempt_of,
@@ -22,17 +24,15 @@ from idempotent.adapters.copies import (
     number_in,
     without_reason,
 )
-from idempotent.adapters.file_lines import Line
-from idempotent.adapters.file_records import RecordFormat
-from idempotent.adapters.kafka_records import DUE_HEADER, copied_headers, due_in_s
-from idempotent.adapters.kafka_records import message_of as message_of_kafka
-from idempotent.adapters.rabbitmq_messages import Received, message_from, properties_of
-from idempotent.adapters.stomp_frames import QUOTED_KEY_HEADER, Frame, message_of, send_frame
-from idempotent.adapters.stomp_splitter import FrameSplitter
+from idempotent.adapters.files.lines import Line
+from idempotent.adapters.files.records import RecordFormat
+from idempotent.adapters.kafka.records import DUE_HEADER, copied_headers, due_in_s
+from idempotent.adapters.kafka.records import message_of as message_of_kafka
+from idempotent.adapters.rabbitmq.messages import Received, message_from, properties_of
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, UndecodableRecordError
+from idempotent.message import Position
 from idempotent.outcomes import Outcome, Result
-from idempotent.positions import Position
 
 MANY = settings(max_examples=500, deadline=None)
 MANGLED = 100_000

@@ -21,10 +21,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tests.bench.memory import Flatness, Sample, flatness
-from tests.services import PrivateKafka, PrivateMariaDb, PrivatePostgres, PrivateRabbitMq
 from tests.soak.line import ROOT, Line, Reading
 from tests.soak.picture import MIB, draw
-from tests.torture_over import started
+from tests.support.services import PrivateKafka, PrivateMariaDb, PrivatePostgres, PrivateRabbitMq
+from tests.torture.__main__ import started
 
 
 def main(

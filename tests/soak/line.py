@@ -17,8 +17,8 @@ import psutil
 from sqlalchemy import Engine, MetaData, func, select
 
 from idempotent import Message
-from idempotent.demo.live.places import place_at
 from idempotent.schema import dedup_tables
+from idempotent.testing.stage.places import place_at
 from tests.bench.checkers import effects, engine_at
 from tests.soak.child import BATCH
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from idempotent.claims import Guarantee
-from idempotent.testing.torture.effects import Effect
-from idempotent.testing.torture.expected import Explanations
-from idempotent.testing.torture.faults import FaultKind
-from idempotent.testing.torture.history import examine
-from idempotent.testing.torture.incidents import Incident, Mishap
+from idempotent.torture.examination.effects import Effect
+from idempotent.torture.examination.expected import Explanations
+from idempotent.torture.examination.history import examine
+from idempotent.torture.faults.incidents import Incident, Mishap
+from idempotent.torture.faults.kinds import FaultKind
 
 LEASE_S = 4.0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from idempotent.testing.torture import Servers, Settings
-from idempotent.testing.torture.faults import FaultKind
-from idempotent.testing.torture.messages import Behaviour, behaviour_of
-from idempotent.testing.torture.offers import offers
-from idempotent.testing.torture.schedule import schedule
-from idempotent.testing.torture.stores import Store
+from idempotent.torture import Servers, Settings
+from idempotent.torture.faults.feasible import offers
+from idempotent.torture.faults.kinds import FaultKind
+from idempotent.torture.faults.schedule import schedule
+from idempotent.torture.messages import Behaviour, behaviour_of
+from idempotent.torture.stores import Store
 
 POINTS = tuple(f"{when}_{step}" for step in ("claim", "effect", "ack") for when in ("before", "after"))
 KINDS = tuple(FaultKind)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from idempotent.testing.torture.effects import Effect
-from idempotent.testing.torture.journal import Journal, What
-from idempotent.testing.torture.traces import traces
+from idempotent.torture.examination.effects import Effect
+from idempotent.torture.examination.traces import traces
+from idempotent.torture.journal import Journal, What
 
 
 def effect(id, at, position=""):

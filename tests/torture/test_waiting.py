@@ -5,8 +5,8 @@ import pytest
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import StoreUnavailableError
-from idempotent.testing.torture.journal import What
-from idempotent.testing.torture.waiting import Waiting
+from idempotent.torture.journal import What
+from idempotent.torture.waiting import Waiting
 
 
 class Lines:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from .base import Ledger
-from .claims import Decision, OnConflict, RunClaims, Verdict
-from .config import StoreConfig
-from .memory import MemoryLedger
-from .opening import open_ledger
-from .owned import ATTEMPT_BYTES, FINGERPRINT_BYTES, HASH_BYTES, ClaimState, Held, Hold, Owner
-from .runs import RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.claims import Decision, OnConflict, RunClaims, Verdict
+from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.memory import MemoryLedger
+from idempotent.adapters.spark.ledger.opening import open_ledger
+from idempotent.adapters.spark.ledger.owned import (
+    ATTEMPT_BYTES,
+    FINGERPRINT_BYTES,
+    HASH_BYTES,
+    ClaimState,
+    Held,
+    Hold,
+    Owner,
+)
+from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
 
 __all__ = [
     "ATTEMPT_BYTES",

@@ -10,9 +10,9 @@ from abc import abstractmethod
 from types import TracebackType
 from typing import Self
 
-from .holding import KeyHolding
-from .owned import ClaimState
-from .runs import RunRef
+from idempotent.adapters.spark.ledger.holding import KeyHolding
+from idempotent.adapters.spark.ledger.owned import ClaimState
+from idempotent.adapters.spark.ledger.runs import RunRef
 
 
 class Ledger(KeyHolding):

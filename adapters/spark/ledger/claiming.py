@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
-from .lifecycle import RunLifecycle
-from .owned import FINGERPRINT_BYTES, HASH_BYTES, Owner, Owners
-from .runs import RunRef
+from idempotent.adapters.spark.ledger.lifecycle import RunLifecycle
+from idempotent.adapters.spark.ledger.owned import FINGERPRINT_BYTES, HASH_BYTES, Owner, Owners
+from idempotent.adapters.spark.ledger.runs import RunRef
 
 MAX_ROWS: Final = 1000
 """Keys in one round trip; longer calls make more."""

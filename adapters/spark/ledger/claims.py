@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.holding import explain_refusal
+from idempotent.adapters.spark.ledger.owned import Owner
+from idempotent.adapters.spark.ledger.runs import RunRef, RunState
 from idempotent.errors import RunConflictError, StoreReplacedError
-
-from .base import Ledger
-from .holding import explain_refusal
-from .owned import Owner
-from .runs import RunRef, RunState
 
 NOBODY: Final = 0
 """Stands for a token where nobody owns a key."""

@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from idempotent.checker import DEFAULT_RETENTION_S
+from idempotent.checkers.base import DEFAULT_RETENTION_S
 from idempotent.errors import ConfigurationError
 from idempotent.schema import DEFAULT_TABLE, validate_table_name
 

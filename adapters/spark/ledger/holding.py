@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from idempotent.adapters.spark.ledger.claiming import KeyClaiming, checked, in_parts
+from idempotent.adapters.spark.ledger.owned import ATTEMPT_BYTES, ClaimState, Held, Hold, PendingRow
+from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunRef, RunState
 from idempotent.errors import (
     ConfigurationError,
     RunFencedError,
@@ -14,10 +17,6 @@ from idempotent.errors import (
     StoreBusyError,
     StoreReplacedError,
 )
-
-from .claiming import KeyClaiming, checked, in_parts
-from .owned import ATTEMPT_BYTES, ClaimState, Held, Hold, PendingRow
-from .runs import MICROSECONDS, RunRef, RunState
 
 _ROUNDS: Final = 20
 _PACKET_BYTES: Final = 4_000_000

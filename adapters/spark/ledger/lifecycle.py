@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
+from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunChange, RunRef, RunRow, RunState, new_token
 from idempotent.errors import (
     ClaimsExpiredError,
     ConfigurationError,
@@ -15,8 +16,6 @@ from idempotent.errors import (
     StoreBusyError,
     StoreReplacedError,
 )
-
-from .runs import MICROSECONDS, RunChange, RunRef, RunRow, RunState, new_token
 
 _ROUNDS: Final = 20
 _MARGIN: Final = 0.1

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from threading import RLock
 
-from idempotent.checker import DEFAULT_RETENTION_S
-
-from .base import Ledger
-from .holding import Holder
-from .owned import ClaimState, Owner, Owners, PendingRow
-from .runs import RunChange, RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.holding import Holder
+from idempotent.adapters.spark.ledger.owned import ClaimState, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
+from idempotent.checkers.base import DEFAULT_RETENTION_S
 
 
 @dataclass(slots=True)

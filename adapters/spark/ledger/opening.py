@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Ledger
-from .config import StoreConfig
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.config import StoreConfig
 
 
 def open_ledger(config: StoreConfig) -> Ledger:
@@ -14,10 +14,10 @@ def open_ledger(config: StoreConfig) -> Ledger:
         MissingExtraError: its driver is not installed.
     """
     if config.is_redis:
-        from .redis import RedisLedger
+        from idempotent.adapters.spark.ledger.redis import RedisLedger
 
         redis_ledger: Ledger = RedisLedger(config)
         return redis_ledger
-    from .sql import SqlLedger
+    from idempotent.adapters.spark.ledger.sql import SqlLedger
 
     return SqlLedger(config)

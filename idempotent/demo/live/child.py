@@ -14,9 +14,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from idempotent.demo.consumers import Job, consume
-from idempotent.demo.live.places import place_at
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
+from idempotent.testing.stage.places import place_at
 
 _EVERY_S = 0.1
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from idempotent.adapters.base import Adapter
 from idempotent.demo.flights import Flight
-from idempotent.demo.live.place import Place
 from idempotent.errors import AdapterError
 from idempotent.message import Message
+from idempotent.testing.stage.place import Place
 
 _TOGETHER: Final = 500
 _AGAIN_S: Final = 0.5

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from idempotent.demo.bookings import WITH_CHECKER, count_bookings, read_bookings
-from idempotent.demo.checkers import LEASE_S, demo_checker
 from idempotent.demo.consumers import GROUP, Job
 from idempotent.demo.ended import ConsumerEndedError
 from idempotent.demo.flights import read_flights
-from idempotent.demo.live.place import Place
 from idempotent.demo.live.process import ConsumerProcess
 from idempotent.demo.live.producer import Producer
 from idempotent.demo.live.report import LiveReport
@@ -24,7 +22,9 @@ from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
 from idempotent.demo.truth import compare
 from idempotent.outcomes import Outcome
-from idempotent.testing.leftovers import LOOKS, left_over
+from idempotent.testing.stage.checkers import LEASE_S, demo_checker
+from idempotent.testing.stage.leftovers import LOOKS, left_over
+from idempotent.testing.stage.place import Place
 
 _PROCESSES: Final = 2
 _LOOK_EVERY_S: Final = 0.05

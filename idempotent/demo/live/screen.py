@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.live.place import Place
 from idempotent.demo.live.report import LiveReport
 from idempotent.demo.screen import checker_lines, count
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
+from idempotent.testing.stage.place import Place
 
 _RESTARTED: Final = "the broker killed and started again in the middle"
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 from sqlalchemy import Column, Integer, MetaData, String, Table, delete, insert, select, text
 
 from idempotent.adapters.spark import StoreConfig
-from idempotent.demo import redis_keys
-from idempotent.demo.databases import engine_at
 from idempotent.migrations import downgrade, upgrade
+from idempotent.testing.stage import redis_keys
+from idempotent.testing.stage.databases import engine_at
 
 _KEYS: Final = "demo_spark_tbl"
 _FLIGHTS: Final = "demo_spark_flights"

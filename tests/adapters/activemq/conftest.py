@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from idempotent import Registry
-from idempotent.adapters.stomp import StompAdapter
+from idempotent.adapters.activemq import StompAdapter
 from idempotent.checkers import MemoryChecker
 from tests.adapters.activemq.member import QUICK
 

@@ -3,11 +3,11 @@
 import time
 
 from idempotent import Outcome, Result
+from idempotent.adapters.activemq import StompAdapter
 from idempotent.adapters.copies import KEY_HEADER
-from idempotent.adapters.stomp import StompAdapter
 from idempotent.policy import Backoff
 from tests.adapters.activemq.stomp_client import client, in_queue, until_in_queue
-from tests.working import run_until
+from tests.support.working import run_until
 
 ACK = Result(Outcome.PROCESSED)
 DEADLINE_S = 90.0

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import pytest
 
+from idempotent.adapters.activemq import AckMode, StompAdapter
 from idempotent.adapters.copies import REASON_HEADER
-from idempotent.adapters.stomp import AckMode, StompAdapter
 from idempotent.policy import Backoff
 from idempotent.testing import AdapterContract
 from tests.adapters.activemq.stomp_client import client, in_queue

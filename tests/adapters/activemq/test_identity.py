@@ -7,8 +7,8 @@ import pytest
 
 from idempotent import Message, Outcome, Result
 from idempotent.adapters import adapter_from_url
+from idempotent.adapters.activemq import AckMode, StompAdapter
 from idempotent.adapters.copies import ATTEMPT_HEADER, KEY_HEADER
-from idempotent.adapters.stomp import AckMode, StompAdapter
 from idempotent.errors import AdapterError
 from tests.adapters.activemq.member import ACK, ids, receive, send, until_left
 from tests.adapters.activemq.stomp_client import client, in_queue

@@ -15,9 +15,9 @@ import pytest
 
 from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters import adapter_from_url
+from idempotent.adapters.activemq import StompAdapter
+from idempotent.adapters.activemq.frames import Frame, send_frame
 from idempotent.adapters.copies import REASON_HEADER
-from idempotent.adapters.stomp import StompAdapter
-from idempotent.adapters.stomp_frames import Frame, send_frame
 from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.migrations import upgrade
@@ -35,7 +35,7 @@ from tests.adapters.activemq.member import (
     work_until,
 )
 from tests.adapters.activemq.stomp_client import client, in_queue
-from tests.services.activemq import MAX_FRAME_BYTES, PASSWORD, USER
+from tests.support.services.activemq import MAX_FRAME_BYTES, PASSWORD, USER
 
 ACK = Result(Outcome.PROCESSED)
 
@@ -418,8 +418,8 @@ def test_a_server_that_says_nothing_is_given_up_in_time(name):
 CHILD = """
 import os, signal, sys
 from idempotent import Registry, Worker
-from idempotent.adapters.stomp import StompAdapter
-from idempotent.adapters.stomp_connection import StompConnection
+from idempotent.adapters.activemq import StompAdapter
+from idempotent.adapters.activemq.connection import StompConnection
 from idempotent.checkers import SqlChecker
 
 url, store, name, point = sys.argv[1:]

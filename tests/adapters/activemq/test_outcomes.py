@@ -7,8 +7,8 @@ import time
 import pytest
 
 from idempotent import Message, Outcome, Registry, Result, Worker
+from idempotent.adapters.activemq import StompAdapter
 from idempotent.adapters.copies import ATTEMPT_HEADER, ORIGIN_HEADER, OUTCOME_HEADER, REASON_HEADER
-from idempotent.adapters.stomp import StompAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import StoreUnavailableError
 from idempotent.policy import Backoff

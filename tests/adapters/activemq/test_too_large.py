@@ -5,11 +5,11 @@ import time
 import pytest
 
 from idempotent import Outcome, Registry, Result
-from idempotent.adapters.stomp_losses import Losses
+from idempotent.adapters.activemq.losses import Losses
 from idempotent.checkers import MemoryChecker
 from tests.adapters.activemq.member import left, receive, send, until_left, work_until
 from tests.adapters.activemq.test_outages import opened
-from tests.services.activemq import MAX_FRAME_BYTES
+from tests.support.services.activemq import MAX_FRAME_BYTES
 
 # The original just fits, and our headers make it larger.
 LARGE = bytes(MAX_FRAME_BYTES - 200)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from idempotent import Message, Outcome, Registry, Result, Worker
-from idempotent.adapters.stomp import StompAdapter
+from idempotent.adapters.activemq import StompAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import ConfigurationError
 from tests.adapters.activemq.member import ACK, DEADLINE_S, QUICK, receive, until_left

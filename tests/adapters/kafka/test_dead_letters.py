@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from idempotent import Message, Outcome, Result
 from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, OUTCOME_HEADER, REASON_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.adapters.kafka_records import TIMESTAMP_HEADER
+from idempotent.adapters.kafka.records import TIMESTAMP_HEADER
 from idempotent.checkers import MemoryChecker
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until

@@ -14,7 +14,7 @@ from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import OffsetChecker
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.policy import Backoff
-from tests.stores import open_store
+from tests.support.stores import open_store
 
 WAIT_S = 60
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from idempotent import Message, Registry
-from idempotent.adapters import kafka_group
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.kafka import group as kafka_group
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.testing.adapter_contract import until

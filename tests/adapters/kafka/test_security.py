@@ -6,14 +6,15 @@ import time
 import pytest
 
 from idempotent import Message, Outcome, Registry, Result
-from idempotent.adapters import adapter_from_url, kafka_group
+from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.adapters.kafka_client import KafkaError
+from idempotent.adapters.kafka import group as kafka_group
+from idempotent.adapters.kafka.client import KafkaError
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
 from idempotent.testing.adapter_contract import AdapterContract, until
 from tests.adapters.kafka.broker import Broker
-from tests.services.kafka import PASSWORD, USER
+from tests.support.services.kafka import PASSWORD, USER
 
 SECRET = "wr0ng-s3cret"
 receive = AdapterContract.receive

@@ -5,8 +5,8 @@ import secrets
 import pytest
 
 from idempotent import Message
-from idempotent.adapters import kafka
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.kafka import adapter as kafka
 from idempotent.errors import AdapterError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until

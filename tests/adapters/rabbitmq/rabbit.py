@@ -10,7 +10,7 @@ import pika.exceptions
 
 from idempotent import Message, Registry
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
-from idempotent.adapters.rabbitmq_messages import Received, message_from
+from idempotent.adapters.rabbitmq.messages import Received, message_from
 from idempotent.checkers import MemoryChecker
 from idempotent.policy import Backoff
 

@@ -222,7 +222,7 @@ def certificates():
 
 @pytest.mark.slow
 def test_tls_is_checked_and_a_mismatch_is_explained(private_rabbitmq, certificates):
-    from tests.services.process import free_port
+    from tests.support.services.process import free_port
 
     port = free_port()
     broker = private_rabbitmq(

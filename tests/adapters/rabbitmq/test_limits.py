@@ -4,7 +4,7 @@ import logging
 import time
 
 from idempotent import Message, Outcome, Registry, Result, Worker
-from idempotent.adapters import rabbitmq_session
+from idempotent.adapters.rabbitmq import session as rabbitmq_session
 from idempotent.checkers import MemoryChecker
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import run_for

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from idempotent import Message, Outcome, Result, Worker
-from idempotent.adapters import rabbitmq_client
+from idempotent.adapters.rabbitmq import client as rabbitmq_client
 from idempotent.errors import AdapterError
 from idempotent.migrations import upgrade
 from idempotent.testing.adapter_contract import until

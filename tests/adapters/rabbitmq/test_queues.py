@@ -7,9 +7,8 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters import adapter_from_url
-from idempotent.adapters import rabbitmq_topology as topology
-from idempotent.adapters.rabbitmq import AckMode
-from idempotent.adapters.rabbitmq_topology import Topology
+from idempotent.adapters.rabbitmq import AckMode, topology
+from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.errors import AdapterError
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import ACK, DEAD, failed
@@ -73,7 +72,7 @@ def test_a_dead_letter_queue_can_be_shared(rabbit, opened):
 @pytest.mark.slow
 def test_an_unused_delay_queue_goes_but_never_with_messages(rabbit, queue, opened, monkeypatch):
     monkeypatch.setattr(topology, "UNUSED_MS", 1500)
-    monkeypatch.setattr("idempotent.adapters.rabbitmq_publisher.ASK_AGAIN_S", 0.5)
+    monkeypatch.setattr("idempotent.adapters.rabbitmq.publisher.ASK_AGAIN_S", 0.5)
     adapter = opened(queue)
     for number in range(10):
         rabbit.send(Message(queue, id=str(number)))

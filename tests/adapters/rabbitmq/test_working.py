@@ -8,7 +8,7 @@ import pika.exceptions
 import pytest
 
 from idempotent import Message, Outcome, Registry, Worker
-from idempotent.adapters.rabbitmq_session import Session
+from idempotent.adapters.rabbitmq.session import Session
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.policy import Backoff

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from idempotent.adapters.kafka_client import Raw
+from idempotent.adapters.kafka.client import Raw
 from tests.bench.brokers.course import Course
 
 PREFETCH = 200

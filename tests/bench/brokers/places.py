@@ -11,13 +11,13 @@ from typing import Final
 from idempotent import Message, Registry
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.base import Adapter
-from idempotent.adapters.kafka_client import Raw
-from idempotent.adapters.kafka_records import message_of, origin_of
+from idempotent.adapters.kafka.client import Raw
+from idempotent.adapters.kafka.records import message_of, origin_of
 from idempotent.checkers import AbstractIdempotentChecker
-from idempotent.positions import Position
+from idempotent.message import Position
 from tests.bench.brokers import bare
 from tests.bench.brokers.course import Course
-from tests.services import PrivateActiveMq, PrivateKafka, PrivateRabbitMq
+from tests.support.services import PrivateActiveMq, PrivateKafka, PrivateRabbitMq
 
 BODY: Final = b"x" * 100
 _PUBLISHED_TOGETHER: Final = 1000

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from idempotent.checker import AbstractIdempotentChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import ClaimRequest, Completion, KeyStatus, Lapsed, new_owner
 from idempotent.keys import KeySpace
 

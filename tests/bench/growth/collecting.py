@@ -17,7 +17,7 @@ from idempotent.checkers import SqlChecker
 from tests.bench.growth.claiming import fresh
 from tests.bench.growth.results import Collection, Latency, Layout
 from tests.bench.growth.tables import TABLES, Tables
-from tests.services import PrivateServer
+from tests.support.services import PrivateServer
 
 ROOT: Final = Path(__file__).parent.parent.parent.parent
 _TABLE: Final = TABLES[Layout.BY_HASH]

@@ -14,7 +14,7 @@ from typing import Final
 from tests.bench.brokers import places
 from tests.bench.growth.results import Layout, Restart
 from tests.bench.growth.tables import TABLES
-from tests.services import PrivateServer
+from tests.support.services import PrivateServer
 
 ROOT: Final = Path(__file__).parent.parent.parent.parent
 _SETTLED_BEFORE: Final = 20

@@ -14,7 +14,7 @@ from tests.bench import servers
 from tests.bench.growth.claiming import for_seconds, rate
 from tests.bench.growth.results import Latency, Layout, Point
 from tests.bench.growth.tables import TABLES, Tables
-from tests.services import PrivateServer
+from tests.support.services import PrivateServer
 
 OnStep = Callable[[str], object]
 _MIB: Final = 2**20

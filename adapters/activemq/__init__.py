@@ -1,0 +1,8 @@
+"""ActiveMQ Classic, over STOMP 1.2."""
+
+from __future__ import annotations
+
+from idempotent.adapters.activemq.adapter import StompAdapter
+from idempotent.adapters.activemq.options import AckMode
+
+__all__ = ["AckMode", "StompAdapter"]

@@ -1,0 +1,282 @@
+"""StompAdapter: the client of an ActiveMQ Classic broker, over STOMP 1.2."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from idempotent.adapters.activemq.connecting import Connecting
+from idempotent.adapters.activemq.connection import Subscription
+from idempotent.adapters.activemq.epoch import Epoch, Token
+from idempotent.adapters.activemq.frames import Frame, dead_letters_of, destination_of, send_frame
+from idempotent.adapters.activemq.losses import Losses
+from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
+from idempotent.adapters.activemq.refusals import CopyLostError, LostError
+from idempotent.adapters.activemq.settling import CopyOf
+from idempotent.adapters.base import Adapter, Delivery
+from idempotent.adapters.copies import KEY_HEADER, dead_letter_headers, delayed_headers
+from idempotent.adapters.reconnecting import Reconnecting
+from idempotent.consumer import Consumer
+from idempotent.errors import AdapterError
+from idempotent.message import Message
+from idempotent.outcomes import Action, Result
+from idempotent.policy import Backoff
+
+__all__ = ["AckMode", "StompAdapter"]
+
+_LOOK_S: Final = 0.1
+_SHORT_LIFE_S: Final = 1.0
+_TRANSACTION: Final = 500
+_BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=30.0)
+
+
+class StompAdapter(Adapter):
+    """Receive from, and publish to, ActiveMQ Classic. It connects again by itself.
+
+    A subject is a queue, or says what it is: `/queue/NAME`, `/topic/NAME`. The message id is the header
+    `x-idempotent-key`, or the one that the broker gave.
+
+    A failed message is sent again as a copy that the broker's scheduler keeps back, a dead one as a copy to the
+    dead-letter queue. The original is acknowledged when the broker has confirmed the copy; with `ack="transacted"`
+    both are one transaction. NACK is never sent: it would make a dead letter of the message, without a reason.
+
+    Args:
+        url: `stomp://user:password@host:61613`, or `stomp+ssl://`.
+        ack: when messages are acknowledged; one of `AckMode` or its value.
+        prefetch: messages of one subject that the broker sends ahead of their acknowledgement.
+        optimize_acknowledge: with `ack="auto"`: in groups of 65 % of the prefetch.
+        optimize_ack_timeout_s: a group waits no longer than this for more.
+        client_id: a name that no other connection has at the same time; for durable subscriptions.
+        durable_subscription: the broker keeps the messages of a topic under this name while nobody is here.
+        heartbeat_s: both sides send at least that often; after twice that in silence the connection is lost.
+        receipts: wait for the broker's receipt of every acknowledgement, not only of copies.
+        receipt_timeout_s: how long to wait for an answer before the connection counts as lost.
+        connect_timeout_s: how long one attempt to connect may take.
+        dead_letter_destination: of all subjects; default: the queue with the subject's name and `.dead`.
+        scheduler: whether the broker has one (`schedulerSupport`); None: find out. Without, failed messages wait
+            here, unacknowledged.
+        fail_fast: raise in `open` when the broker is not there.
+        ca_file: certificates to trust instead of the system's.
+        backoff: between attempts to connect.
+
+    Raises:
+        ConfigurationError: the URL or an option cannot work.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ack: AckMode | str = AckMode.INDIVIDUAL,
+        prefetch: int = 100,
+        optimize_acknowledge: bool = False,
+        optimize_ack_timeout_s: float = 0.3,
+        client_id: str | None = None,
+        durable_subscription: str | None = None,
+        heartbeat_s: float = 10.0,
+        receipts: bool = False,
+        receipt_timeout_s: float = 10.0,
+        connect_timeout_s: float = 10.0,
+        dead_letter_destination: str | None = None,
+        scheduler: bool | None = None,
+        fail_fast: bool = False,
+        ca_file: str | None = None,
+        backoff: Backoff = _BACKOFF,
+    ) -> None:
+        """Connect in `open`."""
+        address = Address.from_url(url, ca_file)
+        self._settings = StompSettings(
+            address=address,
+            ack=AckMode.of(ack),
+            prefetch=prefetch,
+            optimize_acknowledge=optimize_acknowledge,
+            optimize_ack_timeout_s=optimize_ack_timeout_s,
+            client_id=client_id,
+            durable_subscription=durable_subscription,
+            heartbeat_s=heartbeat_s,
+            receipts=receipts,
+            receipt_timeout_s=receipt_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+        )
+        self._dead_letter_destination = dead_letter_destination
+        self._scheduler = scheduler
+        self._fail_fast = fail_fast
+        self._arrived = threading.Event()
+        self._woken = False
+        self._reconnecting = Reconnecting(str(address), backoff=backoff, fail_fast=fail_fast)
+        self._connecting = Connecting(self._settings, self._reconnecting, self._arrived)
+        self._losses = Losses()
+        self._subscriptions: tuple[Subscription, ...] = ()
+        self._epoch: Epoch | None = None
+
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        self.close()
+        subjects = dict.fromkeys(consumer.subject for consumer in consumers)
+        self._subscriptions = tuple(
+            Subscription(str(number), subject, destination_of(subject))
+            for number, subject in enumerate(subjects)
+        )
+        self._settings.check_destinations([one.destination for one in self._subscriptions])
+        if self._fail_fast:
+            self._connected()
+
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        until = time.monotonic() + timeout_s
+        while True:
+            self._arrived.clear()
+            self._upkeep()
+            found = self._epoch.take(limit) if self._epoch else []
+            left_s = until - time.monotonic()
+            if found or self._woken or left_s <= 0:
+                self._woken = False
+                return found
+            self._arrived.wait(min(left_s, _LOOK_S))
+
+    def settle(self, delivery: Delivery, result: Result) -> None:
+        token, message = _token(delivery), delivery.message
+        match result.action:
+            case Action.ACK:
+                self._settle(token, lambda epoch: epoch.done(token))
+            case Action.DELAY:
+                self._delay(token, message, result.retry_after_s or 0.0)
+            case Action.DEAD_LETTER:
+                target = self._dead_letter_destination or dead_letters_of(token.destination)
+                headers = dead_letter_headers(message, token.destination, result)
+                headers.pop("expires", None)  # a dead letter waits for a person
+                frame = send_frame(destination_of(target), message.body, headers)
+                self._copy(token, lambda: frame)
+            case Action.HOLD:
+                raise ValueError("HOLD is the worker's affair")
+
+    def requeue(self, delivery: Delivery) -> None:
+        self._replace(_token(delivery), delivery.message, 0.0)
+
+    def publish(self, message: Message) -> None:
+        connection, to = self._connected().connection, f"a message to {message.subject}"
+        self._confirmed(lambda: connection.confirm([_send(message)], to))
+
+    def publish_many(self, messages: Sequence[Message]) -> None:
+        # The broker writes to its disk once for a transaction, not once for a message.
+        for start in range(0, len(messages), _TRANSACTION):
+            frames = [_send(message) for message in messages[start : start + _TRANSACTION]]
+            connection = self._connected().connection
+            self._confirmed(partial(connection.transact, frames, f"{len(frames)} messages"))
+
+    def _confirmed(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except LostError as error:
+            self._lose(error)
+            raise AdapterError(f"{self._settings.address} did not take a message: {error}") from error
+
+    def dead_letter_subject(self, subject: str) -> str:
+        return self._dead_letter_destination or dead_letters_of(destination_of(subject))
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a subscribed connection now."""
+        return self._epoch is not None
+
+    def wake(self) -> None:
+        self._woken = True
+        self._arrived.set()
+
+    def close(self) -> None:
+        self._connecting.cancel()
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            epoch.close()
+
+    def _upkeep(self) -> None:
+        """What has to be done now and then, none of which takes long."""
+        if self._epoch is not None:
+            try:
+                self._epoch.upkeep()
+            except LostError as error:
+                self._lose(error)
+        if self._epoch is None:
+            connection = self._connecting.poll(self._subscriptions)
+            if connection is not None:
+                self._epoch = Epoch(connection, self._settings, self._subscriptions)
+
+    def _connected(self) -> Epoch:
+        """Wait for a connection, no longer than an attempt may take."""
+        until = time.monotonic() + self._settings.connect_timeout_s
+        self._upkeep()
+        while self._epoch is None:
+            if time.monotonic() > until:
+                raise AdapterError(f"cannot connect to {self._settings.address}")
+            self._arrived.wait(_LOOK_S)
+            self._arrived.clear()
+            self._upkeep()
+        return self._epoch
+
+    def _lose(self, error: LostError) -> None:
+        """The epoch is over: the broker delivers again what was unsettled."""
+        epoch, self._epoch = self._epoch, None
+        if isinstance(error, CopyLostError):
+            self._losses.lost_over(error.positions)
+        if epoch is not None:
+            epoch.connection.abort()
+            self._reconnecting.lost(error)
+            if epoch.age_s < _SHORT_LIFE_S:
+                # For example a broker that ends the connection because of what it is sent: no hot loop.
+                self._reconnecting.failed(error)
+
+    def _delay(self, token: Token, message: Message, delay_s: float) -> None:
+        has_scheduler = self._scheduler is not False and not (self._epoch and self._epoch.missed_scheduler)
+        if not has_scheduler:
+            self._scheduler = False
+        if has_scheduler or delay_s <= 0:
+            self._replace(token, message, delay_s)
+        else:
+            self._settle(token, lambda epoch: epoch.keep(token, delay_s))
+
+    def _replace(self, token: Token, message: Message, delay_s: float) -> None:
+        """Put a copy of the message where it came from, and acknowledge it."""
+        headers = delayed_headers(message, token.destination)
+        due = time.monotonic() + delay_s
+
+        def copy() -> Frame:
+            return send_frame(token.destination, message.body, headers, due - time.monotonic())
+
+        self._copy(token, copy, delay_s)
+
+    def _copy(self, token: Token, copy: CopyOf, at_least_s: float = 0.0) -> None:
+        position = token.held.position
+        wait_s = self._losses.wait_s(position)
+        if wait_s > 0:
+            # It waits here, unacknowledged, and comes to the worker again.
+            self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
+        elif self._settle(token, lambda epoch: epoch.replaced(token, copy)):
+            self._losses.copied(position)
+
+    def _settle(self, token: Token, act: Callable[[Epoch], object]) -> bool:
+        """Settle a delivery of this epoch; one of another is dropped and counted. False: it was not."""
+        if self._epoch is None or not self._epoch.holds(token):
+            self.stale_settlements += 1
+            return False
+        try:
+            act(self._epoch)
+        except LostError as error:
+            # Nobody knows whether it was settled. If not, it comes again.
+            self.stale_settlements += 1
+            self._lose(error)
+            return False
+        return True
+
+
+def _send(message: Message) -> Frame:
+    headers = dict(message.headers)
+    if message.id is not None:
+        headers[KEY_HEADER] = message.id
+    return send_frame(destination_of(message.subject), message.body, headers)
+
+
+def _token(delivery: Delivery) -> Token:
+    if not isinstance(delivery.token, Token):
+        raise TypeError("this delivery came from another adapter")
+    return delivery.token

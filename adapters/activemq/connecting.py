@@ -1,0 +1,85 @@
+"""Connecting: attempts to connect, in a thread, so that nobody waits for a broker that does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from idempotent.adapters.activemq.connection import StompConnection, Subscription
+from idempotent.adapters.activemq.options import StompSettings
+from idempotent.adapters.activemq.refusals import LostError, RefusedError
+from idempotent.adapters.reconnecting import Reconnecting
+
+
+class Connecting:
+    """One attempt after the other, each with a connection of its own, when `Reconnecting` says it is time.
+
+    Args:
+        settings: where the broker is, and how to consume.
+        reconnecting: when to try again.
+        arrived: set when an attempt has ended.
+    """
+
+    def __init__(self, settings: StompSettings, reconnecting: Reconnecting, arrived: threading.Event) -> None:
+        """Nothing is under way."""
+        self._settings = settings
+        self._reconnecting = reconnecting
+        self._arrived = arrived
+        self._attempt: _Attempt | None = None
+
+    def poll(self, subscriptions: Sequence[Subscription]) -> StompConnection | None:
+        """A connection, when there is one; otherwise see to it that there will be.
+
+        Raises:
+            AdapterError: there is no use in trying again.
+        """
+        if self._attempt is None:
+            if self._reconnecting.wait_s == 0:
+                self._attempt = _Attempt(StompConnection(self._settings, self._arrived), subscriptions)
+                self._attempt.start(self._arrived)
+            return None
+        if not self._attempt.is_over:
+            return None
+        attempt, self._attempt = self._attempt, None
+        if attempt.error is None:
+            self._reconnecting.succeeded()
+            return attempt.connection
+        if isinstance(attempt.error, LostError) or type(attempt.error) is RefusedError:
+            self._reconnecting.failed(attempt.error)
+            return None
+        raise attempt.error
+
+    def cancel(self) -> None:
+        """Give up what is under way."""
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+
+
+class _Attempt:
+    def __init__(self, connection: StompConnection, subscriptions: Sequence[Subscription]) -> None:
+        self.connection = connection
+        self.error: Exception | None = None
+        self.is_over = False
+        self._subscriptions = subscriptions
+        self._thread: threading.Thread | None = None
+
+    def start(self, arrived: threading.Event) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(arrived,), name="idempotent-stomp-connect", daemon=True
+        )
+        self._thread.start()
+
+    def cancel(self) -> None:
+        self.connection.abort()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _run(self, arrived: threading.Event) -> None:
+        try:
+            self.connection.open(self._subscriptions)
+        except Exception as error:
+            self.error = error
+            self.connection.abort()
+        self.is_over = True
+        arrived.set()

@@ -1,0 +1,239 @@
+"""StompConnection: one connection to ActiveMQ, which is one epoch; a lost one is never mended."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from idempotent.adapters.activemq import client as stomp
+from idempotent.adapters.activemq.frames import Frame, escaped_names
+from idempotent.adapters.activemq.greeting import Heartbeats, check_server, heartbeats
+from idempotent.adapters.activemq.inbox import Inbox
+from idempotent.adapters.activemq.options import StompSettings
+from idempotent.adapters.activemq.refusals import LostError, RefusedError, refusal
+from idempotent.adapters.activemq.transport import Transport
+from idempotent.adapters.reconnecting import said
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.05
+_GOODBYE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What the broker is asked for.
+
+    Attributes:
+        id: of the subscription, on this connection.
+        subject: as the consumer names it.
+        destination: as ActiveMQ does.
+    """
+
+    id: str
+    subject: str
+    destination: str
+
+
+class StompConnection:
+    """Frames out and answers in, for one thread at a time.
+
+    Every method that talks to the broker raises LostError when the connection is over.
+
+    Args:
+        settings: where the broker is, and how to consume.
+        arrived: set when there may be something new.
+    """
+
+    def __init__(self, settings: StompSettings, arrived: threading.Event) -> None:
+        """Connect in `open`."""
+        self._settings = settings
+        self._arrived = arrived
+        at = settings.address
+        self._transport = Transport(at.host, at.port, at.ssl, settings.connect_timeout_s)
+        # Without heart-beats of stomp.py's own: its thread for them waits for locks that a lost peer holds.
+        self._protocol = stomp.Protocol12(self._transport, heartbeats=(0, 0))
+        self._inbox = Inbox(arrived)
+        self._transport.set_listener("inbox", self._inbox)
+        self._numbers = itertools.count(1)
+        self._beats = Heartbeats(beat_after_s=None, silence_s=None)
+        self._sent_at = time.monotonic()
+        self._aborted = False
+
+    # Beginning and end
+
+    def open(self, subscriptions: Sequence[Subscription]) -> None:
+        """Connect and subscribe.
+
+        Raises:
+            ForbiddenError: who asks may not; the next attempt will end the same way.
+            RefusedError: the broker does not want to, now.
+            AdapterError: the server is no ActiveMQ Classic.
+        """
+        until = time.monotonic() + self._settings.connect_timeout_s
+        try:
+            self._transport.start()
+        except OSError as error:
+            raise LostError(said(error)) from error
+        if self._aborted:
+            self.abort()
+            raise LostError("nobody wants it any more")
+        self._guard(self._greet)
+        greeting = self._await_greeting(until)
+        check_server(greeting, str(self._settings.address))
+        self._beats = heartbeats(greeting, self._settings.heartbeat_s)
+        self.confirm([self._subscribe_frame(subscription) for subscription in subscriptions], "SUBSCRIBE")
+
+    def disconnect(self) -> None:
+        """Say goodbye, so that the broker has done all that was sent before; then close."""
+        try:
+            self.confirm([Frame("DISCONNECT", {})], "DISCONNECT", timeout_s=_GOODBYE_S)
+        except (LostError, RefusedError) as error:
+            log.debug("broker_goodbye_failed", extra={"error": said(error)})
+        self.abort()
+
+    def abort(self) -> None:
+        """Close it now. Any thread may, at any time."""
+        self._aborted = True
+        self._transport.disconnect_socket()
+        thread = self._transport.io_thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_GOODBYE_S)
+            self._transport.close()
+
+    # In between
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not known to be lost."""
+        return not self._inbox.is_closed and not self._aborted
+
+    def next_message(self) -> Frame | None:
+        """The next MESSAGE frame, without waiting; None: there is none, or the connection is over."""
+        if not self.is_open:
+            return None
+        try:
+            return self._inbox.messages.popleft()
+        except IndexError:
+            return None
+
+    def upkeep(self) -> None:
+        """Send a heart-beat when one is due, and look whether the broker lives."""
+        if not self.is_open:
+            raise LostError(self._last_words())
+        while self._inbox.errors:
+            # For example an acknowledgement of what the broker took back: it comes again.
+            log.warning(
+                "broker_error", extra={"error": str(refusal(self._inbox.errors.popleft(), "a frame"))}
+            )
+        now = time.monotonic()
+        if self._beats.silence_s is not None and now - self._transport.received_at > self._beats.silence_s:
+            self.abort()
+            raise LostError(f"nothing heard for {self._beats.silence_s:g} s")
+        if self._beats.beat_after_s is not None and now - self._sent_at > self._beats.beat_after_s:
+            self._guard(lambda: self._transport.transmit(stomp.Frame(None, {}, None)))
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame that nobody answers."""
+        headers = escaped_names(frame.headers)
+        self._guard(lambda: self._protocol.send_frame(frame.command, headers, frame.body))
+
+    def confirm(self, frames: Sequence[Frame], what: str, timeout_s: float | None = None) -> None:
+        """Send frames and wait until the broker has done all of them.
+
+        Raises:
+            RefusedError: it has not.
+        """
+        receipts = []
+        for frame in frames:
+            receipts.append(f"r{next(self._numbers)}")
+            self.send(replace(frame, headers={**frame.headers, "receipt": receipts[-1]}))
+        until = time.monotonic() + (timeout_s or self._settings.receipt_timeout_s)
+        for answer in [self._answer(receipt, until, what) for receipt in receipts]:
+            if answer.command == "ERROR":
+                raise refusal(answer, what)
+
+    def transact(self, steps: Sequence[Frame], what: str) -> None:
+        """Do all of these SENDs and ACKs, or none.
+
+        The broker says nothing about a refused SEND without a receipt, and would commit the rest. So everything
+        is confirmed before the COMMIT.
+
+        Raises:
+            RefusedError: none happened; what was to be acknowledged is as it was before.
+        """
+        name = {"transaction": f"t{next(self._numbers)}"}
+        self.send(Frame("BEGIN", name))
+        try:
+            self.confirm([replace(step, headers={**step.headers, **name}) for step in steps], what)
+            self.confirm([Frame("COMMIT", name)], what)
+        except RefusedError:
+            self.confirm([Frame("ABORT", name)], f"to give up {what}")
+            raise
+
+    # Private
+
+    def _greet(self) -> None:
+        interval_ms = str(round(self._settings.heartbeat_s * 1000))
+        headers = {"heart-beat": f"{interval_ms},{interval_ms}"}
+        if self._settings.client_id is not None:
+            headers["client-id"] = self._settings.client_id
+        address = self._settings.address
+        self._protocol.connect(address.login, address.passcode, headers=headers)
+
+    def _await_greeting(self, until: float) -> Frame:
+        while self._inbox.connected is None:
+            if self._inbox.errors:
+                raise refusal(self._inbox.errors.popleft(), f"the connection to {self._settings.address}")
+            if not self.is_open:
+                raise LostError(self._last_words())
+            if time.monotonic() > until:
+                raise LostError("no answer to CONNECT")
+            self._wait()
+        return self._inbox.connected
+
+    def _subscribe_frame(self, subscription: Subscription) -> Frame:
+        settings = self._settings
+        headers = {
+            "id": subscription.id,
+            "destination": subscription.destination,
+            "ack": "client" if settings.is_cumulative else "client-individual",
+            "activemq.prefetchSize": str(settings.prefetch),
+        }
+        if settings.durable_subscription is not None:
+            headers["activemq.subscriptionName"] = settings.durable_subscription
+        return Frame("SUBSCRIBE", headers)
+
+    def _answer(self, receipt: str, until: float, what: str) -> Frame:
+        while (answer := self._inbox.answers.pop(receipt, None)) is None:
+            self.upkeep()
+            if time.monotonic() > until:
+                # Whether it happened nobody knows, so it must not be asked of this connection again.
+                self.abort()
+                raise LostError(f"no answer to {what}")
+            self._wait()
+        return answer
+
+    def _wait(self) -> None:
+        self._arrived.wait(_LOOK_S)
+        self._arrived.clear()
+
+    def _guard(self, transmit: Callable[[], object]) -> None:
+        """Call what writes to the socket."""
+        try:
+            transmit()
+        # stomp.py's cleanup in the reader's thread takes the socket and the queue away: hence the last two.
+        except (OSError, stomp.StompException, AttributeError, ValueError) as error:
+            self.abort()
+            raise LostError(said(error)) from error
+        self._sent_at = time.monotonic()
+
+    def _last_words(self) -> str:
+        if self._inbox.errors:
+            return str(refusal(self._inbox.errors[-1], "to go on"))
+        return "the connection was closed"

@@ -1,0 +1,145 @@
+"""Epoch: what one connection delivered, and what became of it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from idempotent.adapters.activemq.connection import StompConnection, Subscription
+from idempotent.adapters.activemq.frames import DELAY_HEADER, message_of
+from idempotent.adapters.activemq.options import StompSettings
+from idempotent.adapters.activemq.refusals import LostError
+from idempotent.adapters.activemq.settling import CopyOf, Held, settling
+from idempotent.adapters.base import Delivery
+from idempotent.adapters.copies import number_in
+from idempotent.adapters.reconnecting import said
+from idempotent.errors import AdapterError
+
+if TYPE_CHECKING:
+    from idempotent.adapters.activemq.frames import Frame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Token:
+    """One handing-over of one message. The epoch that made it knows it, and no other."""
+
+    held: Held
+
+    @property
+    def destination(self) -> str:
+        """Where the message came from."""
+        return self.held.subscription.destination
+
+
+class Epoch:
+    """One connection's deliveries. Its methods raise LostError when the connection is over.
+
+    Args:
+        connection: open and subscribed.
+        settings: how to consume.
+        subscriptions: the connection's.
+    """
+
+    def __init__(
+        self, connection: StompConnection, settings: StompSettings, subscriptions: Sequence[Subscription]
+    ) -> None:
+        """Nothing delivered yet."""
+        self.connection = connection
+        self.missed_scheduler = False
+        """The broker has no scheduler: it delivered at once what it was to keep back."""
+        self._began_at = time.monotonic()
+        self._settling = settling(connection, settings)
+        self._subscriptions = {subscription.id: subscription for subscription in subscriptions}
+        self._numbers = itertools.count(1)
+        self._handed_over: set[Token] = set()
+        self._kept: list[tuple[float, int, Held]] = []
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the connection stands."""
+        return time.monotonic() - self._began_at
+
+    def take(self, limit: int) -> list[Delivery]:
+        """At most `limit` deliveries, without waiting."""
+        found: list[Delivery] = []
+        while len(found) < limit:
+            delivery = self._again() or self._new()
+            if delivery is None:
+                break
+            found.append(delivery)
+        return found
+
+    def holds(self, token: Token) -> bool:
+        """Whether this delivery is of this epoch, and not settled."""
+        return token in self._handed_over
+
+    def done(self, token: Token) -> None:
+        """It needs nothing any more."""
+        self._settling.done(token.held)
+        self._handed_over.remove(token)
+
+    def replaced(self, token: Token, copy: CopyOf) -> None:
+        """It needs nothing any more once the broker has its copy."""
+        self._settling.replaced(token.held, copy)
+        self._handed_over.remove(token)
+
+    def keep(self, token: Token, delay_s: float) -> None:
+        """Hand it over again after a while; to the broker it stays unacknowledged."""
+        self._handed_over.remove(token)
+        self._keep(token.held, delay_s)
+
+    def upkeep(self) -> None:
+        """Heart-beats, and the acknowledgements that have waited long enough."""
+        self.connection.upkeep()
+        self._settling.flush()
+
+    def close(self) -> None:
+        """Send the last acknowledgements, and disconnect when the broker has them."""
+        try:
+            self._settling.flush(at_once=True)
+        except (LostError, AdapterError) as error:
+            log.warning("last_acknowledgements_failed", extra={"error": said(error)})
+        self.connection.disconnect()
+
+    def _again(self) -> Delivery | None:
+        """One that was kept here and is due."""
+        if not self._kept or self._kept[0][0] > time.monotonic():
+            return None
+        return self._hand_over(heapq.heappop(self._kept)[2], again=True)
+
+    def _new(self) -> Delivery | None:
+        while (frame := self.connection.next_message()) is not None:
+            held = Held(next(self._numbers), self._subscriptions[frame.headers["subscription"]], frame)
+            self._settling.delivered(held)
+            if DELAY_HEADER not in frame.headers:
+                return self._hand_over(held, again=False)
+            # A scheduler would have kept the message back, and taken the header off.
+            self._miss_scheduler()
+            self._keep(held, _early_s(frame))
+        return None
+
+    def _hand_over(self, held: Held, *, again: bool) -> Delivery:
+        token = Token(held)
+        self._handed_over.add(token)
+        return Delivery(message_of(held.frame, held.subscription.subject, again=again), token)
+
+    def _keep(self, held: Held, delay_s: float) -> None:
+        heapq.heappush(self._kept, (time.monotonic() + delay_s, held.number, held))
+
+    def _miss_scheduler(self) -> None:
+        if not self.missed_scheduler:
+            log.warning(
+                "broker_has_no_scheduler", extra={"remedy": 'schedulerSupport="true" in activemq.xml'}
+            )
+        self.missed_scheduler = True
+
+
+def _early_s(frame: Frame) -> float:
+    return number_in(frame.headers, DELAY_HEADER) / 1000

@@ -1,0 +1,146 @@
+"""What a STOMP frame means as a message, and what a message looks like as a frame."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from idempotent.adapters.copies import KEY_HEADER
+from idempotent.errors import AdapterError
+from idempotent.message import Message
+
+log = logging.getLogger(__name__)
+
+DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
+"""Milliseconds that the broker's scheduler keeps a message. It takes the header off; a broker without one does not."""
+QUOTED_KEY_HEADER: Final = "x-idempotent-key-quoted"
+"""The id in ASCII, where it could not travel as it is: ActiveMQ stores characters beyond U+FFFF as two U+FFFD each."""
+_GROUP: Final = "JMSXGroupID"
+_GROUP_FOR_COPIES: Final = "x-idempotent-group"  # the broker does not tell a STOMP consumer the group
+_TEXT: Final = "amq-msg-type"
+# Of the frame, not of the message; the handler has no use for them.
+_OF_THE_FRAME: Final = frozenset({"ack", "subscription", "content-length", "redelivered"})
+# What the broker, or this adapter, writes by itself on every message that is sent.
+_NOT_SENT: Final = _OF_THE_FRAME | {
+    "destination",
+    "message-id",
+    "persistent",
+    "receipt",
+    "scheduledJobId",
+    "timestamp",
+    "transaction",
+    DELAY_HEADER,
+    QUOTED_KEY_HEADER,
+    _GROUP_FOR_COPIES,
+}
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\\c"})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame, or its beginning: the connection adds transaction and receipt.
+
+    Attributes:
+        command: SEND, ACK, MESSAGE, ...
+        headers: by name, unescaped.
+        body: the payload.
+    """
+
+    command: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+def destination_of(subject: str) -> str:
+    """`/queue/NAME`, unless the subject says itself what it is."""
+    return subject if is_topic(subject) or subject.startswith("/queue/") else f"/queue/{subject}"
+
+
+def is_topic(destination: str) -> bool:
+    """Whether it is a topic, where a message without a subscriber is lost."""
+    return destination.startswith("/topic/")
+
+
+def dead_letters_of(destination: str) -> str:
+    """Where its dead letters go by default: always a queue, for a topic keeps nothing."""
+    return f"/queue/{destination.removeprefix('/queue/').removeprefix('/topic/')}.dead"
+
+
+def message_of(frame: Frame, subject: str, *, again: bool) -> Message:
+    """The message of a MESSAGE frame; `again`: it was delivered before, whatever the frame says."""
+    headers = {name: value for name, value in frame.headers.items() if name not in _OF_THE_FRAME}
+    if "content-length" not in frame.headers:
+        headers[_TEXT] = "text"  # so that copies are for others what the original was: a JMS TextMessage
+    if _GROUP_FOR_COPIES in headers:
+        headers[_GROUP] = headers[_GROUP_FOR_COPIES]
+    message_id = frame.headers.get("message-id")
+    return Message(
+        subject,
+        frame.body,
+        id=_id_of(frame) or message_id,
+        headers=headers,
+        redelivered=again or frame.headers.get("redelivered") == "true",
+        position=message_id,
+        raw=frame,
+    )
+
+
+def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_s: float = 0.0) -> Frame:
+    """A persistent message, kept back by the broker for `delay_s` seconds.
+
+    Raises:
+        AdapterError: its id is nothing that STOMP could carry unchanged.
+    """
+    sent = {name: _text(value) for name, value in headers.items() if name not in _NOT_SENT}
+    sent |= _identity(headers.get(KEY_HEADER))
+    sent |= {"destination": destination, "persistent": "true", "content-length": str(len(body))}
+    if _GROUP in sent:
+        sent[_GROUP_FOR_COPIES] = sent[_GROUP]
+    if delay_s > 0:
+        sent[DELAY_HEADER] = str(max(round(delay_s * 1000), 1))
+    return Frame("SEND", sent, body)
+
+
+def escaped_names(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers for stomp.py, which escapes values and forgets the names."""
+    return {name.translate(_ESCAPES): value for name, value in headers.items()}
+
+
+def _text(value: Any) -> str:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    # NUL ends a frame, wherever it stands.
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _identity(identity: Any) -> dict[str, str]:
+    """The headers that say which message this is."""
+    if identity is None:
+        return {}
+    try:
+        text = identity.decode() if isinstance(identity, bytes) else str(identity)
+        text.encode()
+    except UnicodeError as error:
+        raise AdapterError("STOMP cannot carry this id, which is no UTF-8") from error
+    exact = {} if _survives(text) else {QUOTED_KEY_HEADER: quote(text, safe="")}
+    return {KEY_HEADER: _text(text), **exact}
+
+
+def _id_of(frame: Frame) -> str | None:
+    quoted = frame.headers.get(QUOTED_KEY_HEADER)
+    key = frame.headers.get(KEY_HEADER)
+    if quoted is not None:
+        with contextlib.suppress(UnicodeDecodeError):
+            return unquote(quoted, errors="strict")
+    elif key is None or _survives(key):
+        return key
+    # This is not the same text before and after the broker has stored it, and others may become the same.
+    log.warning("id_does_not_survive_activemq", extra={"position": frame.headers.get("message-id")})
+    return None
+
+
+def _survives(text: str) -> bool:
+    return all("\0" < character <= "\uffff" and character != "\ufffd" for character in text)

@@ -1,0 +1,187 @@
+"""StompSettings: everything about one broker and one consumer of it, checked once."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from idempotent.adapters.activemq.frames import is_topic
+from idempotent.errors import ConfigurationError
+
+_PORTS: Final = {"stomp": 61613, "stomp+ssl": 61612}
+_EXAMPLE: Final = "stomp://user:password@host:61613"
+_MOST_OF_PREFETCH: Final = 0.65
+_MOST_OF_PREFETCH_DUPS_OK_TOPIC: Final = 0.5
+# Whatever the prefetch: without an acknowledgement, a broker with its default `maxPageSize` sends no more. Tried on
+# 5.17: a group that waits for more waits for its timeout, every time.
+_PAGE: Final = 200
+
+
+class AckMode(Enum):
+    """The acknowledgement modes of ActiveMQ by their JMS names, as this adapter gives them over STOMP.
+
+    None is STOMP's own `ack:auto`: with that the broker forgets a message before it has sent it.
+    """
+
+    AUTO = "auto"
+    """AUTO_ACKNOWLEDGE: each message, when it is settled. With `optimize_acknowledge`, in groups."""
+    CLIENT = "client"
+    """CLIENT_ACKNOWLEDGE: a message and all before it, as soon as none of them is unsettled."""
+    DUPS_OK = "dups_ok"
+    """DUPS_OK_ACKNOWLEDGE: as CLIENT, but in groups: a crash repeats more, the broker works less."""
+    TRANSACTED = "transacted"
+    """SESSION_TRANSACTED: as CLIENT; acknowledgements and copies take effect together, at a confirmed COMMIT."""
+    INDIVIDUAL = "individual"
+    """INDIVIDUAL_ACKNOWLEDGE: each message, when it is settled."""
+
+    @classmethod
+    def of(cls, name: AckMode | str) -> AckMode:
+        """The mode of this name.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            known = ", ".join(mode.value for mode in cls)
+            raise ConfigurationError(f"ack must be one of {known}, not {name!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a URL says the broker is, and who asks.
+
+    Attributes:
+        host: of the broker.
+        port: of its STOMP connector.
+        login: user name; None: the broker asks for none.
+        passcode: its password.
+        ssl: how to encrypt; None: not at all.
+    """
+
+    host: str
+    port: int
+    login: str | None
+    passcode: str | None = field(repr=False)
+    ssl: ssl.SSLContext | None
+
+    def __str__(self) -> str:
+        return f"{'stomp' if self.ssl is None else 'stomp+ssl'}://{self.host}:{self.port}"
+
+    @classmethod
+    def from_url(cls, url: str, ca_file: str | None) -> Address:
+        """Take a URL apart.
+
+        Raises:
+            ConfigurationError: it is no such URL, or the certificates cannot be read.
+        """
+        # Nothing of a URL that is not understood is repeated: it may hold a password.
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise ConfigurationError(f"a STOMP URL looks like {_EXAMPLE} or stomp+ssl://...")
+        try:
+            port = parts.port or _PORTS[parts.scheme]
+        except ValueError:
+            raise ConfigurationError("the port of a STOMP URL is a number up to 65535") from None
+        login, passcode = (
+            None if word is None else unquote(word) for word in (parts.username, parts.password)
+        )
+        if any(set(word or "") & set("\0\r\n") for word in (login, passcode)):
+            raise ConfigurationError("STOMP cannot send a user name or password of several lines")
+        if parts.scheme == "stomp" and ca_file is not None:
+            raise ConfigurationError("ca_file goes with stomp+ssl://")
+        context = _context(ca_file) if parts.scheme == "stomp+ssl" else None
+        return cls(parts.hostname, port, login or None, passcode, context)
+
+
+@dataclass(frozen=True, slots=True)
+class StompSettings:
+    """One broker and one way of consuming.
+
+    Attributes:
+        address: of the broker.
+        ack: when messages are acknowledged.
+        prefetch: messages of one subscription that the broker sends ahead of their acknowledgement.
+        optimize_acknowledge: with `AckMode.AUTO`: in groups.
+        optimize_ack_timeout_s: a group waits no longer for more.
+        client_id: this client's name, which no other connection may have at the same time.
+        durable_subscription: the subscription's name, under which the broker keeps a topic's messages.
+        heartbeat_s: both sides send at least that often, or the connection counts as lost.
+        receipts: wait for the broker's receipt of every acknowledgement.
+        receipt_timeout_s: how long to wait for an answer.
+        connect_timeout_s: how long one attempt to connect may take.
+    """
+
+    address: Address
+    ack: AckMode
+    prefetch: int
+    optimize_acknowledge: bool
+    optimize_ack_timeout_s: float
+    client_id: str | None
+    durable_subscription: str | None
+    heartbeat_s: float
+    receipts: bool
+    receipt_timeout_s: float
+    connect_timeout_s: float
+
+    def __post_init__(self) -> None:
+        """Check the numbers and what goes together."""
+        if self.prefetch < 1:
+            raise ConfigurationError(f"prefetch must be at least 1, not {self.prefetch}: STOMP cannot pull")
+        for name in ("optimize_ack_timeout_s", "heartbeat_s", "receipt_timeout_s", "connect_timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.durable_subscription is not None and not self.client_id:
+            raise ConfigurationError(
+                "durable_subscription needs client_id: the broker keeps it for that client"
+            )
+        if self.optimize_acknowledge and self.ack is not AckMode.AUTO:
+            raise ConfigurationError(f'optimize_acknowledge goes with ack="auto", not "{self.ack.value}"')
+
+    @property
+    def is_cumulative(self) -> bool:
+        """Whether an acknowledgement covers all messages before it."""
+        return self.optimize_acknowledge or self.ack not in (AckMode.AUTO, AckMode.INDIVIDUAL)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether acknowledgements wait for one another."""
+        return self.optimize_acknowledge or self.ack is AckMode.DUPS_OK
+
+    def group_of(self, destination: str) -> int:
+        """How many settled messages make an acknowledgement due.
+
+        65 % of the prefetch, as ActiveMQ's client has it, or of what the broker sends at most.
+        """
+        halves = self.ack is AckMode.DUPS_OK and is_topic(destination)
+        part = _MOST_OF_PREFETCH_DUPS_OK_TOPIC if halves else _MOST_OF_PREFETCH
+        return math.ceil(part * min(self.prefetch, _PAGE))
+
+    def check_destinations(self, destinations: Sequence[str]) -> None:
+        """See whether they can be subscribed to.
+
+        Raises:
+            ConfigurationError: a durable subscription is for one topic.
+        """
+        if self.durable_subscription is not None and not (
+            len(destinations) == 1 and is_topic(destinations[0])
+        ):
+            raise ConfigurationError(
+                "durable_subscription is for the consumer of one topic, not for " + ", ".join(destinations)
+            )
+
+
+def _context(ca_file: str | None) -> ssl.SSLContext:
+    if ca_file is not None and not Path(ca_file).is_file():
+        raise ConfigurationError(f"no certificates in {ca_file}: no such file")
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigurationError(f"no certificates in {ca_file}: {error}") from error

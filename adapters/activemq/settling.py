@@ -1,0 +1,194 @@
+"""Settling: when an acknowledgement is sent, in each of the modes."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from idempotent.adapters.activemq.connection import StompConnection, Subscription
+from idempotent.adapters.activemq.frames import Frame
+from idempotent.adapters.activemq.options import AckMode, StompSettings
+from idempotent.adapters.activemq.refusals import CopyLostError, LostError
+from idempotent.adapters.watermark import Watermark
+
+_COPY: Final = "a copy of a message"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A message that the broker waits for an answer about.
+
+    Attributes:
+        number: its place among all that this connection delivered.
+        subscription: which it came by.
+        frame: as it came.
+    """
+
+    number: int
+    subscription: Subscription
+    frame: Frame
+
+    @property
+    def ack_id(self) -> str:
+        """What an acknowledgement names."""
+        return self.frame.headers["ack"]
+
+    @property
+    def position(self) -> str:
+        """The broker's id of the message, the same in every connection."""
+        return self.frame.headers.get("message-id", "")
+
+
+CopyOf = Callable[[], Frame]
+"""Makes the copy that stands for a message from now on, when the time has come to send it."""
+
+
+class Settling(ABC):
+    """The acknowledgements of one connection. Its methods raise LostError and RefusedError."""
+
+    def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
+        """Nothing delivered yet."""
+        self._connection = connection
+        self._settings = settings
+
+    def delivered(self, held: Held) -> None:  # noqa: B027 - only some keep count
+        """A message, in the order in which the broker sent them."""
+
+    @abstractmethod
+    def done(self, held: Held) -> None:
+        """The message needs nothing any more."""
+
+    @abstractmethod
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        """The message needs nothing any more once the broker has its copy."""
+
+    def flush(self, *, at_once: bool = False) -> None:  # noqa: B027 - only some wait
+        """Send the acknowledgements whose time has come; all that there are, if `at_once`."""
+
+    def _acknowledge(self, ack_id: str) -> None:
+        frame = Frame("ACK", {"id": ack_id})
+        if self._settings.receipts:
+            self._connection.confirm([frame], "ACK")
+        else:
+            self._connection.send(frame)
+
+    def _confirm(self, held: Held, copy: CopyOf) -> None:
+        with _copying([held]):
+            self._connection.confirm([copy()], _COPY)
+
+
+class OneByOne(Settling):
+    """Each message by itself, at once. A copy is confirmed first.
+
+    Not in one transaction: ActiveMQ (5.17.2) keeps every message that was acknowledged in a transaction of a
+    `client-individual` subscription in memory until the subscription ends, and dies of it in the end.
+    """
+
+    def done(self, held: Held) -> None:
+        self._acknowledge(held.ack_id)
+
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        self._confirm(held, copy)
+        self.done(held)
+
+
+class Cumulative(Settling):
+    """A message and all before it, at once or in groups. A copy is confirmed first, and acknowledged in its turn."""
+
+    def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
+        """Nothing delivered yet."""
+        super().__init__(connection, settings)
+        self._marks: dict[Subscription, Watermark[Held]] = {}
+        self._sent: dict[Subscription, Held | None] = {}
+        self._waiting: Counter[Subscription] = Counter()
+        self._flushed_at = time.monotonic()
+
+    def delivered(self, held: Held) -> None:
+        self._marks.setdefault(held.subscription, Watermark()).add(held)
+
+    def done(self, held: Held) -> None:
+        self._marks[held.subscription].finish(held)
+        self._waiting[held.subscription] += 1
+        self.flush()
+
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        self._confirm(held, copy)
+        self.done(held)
+
+    def flush(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        timed_out = now - self._flushed_at >= self._settings.optimize_ack_timeout_s
+        for subscription in [one for one, count in self._waiting.items() if count]:
+            if at_once or timed_out or self._is_due(subscription):
+                self._flush(subscription)
+        if timed_out:
+            self._flushed_at = now
+
+    def _is_due(self, subscription: Subscription) -> bool:
+        if not self._settings.is_grouped:
+            return True
+        return self._waiting[subscription] >= self._settings.group_of(subscription.destination)
+
+    def _flush(self, subscription: Subscription) -> None:
+        last = self._marks[subscription].last
+        if last is not None and last is not self._sent.get(subscription):
+            self._send(subscription, last)
+            self._sent[subscription] = last
+            self._flushed_at = time.monotonic()
+        # What is finished behind an unfinished one waits for that, not for a full group.
+        self._waiting[subscription] = 0
+
+    def _send(self, subscription: Subscription, last: Held) -> None:
+        del subscription
+        self._acknowledge(last.ack_id)
+
+
+class Transacted(Cumulative):
+    """Acknowledgements in their order, and the copies that go with them, in transactions that are confirmed."""
+
+    def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
+        """Nothing delivered yet."""
+        super().__init__(connection, settings)
+        self._copies: defaultdict[Subscription, list[tuple[Held, CopyOf]]] = defaultdict(list)
+
+    def done(self, held: Held) -> None:
+        self._marks[held.subscription].finish(held)
+        self._waiting[held.subscription] += 1
+
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        self._copies[held.subscription].append((held, copy))
+        self.done(held)
+        self.flush()
+
+    def _send(self, subscription: Subscription, last: Held) -> None:
+        copies = self._copies[subscription]
+        ready = [pair for pair in copies if pair[0].number <= last.number]
+        steps = [*(copy() for _, copy in ready), Frame("ACK", {"id": last.ack_id})]
+        with _copying([held for held, _ in ready]):
+            self._connection.transact(steps, "a transaction")
+        self._copies[subscription] = [pair for pair in copies if pair[0].number > last.number]
+
+
+@contextmanager
+def _copying(originals: Sequence[Held]) -> Iterator[None]:
+    """A connection that is lost in here may have been lost over the copies."""
+    try:
+        yield
+    except LostError as error:
+        if originals:
+            raise CopyLostError(error, [held.position for held in originals]) from error
+        raise
+
+
+def settling(connection: StompConnection, settings: StompSettings) -> Settling:
+    """The one for the mode."""
+    if settings.ack is AckMode.TRANSACTED:
+        return Transacted(connection, settings)
+    if settings.is_cumulative:
+        return Cumulative(connection, settings)
+    return OneByOne(connection, settings)

@@ -1,0 +1,232 @@
+"""FileAdapter: messages from a JSON Lines file, or from standard input."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final
+
+from idempotent.adapters.base import Adapter, Delivery, reason_of
+from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
+from idempotent.adapters.files.records import RecordFormat
+from idempotent.consumer import Consumer
+from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecordError
+from idempotent.message import Message
+from idempotent.outcomes import Action, Result
+
+__all__ = ["STANDARD_INPUT", "FileAdapter", "FileCounts"]
+
+# Messages that wait for another try are kept in memory; with this many, no new line is read.
+_MOST_DELAYED: Final = 1000
+# Malformed lines in a row after which the worker gets a chance to do something else.
+_LINES_AT_ONCE: Final = 1000
+_KEPT_OF_LONG_LINE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FileCounts:
+    """How far a file is, for progress bars and exit codes.
+
+    Attributes:
+        delivered: lines that became messages.
+        malformed: lines that are none; they are in the reject file.
+        dead: messages that became dead letters; they are there too.
+        waiting: messages that are not settled: running, or to be tried again.
+        bytes_read: of `bytes_total`; 0 for a pipe.
+        bytes_total: size of the file; None for a pipe, which has no known end.
+    """
+
+    delivered: int
+    malformed: int
+    dead: int
+    waiting: int
+    bytes_read: int
+    bytes_total: int | None
+
+
+class FileAdapter(Adapter):
+    """Read messages from a file, one JSON object a line, in constant memory.
+
+    A line is `{"id": ..., "subject": ..., "headers": {...}, "body": ...}`, or with `id_field` the body itself. Lines
+    that are no message, and dead letters, go to the reject file with file, line number, reason and the line's text;
+    the rest goes on. A failed message is tried again after its delay, in this process.
+
+    A file does not remember what was settled: after a stop, read it again; what was done is a duplicate by then.
+
+    Args:
+        path: the file, decompressed if its name ends in `.gz`, or `-` for standard input.
+        subject: of the lines that name none; needed only where the registry has several.
+        id_field: lines are bodies, and this field of theirs is the message id.
+        rejects: the reject file, appended to; default: `path` and `.rejects.jsonl`.
+        max_line_bytes: longer lines are rejected.
+        clock: seconds; injectable for tests of delays.
+
+    Raises:
+        ConfigurationError: `max_line_bytes` is not positive.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        subject: str | None = None,
+        id_field: str | None = None,
+        rejects: str | os.PathLike[str] | None = None,
+        max_line_bytes: int = 16 * 2**20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the file in `open`."""
+        if max_line_bytes < 1:
+            raise ConfigurationError(f"max_line_bytes must be positive, not {max_line_bytes}")
+        self.path: Final = os.fspath(path)
+        self._name = "<stdin>" if self.path == STANDARD_INPUT else self.path
+        default_rejects = ("stdin" if self.path == STANDARD_INPUT else self.path) + ".rejects.jsonl"
+        self.rejects: Final = default_rejects if rejects is None else os.fspath(rejects)
+        self._format = RecordFormat(subject, id_field)
+        self._max_line_bytes = max_line_bytes
+        self._clock = clock
+        self._woken = threading.Event()
+        self._file: FileLines | None = None
+        self._source: FileLines | PipedLines | None = None
+        self._rejects: IO[bytes] | None = None
+        self._subjects: tuple[str, ...] = ()
+        self._ended = False
+        self._unsettled: dict[int, Message] = {}
+        self._again: deque[Message] = deque()
+        self._delayed: list[tuple[float, int, Message]] = []
+        self._delivered = self._malformed = self._dead = 0
+
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        self._subjects = tuple(dict.fromkeys(consumer.subject for consumer in consumers))
+        self._file = FileLines(self.path, self._max_line_bytes)
+        self._source = self._file if self._file.is_regular else PipedLines(self._file)
+
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        until = time.monotonic() + timeout_s
+        found: list[Delivery] = []
+        while len(found) < limit:
+            message = self._next(0.0 if found else until - time.monotonic())
+            if message is not None:
+                self._unsettled[message.position] = message
+                found.append(Delivery(message, message.position))
+            elif found or not self._wait(until):
+                break
+        self._woken.clear()
+        return found
+
+    def settle(self, delivery: Delivery, result: Result) -> None:
+        message = self._unsettled.get(delivery.token)
+        if message is None:
+            self.stale_settlements += 1
+            return
+        if result.action is Action.DEAD_LETTER:
+            reason = reason_of(result)
+            self._reject(message.position, reason, message.raw, result.outcome.value)
+            self._dead += 1
+        elif result.action is Action.DELAY:
+            due = self._clock() + (result.retry_after_s or 0.0)
+            heapq.heappush(self._delayed, (due, message.position, message))
+        elif result.action is Action.HOLD:
+            raise ValueError("HOLD is the worker's affair")
+        del self._unsettled[delivery.token]
+
+    def requeue(self, delivery: Delivery) -> None:
+        message = self._unsettled.pop(delivery.token, None)
+        if message is None:
+            self.stale_settlements += 1
+        else:
+            self._again.append(message)
+
+    def publish(self, message: Message) -> None:
+        raise AdapterError(f"{self._name} is only read; nothing can be sent to {message.subject!r} here")
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    @property
+    def finished(self) -> bool:
+        return self._ended and not (self._unsettled or self._again or self._delayed)
+
+    @property
+    def counts(self) -> FileCounts:
+        """How far it is. Any thread may ask, and a closed adapter still knows."""
+        file = self._file
+        waiting = len(self._unsettled) + len(self._again) + len(self._delayed)
+        return FileCounts(
+            self._delivered,
+            self._malformed,
+            self._dead,
+            waiting,
+            file.bytes_read if file else 0,
+            file.bytes_total if file else None,
+        )
+
+    def close(self) -> None:
+        if self._source:
+            self._source.close()
+        if self._rejects:
+            self._rejects.close()
+            self._rejects = None
+
+    def _next(self, timeout_s: float) -> Message | None:
+        """The next message to deliver; None when there is none now."""
+        if self._delayed and self._delayed[0][0] <= self._clock():
+            return replace(heapq.heappop(self._delayed)[2], redelivered=True)
+        if self._again:
+            return replace(self._again.popleft(), redelivered=True)
+        if self._source is None:
+            raise ConfigurationError("open() comes before receive()")
+        for _ in range(_LINES_AT_ONCE):
+            if self._ended or len(self._delayed) >= _MOST_DELAYED:
+                return None
+            try:
+                line = self._source.next(timeout_s)
+            except TimeoutError:
+                return None
+            if line is None:
+                self._ended = True
+            elif message := self._message(line):
+                return message
+        self._woken.set()  # nothing but malformed lines: go back, and come for more at once
+        return None
+
+    def _message(self, line: Line) -> Message | None:
+        try:
+            message = self._format.message(line, self._subjects)
+        except UndecodableRecordError as error:
+            text = line.text if line.whole else line.text[:_KEPT_OF_LONG_LINE]
+            self._reject(line.number, str(error), text, "malformed")
+            self._malformed += 1
+            return None
+        self._delivered += 1
+        return message
+
+    def _wait(self, until: float) -> bool:
+        """Wait for a delayed message or to be woken. False: it is time to go back."""
+        left_s = until - time.monotonic()
+        if left_s <= 0 or self._woken.is_set() or self.finished:
+            return False
+        due_in_s = self._delayed[0][0] - self._clock() if self._delayed else left_s
+        return not self._woken.wait(min(left_s, max(due_in_s, 0.001)))
+
+    def _reject(self, number: int, reason: str, text: bytes, kind: str) -> None:
+        """Write to the reject file, before the line counts as settled."""
+        record: dict[str, Any] = {"file": self._name, "line": number, "kind": kind, "reason": reason}
+        # Bytes that are no UTF-8 stay readable, and everything else stays exactly as it was.
+        record["text"] = text.decode("utf-8", "backslashreplace")
+        try:
+            if self._rejects is None:
+                self._rejects = Path(self.rejects).open("ab")  # noqa: SIM115 - closed by close()
+            self._rejects.write(
+                json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+            )
+            self._rejects.flush()
+        except OSError as error:
+            raise AdapterError(f"cannot write rejects to {self.rejects}: {error.strerror}") from error

@@ -1,0 +1,117 @@
+"""What a line of a JSON Lines file means as a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from idempotent.adapters.files.lines import Line
+from idempotent.errors import UndecodableRecordError
+from idempotent.message import Message
+
+_FIELDS: Final = ("id", "subject", "headers", "body")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """How lines are read.
+
+    Attributes:
+        subject: of lines that name none; None: they must, unless there is only one to choose from.
+        id_field: the field with the message id of lines that are bodies themselves; None: lines are envelopes,
+            `{"id": ..., "subject": ..., "headers": {...}, "body": ...}`.
+    """
+
+    subject: str | None = None
+    id_field: str | None = None
+
+    def message(self, line: Line, subjects: Collection[str]) -> Message:
+        """The message of a line.
+
+        Raises:
+            UndecodableRecordError: why it is none.
+        """
+        if not line.whole:
+            raise UndecodableRecordError(f"longer than {len(line.text) - 1} bytes")
+        record = _object(line.text)
+        try:
+            if self.id_field is not None:
+                return Message(
+                    self._subject(None, subjects),
+                    line.text,
+                    id=_id(record.get(self.id_field), self.id_field),
+                    position=line.number,
+                    raw=line.text,
+                )
+            return self._from_envelope(record, line, subjects)
+        except UnicodeEncodeError as error:
+            raise UndecodableRecordError(
+                f"half of a surrogate pair, which is no text: {error.reason}"
+            ) from error
+
+    def _from_envelope(self, record: Mapping[str, Any], line: Line, subjects: Collection[str]) -> Message:
+        unknown = sorted(set(record) - set(_FIELDS))
+        if unknown:
+            raise UndecodableRecordError(
+                f"unknown fields: {', '.join(map(repr, unknown))}; a line has {', '.join(_FIELDS)}, or is the body "
+                "itself if id_field says where its id is"
+            )
+        headers = record.get("headers") or {}
+        if not isinstance(headers, dict):
+            raise UndecodableRecordError(f"headers must be an object, not {_kind(headers)}")
+        return Message(
+            self._subject(record.get("subject"), subjects),
+            _body(record.get("body")),
+            id=_id(record.get("id"), "id"),
+            headers=headers,
+            position=line.number,
+            raw=line.text,
+        )
+
+    def _subject(self, named: Any, subjects: Collection[str]) -> str:
+        subject = self.subject if named is None else named
+        if subject is None and len(subjects) == 1:
+            (subject,) = subjects
+        if not isinstance(subject, str) or not subject:
+            raise UndecodableRecordError(f"no subject; expected are {', '.join(sorted(subjects))}")
+        return subject
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(text, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise UndecodableRecordError(f"not UTF-8: byte {error.start + 1}") from error
+    except (ValueError, RecursionError) as error:
+        raise UndecodableRecordError(f"not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UndecodableRecordError(f"not a JSON object but {_kind(record)}")
+    return record
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not in JSON")
+
+
+def _id(value: Any, field: str) -> str | None:
+    """Without an id the consumer's `on_missing_key` decides, so that is not malformed."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, type(None))):
+        raise UndecodableRecordError(f"{field} must be a string or a whole number, not {_kind(value)}")
+    if isinstance(value, str):
+        value.encode()
+    return None if value is None else str(value)
+
+
+def _body(value: Any) -> bytes:
+    """A string as it is, anything else as JSON."""
+    if value is None:
+        return b""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode()
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -1,0 +1,8 @@
+"""Kafka."""
+
+from __future__ import annotations
+
+from idempotent.adapters.kafka.adapter import KafkaAdapter
+from idempotent.adapters.kafka.options import Ordering, Semantics
+
+__all__ = ["KafkaAdapter", "Ordering", "Semantics"]

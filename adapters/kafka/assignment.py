@@ -1,0 +1,255 @@
+"""Assignment: the partitions that are this process's now, and what of them is committed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from idempotent.adapters.base import Delivery
+from idempotent.adapters.kafka.client import KafkaConsumer, KafkaException, Raw, TopicPartition, error_of
+from idempotent.adapters.kafka.commits import Commits
+from idempotent.adapters.kafka.offsets import StoredOffsets
+from idempotent.adapters.kafka.options import Ordering
+from idempotent.adapters.kafka.partition import Limits, Partition
+from idempotent.adapters.kafka.records import origin_of
+from idempotent.adapters.kafka.topics import TopicId, TopicIds
+
+log = logging.getLogger(__name__)
+Name = tuple[str, int]
+
+
+class Assignment:
+    """Epochs by partition, with the callbacks of a rebalance.
+
+    The callbacks run within the consumer's calls, in the adapter's thread; nothing may be raised from them. What is
+    still running when a partition goes cannot be waited for there: its results come through that very thread. So
+    what is finished is committed, and the rest comes again elsewhere, where the store knows about it.
+
+    Args:
+        topic_ids: who knows the ids of topics.
+        limits: how much of each partition may be on its way.
+        retries: the subjects of retry topics.
+        stored: the offsets that checkers keep.
+        commits: how offsets become the group's.
+        interval_s: seconds between two commits.
+        every: finished messages after which a commit does not wait for that.
+    """
+
+    def __init__(
+        self,
+        topic_ids: TopicIds,
+        limits: Limits,
+        retries: Mapping[str, str],
+        stored: StoredOffsets,
+        commits: Commits,
+        *,
+        interval_s: float,
+        every: int,
+    ) -> None:
+        """Nothing assigned."""
+        self._retries = retries
+        self._stored = stored
+        self._commits = commits
+        self._topic_ids = topic_ids
+        self._limits = limits
+        self._interval_s = interval_s
+        self._every = every
+        self._partitions: dict[Name, Partition] = {}
+        # The partitions take turns, so that a full one does not starve the others.
+        self._turns: deque[Partition] = deque()
+        self._finished = 0
+        self._committed_at = time.monotonic()
+        self.was_assigned = False
+
+    # Callbacks
+
+    def on_assign(self, _: KafkaConsumer, assigned: Sequence[TopicPartition]) -> None:
+        self._log("partitions_assigned", assigned)
+        self.was_assigned = True
+        self._begin([(tp.topic, tp.partition) for tp in assigned])
+
+    def on_revoke(self, consumer: KafkaConsumer, revoked: Sequence[TopicPartition]) -> None:
+        self._log("partitions_revoked", revoked)
+        partitions = self._of(revoked)
+        marks = _marks(partitions)
+        if marks:
+            # What the others owe, they go on owing.
+            self._commits.commit(consumer, marks)
+        self._end(partitions)
+
+    def on_lost(self, _: KafkaConsumer, lost: Sequence[TopicPartition]) -> None:
+        # Somebody else may have them already: a commit now could take back theirs.
+        self._log("partitions_lost", lost)
+        self._end(self._of(lost))
+
+    # Messages
+
+    def add(self, raw: Raw) -> None:
+        """A message that was received."""
+        topic, number, offset = origin_of(raw)
+        partition = self._partitions.get((topic, number))
+        if partition is None:
+            return  # revoked since
+        if not partition.follows(offset):
+            log.warning("offsets_began_anew", extra={"topic": topic, "partition": number})
+            self._end([partition])
+            (partition,) = self._begin([(topic, number)])
+        partition.add(raw, offset)
+
+    def begin_stored(self, consumer: KafkaConsumer) -> None:
+        """Read on where the store says, in partitions whose positions are stored, before anything is handed out."""
+        if not self._stored:
+            return
+        for partition in list(self._turns):
+            first = partition.awaits_begin
+            if first is None or partition.topic_id is None:
+                continue
+            offset = self._stored.begin(partition.subject, partition.topic_id, partition.number, first)
+            if offset is None:
+                continue
+            if offset == first:
+                partition.begin_at(offset)
+                continue
+            self._seek(consumer, partition, offset)
+
+    def _seek(self, consumer: KafkaConsumer, partition: Partition, offset: int) -> None:
+        where = TopicPartition(partition.topic, partition.number, offset)
+        try:
+            consumer.seek(where)
+        except KafkaException as error:
+            log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
+            return  # asked again with the next messages
+        log.info("stored_offset_wins", extra={"topic": partition.topic, "offset": offset})
+        self._end([partition])
+        (anew,) = self._begin([(partition.topic, partition.number)])
+        anew.begin_at(offset)
+
+    def take(self, limit: int, now: float) -> list[Delivery]:
+        """At most `limit` deliveries, each partition's in its order; the partitions share what there is room for."""
+        taken: list[Delivery] = []
+        hungry = list(self._turns)
+        last: Partition | None = None
+        while hungry and len(taken) < limit:
+            share = max((limit - len(taken)) // len(hungry), 1)
+            more = []
+            for partition in hungry:
+                found = partition.take(now, min(share, limit - len(taken)))
+                taken += found
+                last = partition if found else last
+                if len(found) == share:
+                    more.append(partition)
+            hungry = more
+        if last is not None:
+            # Those for which there was no room are the first ones next time.
+            self._turns.rotate(-1 - self._turns.index(last))
+        return taken
+
+    @property
+    def waits(self) -> bool:
+        """Whether messages were received that are not finished."""
+        return any(partition.waits for partition in self._turns)
+
+    def regulate(self, consumer: KafkaConsumer) -> None:
+        """Pause what is full, and resume what is half empty."""
+        full = [p for p in self._turns if p.is_full and not p.is_paused]
+        drained = [p for p in self._turns if p.is_paused and p.is_half_empty]
+        try:
+            if full:
+                consumer.pause([TopicPartition(p.topic, p.number) for p in full])
+            if drained:
+                consumer.resume([TopicPartition(p.topic, p.number) for p in drained])
+        except KafkaException as error:
+            log.warning("pause_failed", extra={"error": error_of(error)})
+            return
+        for partition in (*full, *drained):
+            partition.is_paused = not partition.is_paused
+
+    # Commits
+
+    def count_finished(self) -> None:
+        self._finished += 1
+
+    def commit_if_due(self, consumer: KafkaConsumer) -> None:
+        self._commits.upkeep(consumer)
+        if self._commits.is_busy:
+            return
+        now = time.monotonic()
+        is_old = self._finished > 0 and now - self._committed_at >= self._interval_s
+        if is_old or self._finished >= self._every or now >= self._commits.again_at:
+            self._send(consumer)
+
+    def commit_last(self, consumer: KafkaConsumer, timeout_s: float) -> None:
+        """Commit, and wait for the answer, but not as long as a synchronous commit does without a broker."""
+        until = time.monotonic() + timeout_s
+        self._commits.wait(consumer, timeout_s)
+        is_done = self._commits.is_busy
+        while not is_done:
+            self._send(consumer, again=True)
+            self._commits.wait(consumer, until - time.monotonic())
+            is_done = time.monotonic() < self._commits.again_at or time.monotonic() > until
+
+    def give_up(self, consumer: KafkaConsumer, deliveries: list[Delivery]) -> list[Delivery]:
+        """Commit these before they are handed out, so that they never come again; none, when that fails."""
+        first = [d.token for d in deliveries if d.token.record.turns == 1]
+        ends: dict[Partition, int] = {}
+        for token in first:
+            ends[token.partition] = max(ends.get(token.partition, 0), token.record.offset + 1)
+        if not ends or self._commits.commit(consumer, ends):
+            return deliveries
+        for delivery in deliveries:
+            token = delivery.token
+            if token.partition.settled(token):
+                token.record.turns -= 1
+                token.partition.again(token.record, 0.0)
+        return []
+
+    def end(self) -> None:
+        """Nothing is this process's any more."""
+        self._end(list(self._turns))
+
+    def _send(self, consumer: KafkaConsumer, *, again: bool = False) -> None:
+        """Commit all partitions; the answer comes later."""
+        self._finished = 0
+        self._committed_at = time.monotonic()
+        self._commits.again_at = math.inf
+        marks = {p: mark for p, mark in _marks(self._turns).items() if again or mark > p.committed}
+        if marks:
+            self._commits.start(consumer, marks)
+
+    def _begin(self, names: Sequence[Name]) -> list[Partition]:
+        ids = self._topic_ids.ask({topic for topic, _ in names})
+        begun = [self._partition(ids[topic], number) for topic, number in names]
+        self._end([self._partitions[name] for name in names if name in self._partitions])
+        self._partitions.update(zip(names, begun, strict=True))
+        self._turns.extend(begun)
+        return begun
+
+    def _partition(self, topic_id: TopicId, number: int) -> Partition:
+        subject = self._retries.get(topic_id.topic)
+        if subject is None:
+            is_stored = self._stored.of(topic_id.topic)
+            return Partition(topic_id, number, self._limits, topic_id.topic, is_stored=is_stored)
+        # Copies that wait for their time have lost their order already.
+        return Partition(topic_id, number, replace(self._limits, ordering=Ordering.NONE), subject)
+
+    def _end(self, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            partition.is_open = False
+            del self._partitions[partition.topic, partition.number]
+            self._turns.remove(partition)
+
+    def _of(self, names: Sequence[TopicPartition]) -> list[Partition]:
+        found = (self._partitions.get((tp.topic, tp.partition)) for tp in names)
+        return [partition for partition in found if partition is not None]
+
+    @staticmethod
+    def _log(event: str, partitions: Sequence[TopicPartition]) -> None:
+        log.info(event, extra={"partitions": [f"{tp.topic}/{tp.partition}" for tp in partitions]})
+
+
+def _marks(partitions: Iterable[Partition]) -> dict[Partition, int]:
+    return {partition: mark for partition in partitions if (mark := partition.mark) is not None}

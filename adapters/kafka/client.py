@@ -1,0 +1,54 @@
+"""The confluent-kafka client: imported here and nowhere else, and made without its config leaking into errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from idempotent.errors import ConfigurationError, MissingExtraError
+
+try:
+    from confluent_kafka import Consumer as KafkaConsumer
+    from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+    from confluent_kafka import Message as KafkaMessage
+    from confluent_kafka.admin import AdminClient
+except ImportError as error:
+    raise MissingExtraError("confluent-kafka", "kafka") from error
+
+__all__ = [
+    "AdminClient",
+    "KafkaConsumer",
+    "KafkaError",
+    "KafkaException",
+    "KafkaMessage",
+    "Producer",
+    "Raw",
+    "TopicPartition",
+    "error_of",
+    "make_client",
+]
+
+Raw: TypeAlias = "KafkaMessage[Any, Any]"
+C = TypeVar("C")
+# librdkafka's own words, at its own levels; without a logger they go to standard error.
+_library_log = logging.getLogger("idempotent.adapters.kafka.adapter.librdkafka")
+
+
+def make_client(kind: Callable[..., C], config: Mapping[str, Any]) -> C:
+    """A client, which connects by itself and later.
+
+    Raises:
+        ConfigurationError: librdkafka does not know a name, or takes no such value.
+    """
+    try:
+        return kind({**config, "logger": _library_log})
+    except (KafkaException, TypeError, ValueError) as error:
+        raise ConfigurationError(f"Kafka client: {error_of(error)}") from None
+
+
+def error_of(error: BaseException | KafkaError) -> str:
+    """What Kafka says, in one line."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    text = inner.str() if isinstance(inner, KafkaError) else str(inner)
+    return " ".join(str(text).split())

@@ -1,0 +1,239 @@
+"""KafkaGroup: this process's membership in a consumer group, and what it fetches as a member."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from idempotent.adapters.base import Delivery
+from idempotent.adapters.kafka.assignment import Assignment
+from idempotent.adapters.kafka.client import (
+    AdminClient,
+    KafkaConsumer,
+    KafkaError,
+    KafkaException,
+    Raw,
+    error_of,
+    make_client,
+)
+from idempotent.adapters.kafka.commits import Commits
+from idempotent.adapters.kafka.offsets import StoredOffsets
+from idempotent.adapters.kafka.partition import Limits
+from idempotent.adapters.kafka.topics import TopicIds
+from idempotent.errors import AdapterError, ConfigurationError
+
+log = logging.getLogger(__name__)
+_MOST_FETCHED: Final = 500
+_BLOCKED_WAIT_S: Final = 0.02
+_UPKEEP_S: Final = 0.1
+_ANSWER_S: Final = 10.0
+_LOOK_S: Final = 0.5
+_STATISTICS_MS: Final = 2_000
+_CLOSE_S: Final = 10.0
+_SILENCE_S: Final = 10.0
+# A person must mend these; of other TLS errors a broker that starts has some too.
+_UNTRUSTED: Final = "certificate"
+_HANDSHAKE: Final = "SSL_HANDSHAKE"
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+
+
+class KafkaGroup:
+    """A consumer that is polled in slices, so that its owner never waits long for anything else.
+
+    Args:
+        config: for the consumer.
+        security: for the client that asks for the topics' ids.
+        topics: what to consume.
+        limits: how much of each partition may be on its way.
+        retries: retry topics to consume besides, with their subjects.
+        stored: the offsets that checkers keep.
+        commits: how offsets become the group's.
+        commit_interval_s: seconds between commits.
+        commit_every: finished messages after which a commit comes sooner.
+        fail_fast: raise where it would wait for a broker, a topic or a permission.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        security: Mapping[str, Any],
+        topics: Sequence[str],
+        limits: Limits,
+        retries: Mapping[str, str],
+        stored: StoredOffsets,
+        commits: Commits,
+        *,
+        commit_interval_s: float,
+        commit_every: int,
+        fail_fast: bool,
+    ) -> None:
+        """Join.
+
+        Raises:
+            ConfigurationError: librdkafka does not take the settings.
+            AdapterError: no broker answers, with `fail_fast`.
+        """
+        topic_ids = TopicIds(make_client(AdminClient, security))
+        self._topic_ids = topic_ids
+        self.assignment: Final = Assignment(
+            topic_ids,
+            limits,
+            retries,
+            stored,
+            commits,
+            interval_s=commit_interval_s,
+            every=commit_every,
+        )
+        self._commits = commits
+        self._where = config["bootstrap.servers"]
+        self._fail_fast = fail_fast
+        self._fault: KafkaError | None = None
+        self._fetched_at = 0.0
+        self._is_up = True
+        self._was_up = False
+        self._last_error: KafkaError | None = None
+        self._complained_at = -_SILENCE_S
+        callbacks = {
+            "on_commit": commits.on_commit,
+            "error_cb": self._on_error,
+            "stats_cb": self._on_statistics,
+            "statistics.interval.ms": _STATISTICS_MS,
+        }
+        self.consumer: Final = make_client(KafkaConsumer, {**callbacks, **config})
+        if fail_fast:
+            self._meet()
+        self._topics = [*topics, *retries]
+        self._subscribe()
+
+    def fetch(self, wait_s: float, woken: threading.Event) -> None:
+        """Take in what has come, and wait for it at most `wait_s` seconds. Rebalances happen in here."""
+        self._topic_ids.upkeep()
+        self.assignment.commit_if_due(self.consumer)
+        self.assignment.regulate(self.consumer)
+        if wait_s > 0 and self.assignment.waits:
+            # A settlement will let something out; the client cannot be woken.
+            woken.wait(min(wait_s, _BLOCKED_WAIT_S))
+            wait_s = 0.0
+        try:
+            raws = self.consumer.consume(_MOST_FETCHED, 0)
+            if not raws and wait_s > 0:
+                first = self.consumer.poll(wait_s)  # `consume` would wait until there are so many
+                raws = [] if first is None else [first, *self.consumer.consume(_MOST_FETCHED, 0)]
+        except KafkaException as error:
+            raise AdapterError(f"Kafka at {self._where}: {error_of(error)}") from error
+        self._fetched_at = time.monotonic()
+        for raw in raws:
+            self._take_in(raw)
+        self.assignment.begin_stored(self.consumer)
+        fault = self._commits.fault if self._fault is None else error_of(self._fault)
+        if fault is not None:
+            raise AdapterError(f"Kafka at {self._where}: {fault}")
+
+    def take(self, limit: int) -> list[Delivery]:
+        """At most `limit` deliveries that may be handed out now."""
+        return self.assignment.take(limit, time.monotonic())
+
+    @property
+    def needs_upkeep(self) -> bool:
+        """Whether it was not polled for a while: a rebalance may be waiting."""
+        return time.monotonic() - self._fetched_at > _UPKEEP_S
+
+    @property
+    def connected(self) -> bool:
+        """Whether a broker answers, and the group has let this process in."""
+        return self._is_up and self.assignment.was_assigned
+
+    def close(self) -> None:
+        """Commit what is finished, and leave."""
+        self.assignment.commit_last(self.consumer, _CLOSE_S if self._is_up else 0.0)
+        self.assignment.end()
+        # Without a broker the client library insists for a session's length.
+        leaving = threading.Thread(target=self.consumer.close, name="idempotent-kafka-close", daemon=True)
+        leaving.start()
+        leaving.join(_CLOSE_S if self._is_up else 1.0)
+
+    def _subscribe(self) -> None:
+        self.consumer.subscribe(
+            self._topics,
+            on_assign=self.assignment.on_assign,
+            on_revoke=self.assignment.on_revoke,
+            on_lost=self.assignment.on_lost,
+        )
+
+    def _take_in(self, raw: Raw) -> None:
+        error = raw.error()
+        if error is None:
+            self.assignment.add(raw)
+        elif error.fatal():
+            self._fault = error
+        else:
+            what = {"topic": raw.topic(), "error": error_of(error)}
+            if self._fail_fast and error.code() in _REFUSED:
+                raise ConfigurationError(f"Kafka at {self._where}, topic {what['topic']}: {what['error']}")
+            log.warning("kafka_waits", extra=what)
+
+    def _on_error(self, error: KafkaError) -> None:
+        all_down = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - public
+        if not all_down or self._last_error is None:
+            self._last_error = error
+        if error.fatal() or (not self._was_up and _is_for_good(error)):
+            self._fault = error
+        else:
+            # The library connects again by itself, and says so in its statistics alone.
+            self._is_up = self._is_up and not all_down
+            if time.monotonic() - self._complained_at > _SILENCE_S:
+                self._complained_at = time.monotonic()
+                log.warning(
+                    "broker_unreachable",
+                    extra={"broker": self._where, "error": why_unreachable(self._last_error)},
+                )
+
+    def _on_statistics(self, text: str) -> None:
+        brokers = json.loads(text).get("brokers", {}).values()
+        self._is_up = any(broker.get("state") == "UP" for broker in brokers)
+        self._was_up = self._was_up or self._is_up
+
+    def _meet(self) -> None:
+        until = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                self.consumer.list_topics(timeout=_LOOK_S)
+            except KafkaException as error:
+                self.consumer.poll(0)  # calls `_on_error`
+                if self._fault is None and time.monotonic() < until:
+                    continue
+                self.consumer.close()
+                raise AdapterError(
+                    f"cannot connect to Kafka at {self._where}: {why_unreachable(self._last_error)}"
+                ) from error
+            return
+
+
+def _is_for_good(error: KafkaError) -> bool:
+    """Whether no waiting repairs it."""
+    code, text = error.code(), error_of(error)
+    return code == KafkaError._AUTHENTICATION or (code == KafkaError._SSL and _UNTRUSTED in text)  # noqa: SLF001 - public
+
+
+def why_unreachable(last: KafkaError | None) -> str:
+    """What the client said last of a broker that does not answer, and what to look at."""
+    if last is None:
+        return "no answer"
+    text = error_of(last)
+    if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
+        # Where nobody listens, the library says that too.
+        return f"{text}; does the port want TLS or a login? See security_protocol"
+    if _HANDSHAKE in text and "PLAINTEXT" not in text:
+        # The library guesses so itself, if the connection is closed a little later.
+        return f"{text}; is it a PLAINTEXT port? See security_protocol"
+    return text

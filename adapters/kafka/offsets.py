@@ -1,0 +1,68 @@
+"""StoredOffsets: where an OffsetChecker says that a partition goes on, whatever the broker has committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from idempotent.consumer import Consumer
+from idempotent.errors import StoreError
+from idempotent.message import Position
+
+if TYPE_CHECKING:
+    from idempotent.checkers.sql.offsets import OffsetChecker
+
+log = logging.getLogger(__name__)
+_RETRY_S: Final = 1.0
+
+
+class StoredOffsets:
+    """The consumers whose checkers keep positions, by topic. Belongs to the adapter's thread."""
+
+    def __init__(self, consumers: Sequence[Consumer]) -> None:
+        """Ask nothing yet."""
+        self._consumers = {
+            c.subject: c for c in consumers if c.checker.keeps_positions and c.checker.remembers_done
+        }
+        self._ask_again = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._consumers)
+
+    def of(self, subject: str) -> bool:
+        """Whether the positions in this topic are stored."""
+        return subject in self._consumers
+
+    def begin(self, subject: str, topic_id: str, partition: int, first: int) -> int | None:
+        """The offset to read on from; a partition that is new to the store begins with `first`.
+
+        None: the store does not answer. It is not asked more than once a second then.
+        """
+        if time.monotonic() < self._ask_again:
+            return None
+        consumer = self._consumers[subject]
+        key = consumer.partition_key(topic_id, partition)
+        try:
+            return _checker(consumer).begin({key: first})[key]
+        except StoreError as error:
+            self._ask_again = time.monotonic() + _RETRY_S
+            log.warning("stored_offset_unknown", extra={"topic": subject, "error": str(error)})
+            return None
+
+    def skip(self, subject: str, position: Position) -> bool:
+        """Move on past a message whose dead letter is safe. False: the store does not answer."""
+        consumer = self._consumers.get(subject)
+        if consumer is None:
+            return True
+        try:
+            _checker(consumer).skip(consumer.partition_key(position.topic_id, position.partition), position)
+        except StoreError as error:
+            log.warning("dead_letter_not_skipped", extra={"topic": subject, "error": str(error)})
+            return False
+        return True
+
+
+def _checker(consumer: Consumer) -> OffsetChecker:
+    return cast("OffsetChecker", consumer.checker)

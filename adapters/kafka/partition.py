@@ -1,0 +1,188 @@
+"""Partition: one assignment of one partition to this process, from assign to revoke. Its object is the epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from idempotent.adapters.base import Delivery
+from idempotent.adapters.kafka.client import Raw
+from idempotent.adapters.kafka.lanes import Lanes, Record
+from idempotent.adapters.kafka.options import Ordering
+from idempotent.adapters.kafka.outputs import Outputs
+from idempotent.adapters.kafka.records import due_in_s, message_of
+from idempotent.adapters.kafka.topics import TopicId
+from idempotent.adapters.watermark import Watermark
+from idempotent.errors import ConfigurationError
+from idempotent.message import Position
+
+
+@dataclass(slots=True, eq=False)
+class Token:
+    """One handing out of one record. Not frozen: there is one for every message."""
+
+    partition: Partition
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of one partition is on its way.
+
+    Attributes:
+        ordering: which messages wait for each other.
+        in_flight: messages handed out at once.
+        pending: unfinished messages, or finished ones behind an unfinished one, at which fetching pauses.
+    """
+
+    ordering: Ordering
+    in_flight: int
+    pending: int
+
+
+class Partition:
+    """What was received of a partition, and how far it is finished."""
+
+    def __init__(
+        self, topic_id: TopicId, number: int, limits: Limits, subject: str, *, is_stored: bool = False
+    ) -> None:
+        """Nothing received yet; another `subject` than the topic makes it one of copies, each with its time.
+
+        One that `is_stored` hands out nothing before `begin_at`.
+        """
+        self.topic: Final = topic_id.topic
+        self.subject: Final = subject
+        self.number: Final = number
+        self.is_open = True
+        self.is_paused = False
+        self.committed = -1
+        """The greatest offset that a commit was sent for."""
+        self.outputs: Final = Outputs()
+        self._topic_id = topic_id
+        self._limits = limits
+        self._has_one_lane = limits.ordering is Ordering.PARTITION
+        self._has_lanes_by_key = limits.ordering is Ordering.KEY
+        self._lanes = Lanes(limits.in_flight if self._has_one_lane else 1)
+        self._watermark: Watermark[int] = Watermark()
+        self._out: dict[int, Token] = {}
+        self._busy = 0
+        self._received = -1
+        self._first: int | None = None
+        self._next: int | None = None
+        self._is_begun = not is_stored
+
+    def follows(self, offset: int) -> bool:
+        """Whether this one comes after all before. If not, the offsets began anew: another topic of that name."""
+        return offset > self._received
+
+    def add(self, raw: Raw, offset: int) -> None:
+        """A message, in the order of offsets."""
+        expected = offset if self._next is None else min(self._next, offset)
+        self._first = offset if self._first is None else self._first
+        self._received, self._next = offset, offset + 1
+        self._watermark.add(offset)
+        due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
+        lane = None if self._has_one_lane else self._lane(raw, offset)
+        self._lanes.add(Record(raw, offset, lane, due, 0, expected))
+
+    @property
+    def topic_id(self) -> str | None:
+        """The topic's identity; None until the broker has said it."""
+        return self._topic_id.value
+
+    @property
+    def awaits_begin(self) -> int | None:
+        """The first offset received, when the stored one decides where to read on; None: it need not be asked."""
+        return None if self._is_begun or self.topic_id is None else self._first
+
+    def begin_at(self, offset: int) -> None:
+        """The store has said where to read on: with the first message received, or nothing is received yet."""
+        self._is_begun = True
+        if self._next is None:
+            self._next = offset
+
+    def take(self, now: float, limit: int) -> list[Delivery]:
+        """The next deliveries, at most `limit`."""
+        room = min(limit, self._limits.in_flight - self._busy)
+        if room <= 0 or not self._is_begun or self._topic_id.value is None:
+            return []
+        records = self._lanes.take(now, room)
+        self._busy += len(records)
+        return [self._delivery(record, self._topic_id.value) for record in records]
+
+    def _delivery(self, record: Record, topic_id: str) -> Delivery:
+        token = self._out[record.offset] = Token(self, record)
+        position = Position(topic_id, self.number, record.offset, record.expected)
+        again = record.turns > 1 or self.subject != self.topic
+        return Delivery(message_of(record.raw, self.subject, position, again), token)
+
+    def settled(self, token: Token) -> bool:
+        """Take a delivery back; `finish` or `again` comes next. False: it is stale."""
+        if not self.is_open or self._out.get(token.record.offset) is not token:
+            return False
+        del self._out[token.record.offset]
+        return True
+
+    def finish(self, record: Record) -> None:
+        """It needs nothing any more, and its offset may be committed when those before it are finished."""
+        self._busy -= 1
+        self._lanes.finish(record)
+        self._watermark.finish(record.offset)
+
+    def again(self, record: Record, due: float) -> None:
+        """Hand it out again, when it is `due`."""
+        self._busy -= 1
+        self._lanes.again(record, due)
+
+    @property
+    def mark(self) -> int | None:
+        """The offset that a commit may name: everything before is finished. None: not even the first one is."""
+        last = self._watermark.last
+        return None if last is None else last + 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has messages that were received and are not finished."""
+        return len(self._watermark) > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether fetching should pause."""
+        return max(len(self._watermark), len(self.outputs)) >= self._limits.pending
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether fetching should go on. A pause throws away what was fetched ahead, so not at once."""
+        return max(len(self._watermark), len(self.outputs)) <= self._limits.pending // 2
+
+    def _lane(self, raw: Raw, offset: int) -> Hashable:
+        key = raw.key() if self._has_lanes_by_key else None
+        return offset if key is None else key
+
+
+def limits_of(ordering: Ordering, in_flight: int | None, pending: int) -> Limits:
+    """The limits of an ordering, checked.
+
+    Raises:
+        ConfigurationError: one is below 1.
+    """
+    most = in_flight if in_flight is not None else 1 if ordering is Ordering.PARTITION else 1000
+    if most < 1 or pending < 1:
+        raise ConfigurationError(
+            "max_in_flight_per_partition and max_pending_per_partition must be at least 1"
+        )
+    return Limits(ordering, most, pending)
+
+
+def token_of(delivery: Delivery) -> Token:
+    """The adapter's own handle on a delivery.
+
+    Raises:
+        TypeError: it is another adapter's.
+    """
+    token = delivery.token
+    if not isinstance(token, Token):
+        raise TypeError("this delivery came from another adapter")
+    return token

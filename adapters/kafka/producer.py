@@ -1,0 +1,60 @@
+"""ConfirmedProducer: every message is reported once, as taken by the broker or not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from idempotent.adapters.kafka.client import KafkaError, KafkaException, Producer, error_of, make_client
+from idempotent.adapters.kafka.records import Headers
+
+log = logging.getLogger(__name__)
+
+OnReport: TypeAlias = Callable[[str | None], None]
+"""Gets what went wrong; None: the broker has it."""
+
+
+class ConfirmedProducer:
+    """A producer that is made when it is first used, and made anew when it broke.
+
+    Belongs to the adapter's thread: reports arrive in `upkeep` and `flush`.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Connect later."""
+        self._config = config
+        self._client: Producer | None = None
+
+    def send(
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Headers, on_report: OnReport
+    ) -> None:
+        """Send, without waiting. What cannot even be tried is reported at once."""
+
+        def report(error: KafkaError | None, _: Any) -> None:
+            self._forget_if_fatal(error)
+            on_report(None if error is None else error_of(error))
+
+        if self._client is None:
+            self._client = make_client(Producer, self._config)
+        try:
+            self._client.produce(topic, value, key, headers=headers, on_delivery=report)  # type: ignore[arg-type]
+        except (KafkaException, BufferError) as error:
+            self._forget_if_fatal(error.args[0] if isinstance(error, KafkaException) else None)
+            on_report(error_of(error))
+
+    def upkeep(self) -> None:
+        """Take the reports that have come."""
+        if self._client is not None:
+            self._client.poll(0)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all is reported, at most `timeout_s` seconds."""
+        if self._client is not None:
+            self._client.flush(timeout_s)
+
+    def _forget_if_fatal(self, error: KafkaError | None) -> None:
+        # An idempotent producer that lost count never sends again.
+        if error is not None and error.fatal():
+            log.error("kafka_producer_broken", extra={"error": error_of(error)})
+            self._client = None

@@ -1,0 +1,84 @@
+"""Between Kafka's records and messages: identity, headers, and the copies that go elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from idempotent.adapters.copies import KEY_HEADER, number_in
+from idempotent.adapters.kafka.client import Raw
+from idempotent.message import Message, Position
+
+TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
+"""When the original of a copy was written, in milliseconds since 1970."""
+DUE_HEADER: Final = "x-idempotent-due"
+"""When a copy in a retry topic may be handed out, in milliseconds since 1970."""
+_OURS: Final = "x-idempotent-"
+Headers = list[tuple[str, bytes | None]]
+
+
+def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) -> Message:  # noqa: FBT001
+    """A record as handlers see it; `subject` is the topic that it came to first.
+
+    Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and made
+    again counts its offsets from 0 again, and only its id differs.
+    """
+    headers = {name: _text(value) for name, value in _pairs(raw)}
+    return Message(
+        subject,
+        raw.value() or b"",
+        id=headers.get(KEY_HEADER) or str(position),
+        headers=headers,
+        redelivered=redelivered,
+        position=position,
+        raw=raw,
+    )
+
+
+def origin_of(raw: Raw) -> tuple[str, int, int]:
+    """Topic, partition and offset."""
+    topic, number, offset = raw.topic(), raw.partition(), raw.offset()
+    assert topic is not None
+    assert number is not None
+    assert offset is not None
+    return topic, number, offset
+
+
+def origin_text(raw: Raw) -> str:
+    """The same, for a header."""
+    return "/".join(map(str, origin_of(raw)))
+
+
+def due_in_s(raw: Raw) -> float:
+    """Seconds until a copy in a retry topic may be handed out."""
+    return max(number_in(dict(_pairs(raw)), DUE_HEADER) / 1000 - time.time(), 0.0)
+
+
+def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:
+    """The original's own headers byte by byte, repeated ones included, and ours as in `headers`."""
+    theirs = [(name, value) for name, value in _pairs(raw) if not name.startswith(_OURS)]
+    ours = {name: value for name, value in headers.items() if name.startswith(_OURS)}
+    ours.setdefault(TIMESTAMP_HEADER, str(raw.timestamp()[1]))
+    return [*theirs, *encoded(ours.items())]
+
+
+def encoded(headers: Iterable[tuple[str, Any]]) -> Headers:
+    """Headers as Kafka takes them: bytes, or nothing."""
+    return [(name, _bytes(value)) for name, value in headers]
+
+
+def _pairs(raw: Raw) -> list[tuple[str, Any]]:
+    headers = raw.headers() or []
+    return list(headers.items()) if isinstance(headers, dict) else headers
+
+
+def _text(value: Any) -> Any:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else str(value).encode()

@@ -1,0 +1,96 @@
+"""KafkaSender: messages that somebody waits for, and copies that nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from idempotent.adapters.copies import KEY_HEADER
+from idempotent.adapters.kafka.client import KafkaMessage, Raw
+from idempotent.adapters.kafka.options import producer_config
+from idempotent.adapters.kafka.producer import ConfirmedProducer, OnReport
+from idempotent.adapters.kafka.records import copied_headers, encoded
+from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.message import Message
+
+_ALL: Final = ("all", "-1")
+
+
+class KafkaSender:
+    """One producer for `publish`, and one for copies, which wait for all replicas: the same, if `publish` does too.
+
+    Args:
+        security: what every client needs.
+        acks: what `publish` waits for.
+        idempotent: the broker drops what the client library sends twice; None: where it can.
+        timeout_s: seconds that the broker has to take a message.
+        own: the user's settings.
+
+    Raises:
+        ConfigurationError: unknown acks, or an idempotent producer that does not wait for all.
+    """
+
+    def __init__(
+        self,
+        security: Mapping[str, Any],
+        *,
+        acks: str,
+        idempotent: bool | None,
+        timeout_s: float,
+        own: Mapping[str, Any],
+    ) -> None:
+        """Connect later."""
+        if acks not in (*_ALL, "1", "0"):
+            raise ConfigurationError(f"acks must be 'all', 1 or 0, not {acks!r}")
+        if idempotent and acks not in _ALL:
+            raise ConfigurationError("idempotent_producer=True needs acks='all'")
+        self._where = security["bootstrap.servers"]
+        self._timeout_s = timeout_s
+        self._copies = ConfirmedProducer(
+            producer_config(security, "all", idempotent=idempotent is not False, timeout_s=timeout_s, own=own)
+        )
+        self._publisher = self._copies
+        if acks not in _ALL:
+            config = producer_config(security, acks, idempotent=False, timeout_s=timeout_s, own=own)
+            self._publisher = ConfirmedProducer(config)
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Send messages to their subjects and wait for all of them.
+
+        Raises:
+            AdapterError: the broker did not take one of them.
+        """
+        reports: list[str | None] = []
+        for message in messages:
+            self._send(message, reports.append)
+            self._publisher.upkeep()
+        # The client library gives up a little before.
+        self._publisher.flush(self._timeout_s + 1)
+        silent = len(messages) - len(reports)
+        reasons = [report for report in reports if report is not None]
+        if reasons or silent:
+            reason = reasons[0] if reasons else f"no answer within {self._timeout_s:g} s"
+            to = ", ".join(dict.fromkeys(message.subject for message in messages))
+            raise AdapterError(f"Kafka at {self._where} did not take a message for {to}: {reason}")
+
+    def _send(self, message: Message, on_report: OnReport) -> None:
+        headers = dict(message.headers)
+        key = message.id.encode() if isinstance(message.id, str) else message.id
+        if key is not None:
+            headers[KEY_HEADER] = key
+        came_with = message.raw.key() if isinstance(message.raw, KafkaMessage) else None
+        self._publisher.send(
+            message.subject, message.body, came_with or key, encoded(headers.items()), on_report
+        )
+
+    def copy(self, topic: str, raw: Raw, headers: Mapping[str, Any], on_report: OnReport) -> None:
+        """Send a copy; `on_report` is called in `upkeep` or `flush`."""
+        self._copies.send(topic, raw.value(), raw.key(), copied_headers(raw, headers), on_report)
+
+    def upkeep(self) -> None:
+        """Take the reports that have come."""
+        self._copies.upkeep()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all copies are reported, at most `timeout_s` seconds."""
+        self._copies.flush(timeout_s)

@@ -1,0 +1,74 @@
+"""TopicIds: a topic's UUID, asked for without waiting."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import TopicCollection, Uuid
+
+from idempotent.adapters.kafka.client import AdminClient, KafkaException, error_of
+
+log = logging.getLogger(__name__)
+_TIMEOUT_S: Final = 10.0
+_RETRY_S: Final = 1.0
+_NO_ID: Final = str(Uuid(0, 0))
+
+
+@dataclass(slots=True, eq=False)
+class TopicId:
+    """The id of a topic as it is now; None until the broker has answered."""
+
+    topic: str
+    value: str | None = None
+
+
+class TopicIds:
+    """Ask for the ids of topics. Belongs to the adapter's thread; the answers come from another one."""
+
+    def __init__(self, admin: AdminClient) -> None:
+        """Nothing asked yet."""
+        self._admin = admin
+        self._open: list[tuple[TopicId, Future[Any]]] = []
+        self._again: list[tuple[float, TopicId]] = []
+
+    def ask(self, topics: Collection[str]) -> dict[str, TopicId]:
+        """Ids that are filled in later, by `upkeep`."""
+        ids = {topic: TopicId(topic) for topic in topics}
+        for topic_id in ids.values():
+            self._ask(topic_id)
+        return ids
+
+    def upkeep(self) -> None:
+        """Take the answers that have come, and ask again where none came."""
+        answered = [(topic_id, future) for topic_id, future in self._open if future.done()]
+        if answered:
+            self._open = [pair for pair in self._open if pair not in answered]
+            for topic_id, future in answered:
+                self._take(topic_id, future)
+        if self._again and self._again[0][0] <= time.monotonic():
+            self._ask(self._again.pop(0)[1])
+
+    def _ask(self, topic_id: TopicId) -> None:
+        asked = TopicCollection([topic_id.topic])
+        futures = self._admin.describe_topics(asked, request_timeout=_TIMEOUT_S)
+        self._open.append((topic_id, futures[topic_id.topic]))
+
+    def _take(self, topic_id: TopicId, future: Future[Any]) -> None:
+        try:
+            uuid = future.result().topic_id
+        except KafkaException as error:
+            log.warning("topic_id_unknown", extra={"topic": topic_id.topic, "error": error_of(error)})
+            self._again.append((time.monotonic() + _RETRY_S, topic_id))
+            return
+        # Brokers before 2.8 have no ids.
+        topic_id.value = topic_id.topic if str(uuid) == _NO_ID else _text(uuid)
+
+
+def _text(uuid: Uuid) -> str:
+    """As Kafka's own tools show it; librdkafka's spelling has slashes."""
+    return str(uuid).replace("+", "-").replace("/", "_")

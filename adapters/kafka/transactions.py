@@ -1,0 +1,247 @@
+"""Transactions: outputs and offsets appear together, or neither does."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from idempotent.adapters.kafka.attempt import NO_LIMIT, Attempt, Refusal, Step
+from idempotent.adapters.kafka.client import KafkaConsumer, KafkaError, KafkaException, error_of
+from idempotent.adapters.kafka.commits import RETRY_S, Commits, Marks, offsets_of
+from idempotent.adapters.kafka.outputs import Produced
+from idempotent.adapters.kafka.transactional_producer import TransactionalProducer
+
+log = logging.getLogger(__name__)
+_UPKEEP_S: Final = 0.05
+_REVOKE_S: Final = 10.0
+_LOOK_S: Final = 1.0
+_SILENCE_S: Final = 10.0
+_PAUSE_S: Final = 0.02
+# How the client library spells a member of no generation, whose offsets a broker takes unseen.
+_NO_MEMBER: Final = b"CGMDv2:\xff\xff\xff\xff"
+
+
+class Transactions(Commits):
+    """One transaction after the other: begin, the outputs below the marks, the offsets, commit.
+
+    What is not committed keeps its outputs and goes into the next one. What may have been committed is looked up in the
+    group's offsets, which say so of the outputs too; handlers do not run again for that.
+
+    Args:
+        config: of the producer.
+        is_ours_alone: whether nobody else can have the transactional id. If not, a producer that is fenced is a fault.
+        on_refused: gets an input when no transaction takes its outputs, and why. `Produced.refused_until` is
+            infinite then, and holds back the offset until somebody ends it.
+
+    Raises:
+        ConfigurationError: librdkafka does not take the settings.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        is_ours_alone: bool,
+        on_refused: Callable[[Produced, Refusal], None],
+    ) -> None:
+        """Connect later."""
+        self._id = config["transactional.id"]
+        self._producer = TransactionalProducer(config)
+        self._is_ours_alone = is_ours_alone
+        self._on_refused = on_refused
+        self._attempt: Attempt | None = None
+        self._most = NO_LIMIT
+        self._complained_at = -_SILENCE_S
+        self._fault: str | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._attempt is not None
+
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    def start(self, consumer: KafkaConsumer, marks: Marks) -> None:
+        capped = {partition: partition.outputs.cap(mark) for partition, mark in marks.items()}
+        if capped != marks:
+            self._owe({})
+        new = {partition: mark for partition, mark in capped.items() if mark > partition.committed}
+        if new and self._fault is None:
+            self._attempt = Attempt.of(new, self._most)
+            for partition, mark in self._attempt.marks.items():
+                partition.committed = mark
+            self.upkeep(consumer)
+
+    def commit(self, consumer: KafkaConsumer, marks: Marks) -> bool:
+        until = time.monotonic() + _REVOKE_S
+        self.wait(consumer, _REVOKE_S)
+        owed_at = self.again_at
+        is_due = not self.is_busy
+        while is_due and time.monotonic() < until:
+            self.again_at = math.inf
+            self.start(consumer, marks)
+            self.wait(consumer, until - time.monotonic())
+            is_due = not self.is_busy and time.monotonic() >= self.again_at
+        is_done = not self.is_busy and self.again_at == math.inf
+        self.again_at = min(self.again_at, owed_at)
+        return is_done
+
+    def wait(self, consumer: KafkaConsumer, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while self.is_busy and (left_s := until - time.monotonic()) > 0:
+            if not self._go_on(consumer, min(left_s, _UPKEEP_S)):
+                time.sleep(min(left_s, _PAUSE_S))
+
+    def upkeep(self, consumer: KafkaConsumer) -> None:
+        self._go_on(consumer, _UPKEEP_S)
+
+    def _go_on(self, consumer: KafkaConsumer, wait_s: float) -> bool:
+        """Take steps. False: the next one has to be waited for."""
+        until = time.monotonic() + wait_s
+        while self._fault is None:
+            attempt = self._attempt
+            try:
+                if attempt is None:
+                    # Ready before it is needed: whoever had this id before is fenced at once.
+                    return self._producer.is_ready(0.0)
+                if not self._take(attempt, consumer, max(until - time.monotonic(), 0.0)):
+                    return False
+            except KafkaException as error:
+                return self._failed(attempt, error.args[0])
+            if time.monotonic() >= until:
+                return True
+        return False
+
+    def _take(self, attempt: Attempt, consumer: KafkaConsumer, wait_s: float) -> bool:
+        """One step. False: it has to be waited for."""
+        client = self._producer.client
+        match attempt.step:
+            case Step.BEGIN:
+                if not self._producer.is_ready(wait_s):
+                    return False
+                # Before the partitions are looked at: whoever gets one later makes this out of date.
+                attempt.member = consumer.consumer_group_metadata()
+                if attempt.member.startswith(_NO_MEMBER) or not attempt.is_open:
+                    self._end(attempt)
+                    return True
+                client.begin_transaction()
+                attempt.go_to(Step.PRODUCE)
+            case Step.PRODUCE:
+                attempt.produce(client)
+                client.poll(wait_s if attempt.unreported else 0.0)
+                if attempt.has_failed or not attempt.is_open:
+                    attempt.go_to(Step.ABORT)
+                elif not attempt.unsent and not attempt.unreported:
+                    attempt.go_to(Step.SEND_OFFSETS)
+            case Step.SEND_OFFSETS:
+                return self._send_offsets(attempt, wait_s)
+            case Step.COMMIT:
+                client.commit_transaction(max(wait_s, _UPKEEP_S))
+                self._committed(attempt)
+            case Step.ABORT:
+                client.abort_transaction(max(wait_s, _UPKEEP_S))
+                self._aborted(attempt)
+            case Step.LOOK:
+                return self._producer.is_ready(wait_s) and self._look(attempt, consumer)
+        return True
+
+    def _send_offsets(self, attempt: Attempt, wait_s: float) -> bool:
+        if self._producer.send_offsets(offsets_of(attempt.marks), attempt.member, wait_s):
+            attempt.go_to(Step.COMMIT)
+            return True
+        if attempt.stands_still:
+            self._complain_of_failure("the client library does not come back")
+            self._replace_client(attempt)
+        return False
+
+    def _failed(self, attempt: Attempt | None, error: KafkaError) -> bool:
+        """Decide how to go on. False: with the same, later."""
+        if error.retriable():
+            self._complain(error)
+            if attempt is None or not attempt.stands_still:
+                return False
+            # The client library has lost an answer. An abort begun under a silent broker may wait for good.
+        self._complain_of_failure(error_of(error))
+        if error.code() == KafkaError._FENCED and not self._is_ours_alone:  # noqa: SLF001 - public, despite its name
+            self._attempt = None
+            self._fault = (
+                f"the transactional id {self._id!r} belongs to another process now, or a transaction took longer than "
+                "transaction.timeout.ms"
+            )
+            return False
+        if attempt is not None and error.txn_requires_abort() and attempt.step is not Step.ABORT:
+            attempt.go_to(Step.ABORT)
+            return True
+        self._replace_client(attempt)
+        return False
+
+    def _replace_client(self, attempt: Attempt | None) -> None:
+        self._producer.renew()
+        if attempt is not None:
+            attempt.go_to(Step.LOOK)
+
+    def _committed(self, attempt: Attempt) -> None:
+        for partition, mark in attempt.marks.items():
+            partition.outputs.drop_before(mark)
+        self._most = min(self._most * 2, NO_LIMIT)
+        self._attempt = None
+        if not attempt.is_whole:
+            self._owe({}, 0.0)
+
+    def _aborted(self, attempt: Attempt) -> None:
+        refusals = attempt.refusals
+        blamed = {of: refusal for of, refusal in refusals.items() if refusal.is_certain or len(refusals) == 1}
+        if refusals:
+            # After a record that was refused the client library counts wrong, and the next transaction would fail.
+            self._producer.renew()
+        if refusals and not blamed:
+            # Records of one batch are refused together. In smaller transactions the culprit stands alone.
+            self._most = max(attempt.inputs // 2, 1)
+            reason = next(iter(refusals.values())).reason
+            log.warning("outputs_refused_together", extra={"inputs": attempt.inputs, "error": reason})
+        for produced, refusal in blamed.items():
+            produced.refused_until = math.inf
+            log.error("output_refused", extra={"id": produced.message.id, "error": refusal.reason})
+            self._on_refused(produced, refusal)
+        if not refusals and attempt.error is not None:
+            self._complain_of_failure(error_of(attempt.error))
+        self._end(attempt, 0.0 if refusals else RETRY_S)
+
+    def _look(self, attempt: Attempt, consumer: KafkaConsumer) -> bool:
+        """The transaction is over, one way or the other. Look which."""
+        try:
+            found = consumer.committed(offsets_of(attempt.marks), timeout=_LOOK_S)
+        except KafkaException as error:
+            self._complain(error.args[0])
+            return False
+        problem = next((tp.error for tp in found if tp.error is not None), None)
+        if problem is not None:
+            self._complain(problem)
+            return False
+        offsets = {(tp.topic, tp.partition): tp.offset for tp in found}
+        missing = {}
+        for partition, mark in attempt.marks.items():
+            if offsets[partition.topic, partition.number] >= mark:
+                partition.outputs.drop_before(mark)
+            else:
+                missing[partition] = mark
+        self._attempt = None
+        if missing or not attempt.is_whole:
+            self._owe(missing)
+        return True
+
+    def _end(self, attempt: Attempt, wait_s: float = RETRY_S) -> None:
+        self._attempt = None
+        self._owe(attempt.marks, wait_s)
+
+    def _complain_of_failure(self, error: str) -> None:
+        log.warning("transaction_failed", extra={"id": self._id, "error": error})
+
+    def _complain(self, error: KafkaError) -> None:
+        if time.monotonic() - self._complained_at > _SILENCE_S:
+            self._complained_at = time.monotonic()
+            log.warning("transaction_waits", extra={"id": self._id, "error": error_of(error)})

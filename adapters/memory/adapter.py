@@ -1,0 +1,102 @@
+"""MemoryAdapter: the client of a MemoryBroker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from idempotent.adapters.base import Adapter, Delivery, reason_of
+from idempotent.adapters.memory.broker import Copy, DeadLetter, MemoryBroker, dead_letter_queue
+from idempotent.consumer import Consumer
+from idempotent.errors import ConfigurationError
+from idempotent.message import Message
+from idempotent.outcomes import Action, Result
+
+__all__ = ["DeadLetter", "MemoryAdapter", "MemoryBroker"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    epoch: int
+    number: int
+
+
+class MemoryAdapter(Adapter):
+    """Receive from, and publish to, a broker in this process. It connects again by itself.
+
+    Args:
+        broker: shared by as many adapters as you like.
+        until_empty: finish, and so end the worker, as soon as the queues hold nothing at all.
+    """
+
+    def __init__(self, broker: MemoryBroker, *, until_empty: bool = False) -> None:
+        """Connect in `open`."""
+        self.broker = broker
+        self._until_empty = until_empty
+        self._subjects: tuple[str, ...] = ()
+        self._epoch = 0
+        self._woken = False
+
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        self._subjects = tuple(dict.fromkeys(consumer.subject for consumer in consumers))
+        self._epoch = self.broker.connect()
+
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        if not self._epoch:
+            raise ConfigurationError("open() comes before receive()")
+        if not self.broker.is_connected(self._epoch):
+            self._epoch = self.broker.connect()
+        copies = self.broker.take(self._epoch, self._subjects, limit)
+        if not copies and timeout_s > 0:
+            self.broker.wait(self._subjects if limit else (), timeout_s, lambda: self._woken)
+            copies = self.broker.take(self._epoch, self._subjects, limit)
+        self._woken = False
+        # The queues take turns, so that a full one does not starve the others.
+        self._subjects = (*self._subjects[1:], *self._subjects[:1])
+        return [self._delivery(copy) for copy in copies]
+
+    def settle(self, delivery: Delivery, result: Result) -> None:
+        token = _token(delivery)
+        match result.action:
+            case Action.ACK:
+                settled = self.broker.acknowledge(token.epoch, token.number)
+            case Action.DELAY:
+                settled = self.broker.delay(token.epoch, token.number, result.retry_after_s or 0.0)
+            case Action.DEAD_LETTER:
+                settled = self.broker.bury(token.epoch, token.number, reason_of(result))
+            case Action.HOLD:
+                raise ValueError("HOLD is the worker's affair")
+        self.stale_settlements += not settled
+
+    def requeue(self, delivery: Delivery) -> None:
+        token = _token(delivery)
+        self.stale_settlements += not self.broker.give_back(token.epoch, token.number)
+
+    def publish(self, message: Message) -> None:
+        self.broker.publish(message)
+
+    def dead_letter_subject(self, subject: str) -> str:
+        return dead_letter_queue(subject)
+
+    def wake(self) -> None:
+        self._woken = True
+        self.broker.notify()
+
+    @property
+    def finished(self) -> bool:
+        return self._until_empty and not any(map(self.broker.backlog, self._subjects))
+
+    def close(self) -> None:
+        if self._epoch:
+            self.broker.disconnect(self._epoch)
+
+    def _delivery(self, copy: Copy) -> Delivery:
+        message = replace(copy.message, redelivered=copy.seen, position=copy.number)
+        return Delivery(message, _Token(self._epoch, copy.number))
+
+
+def _token(delivery: Delivery) -> _Token:
+    token = delivery.token
+    if not isinstance(token, _Token):
+        raise TypeError("this delivery came from another adapter")
+    return token

@@ -1,0 +1,301 @@
+"""MemoryBroker: queues in this process that deliver at least once, with the faults of real ones on request."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from idempotent.adapters.copies import REASON_HEADER
+from idempotent.errors import ConfigurationError
+from idempotent.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message the broker gave up, and why."""
+
+    message: Message
+    reason: str
+
+
+@dataclass(slots=True)
+class Copy:
+    """One message in a queue. A producer that sends twice makes two.
+
+    Attributes:
+        message: as published.
+        number: its place in the order of publication, over all queues.
+        order: its place in its queue.
+        returns: how often it was delivered and came back without a word from the consumer's side.
+        seen: whether it was delivered before.
+        letter: what it is a dead letter of; None: it is none.
+    """
+
+    message: Message
+    number: int
+    order: float
+    returns: int = 0
+    seen: bool = False
+    letter: DeadLetter | None = None
+
+
+@dataclass(slots=True)
+class _Queue:
+    ready: list[tuple[float, int, Copy]] = field(default_factory=list)
+    delayed: list[tuple[float, int, Copy]] = field(default_factory=list)
+    unsettled: int = 0
+
+
+def dead_letter_queue(subject: str) -> str:
+    """Where the dead letters of a queue lie."""
+    return f"{subject}.dead"
+
+
+class MemoryBroker:
+    """An at-least-once broker for tests and demos. Thread-safe.
+
+    Its faults depend on the seed and on a message's place in the order of publication, not on timing: the same
+    seed duplicates, displaces and redelivers the same messages in every run.
+
+    Args:
+        seed: of all the faults.
+        duplicate_rate: share of the messages, 0 to 1, that arrive twice, as if their producer had resent them.
+        reorder_window: how many places, at most, a message can fall behind.
+        redeliver_rate: share of the acknowledgements, 0 to below 1, that get lost: those messages come again.
+        max_deliveries: unsettled deliveries of one message after which it is a dead letter; None: no limit. One
+            that was delayed on request starts again at none.
+        clock: seconds; injectable for tests of delays.
+
+    Raises:
+        ConfigurationError: a rate or number is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        duplicate_rate: float = 0.0,
+        reorder_window: int = 0,
+        redeliver_rate: float = 0.0,
+        max_deliveries: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start empty."""
+        if not 0 <= duplicate_rate <= 1:
+            raise ConfigurationError(f"duplicate_rate must be from 0 to 1, not {duplicate_rate}")
+        if not 0 <= redeliver_rate < 1:
+            raise ConfigurationError(f"redeliver_rate must be from 0 to below 1, not {redeliver_rate}")
+        if reorder_window < 0:
+            raise ConfigurationError(f"reorder_window must not be negative, not {reorder_window}")
+        if max_deliveries is not None and max_deliveries < 1:
+            raise ConfigurationError(f"max_deliveries must be at least 1 or None, not {max_deliveries}")
+        self._seed = seed
+        self._duplicate_rate = duplicate_rate
+        self._reorder_window = reorder_window
+        self._redeliver_rate = redeliver_rate
+        self._max_deliveries = max_deliveries
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
+        self._numbers = itertools.count()
+        self._epochs = itertools.count(1)
+        self._unsettled: dict[int, dict[int, Copy]] = {}
+
+    # What everybody calls
+
+    def publish(self, message: Message) -> None:
+        """Put a message into the queue of its subject, and possibly a second copy of it."""
+        with self._changed:
+            number = self._enqueue(message)
+            if self._chance(number, "duplicate") < self._duplicate_rate:
+                self._enqueue(message)
+            self._changed.notify_all()
+
+    def crash(self) -> None:
+        """Lose every connection: what is unsettled comes again, and settlements under way mean nothing."""
+        with self._changed:
+            for epoch in list(self._unsettled):
+                self._disconnect(epoch)
+            self._changed.notify_all()
+
+    def dead_letters(self, subject: str) -> list[DeadLetter]:
+        """The dead letters of a queue, oldest first. They lie in a queue of their own, `dead_letter_queue(subject)`."""
+        with self._changed:
+            copies = [copy for _, _, copy in sorted(self._queues[dead_letter_queue(subject)].ready)]
+            return [copy.letter for copy in copies if copy.letter is not None]
+
+    def backlog(self, subject: str) -> int:
+        """Copies in a queue that are not settled: ready, delayed, or with a consumer."""
+        with self._changed:
+            queue = self._queues[subject]
+            return len(queue.ready) + len(queue.delayed) + queue.unsettled
+
+    # What MemoryAdapter calls
+
+    def connect(self) -> int:
+        """Open a connection. Returns its epoch."""
+        with self._changed:
+            epoch = next(self._epochs)
+            self._unsettled[epoch] = {}
+            return epoch
+
+    def disconnect(self, epoch: int) -> None:
+        """Close a connection: what it left unsettled comes again."""
+        with self._changed:
+            self._disconnect(epoch)
+            self._changed.notify_all()
+
+    def is_connected(self, epoch: int) -> bool:
+        """Whether this connection still stands."""
+        return epoch in self._unsettled
+
+    def take(self, epoch: int, subjects: Collection[str], limit: int) -> list[Copy]:
+        """At most `limit` copies that are due, without waiting; none on a lost connection."""
+        with self._changed:
+            held = self._unsettled.get(epoch)
+            taken: list[Copy] = []
+            if held is None:
+                return taken
+            for subject in subjects:
+                queue = self._queues[subject]
+                self._ripen(queue)
+                while queue.ready and len(taken) < limit:
+                    copy = heapq.heappop(queue.ready)[2]
+                    taken.append(replace(copy))
+                    copy.seen = True
+                    held[copy.number] = copy
+                    queue.unsettled += 1
+            return taken
+
+    def wait(self, subjects: Collection[str], timeout_s: float, is_woken: Callable[[], bool]) -> None:
+        """Wait until something may be due in one of the queues, at most `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        with self._changed:
+            while not is_woken() and not any(self._queues[subject].ready for subject in subjects):
+                dues = [due for subject in subjects for due, _, _ in self._queues[subject].delayed[:1]]
+                due_in_s = min(dues, default=float("inf")) - self._clock()
+                left_s = min(until - time.monotonic(), due_in_s)
+                if left_s <= 0:
+                    return
+                self._changed.wait(left_s)
+
+    def notify(self) -> None:
+        """Let everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def acknowledge(self, epoch: int, number: int) -> bool:
+        """Forget a copy, unless this acknowledgement is one that gets lost. False: the delivery is stale."""
+        with self._changed:
+            copy = self._settled(epoch, number)
+            if copy is not None and self._chance(number, f"ack-{copy.returns}") < self._redeliver_rate:
+                self._come_back(copy)
+            self._changed.notify_all()
+            return copy is not None
+
+    def delay(self, epoch: int, number: int, delay_s: float) -> bool:
+        """Deliver a copy again after `delay_s` seconds. False: the delivery is stale."""
+        with self._changed:
+            copy = self._settled(epoch, number)
+            if copy is not None:
+                copy.returns = 0
+                queue = self._queues[copy.message.subject]
+                heapq.heappush(queue.delayed, (self._clock() + delay_s, number, copy))
+            self._changed.notify_all()
+            return copy is not None
+
+    def bury(self, epoch: int, number: int, reason: str) -> bool:
+        """Make a copy a dead letter. False: the delivery is stale."""
+        with self._changed:
+            copy = self._settled(epoch, number)
+            if copy is not None:
+                self._bury(copy, reason)
+            self._changed.notify_all()
+            return copy is not None
+
+    def give_back(self, epoch: int, number: int) -> bool:
+        """Deliver a copy again, as soon as possible. False: the delivery is stale."""
+        with self._changed:
+            copy = self._settled(epoch, number)
+            if copy is not None:
+                self._come_back(copy)
+            self._changed.notify_all()
+            return copy is not None
+
+    # Private, under the lock
+
+    def _enqueue(self, message: Message) -> int:
+        number = next(self._numbers)
+        order = number + self._chance(number, "order") * self._reorder_window
+        queue = self._queues[message.subject]
+        heapq.heappush(queue.ready, (order, number, Copy(message, number, order)))
+        return number
+
+    def _chance(self, number: int, what: str) -> float:
+        """A number from 0 to below 1 that depends on nothing but the seed and the arguments."""
+        digest = hashlib.blake2b(f"{self._seed}:{number}:{what}".encode(), digest_size=6).digest()
+        return int.from_bytes(digest, "big") / 2**48
+
+    def _ripen(self, queue: _Queue) -> None:
+        now = self._clock()
+        while queue.delayed and queue.delayed[0][0] <= now:
+            _, number, copy = heapq.heappop(queue.delayed)
+            heapq.heappush(queue.ready, (copy.order, number, copy))
+
+    def _settled(self, epoch: int, number: int) -> Copy | None:
+        copy = self._unsettled.get(epoch, {}).pop(number, None)
+        if copy is not None:
+            self._queues[copy.message.subject].unsettled -= 1
+        return copy
+
+    def _come_back(self, copy: Copy) -> None:
+        copy.returns += 1
+        queue = self._queues[copy.message.subject]
+        if self._max_deliveries is not None and copy.returns >= self._max_deliveries:
+            self._bury(copy, f"delivered {copy.returns} times and never settled")
+        else:
+            heapq.heappush(queue.ready, (copy.order, copy.number, copy))
+
+    def _bury(self, copy: Copy, reason: str) -> None:
+        message = copy.message
+        dead = replace(
+            message,
+            subject=dead_letter_queue(message.subject),
+            headers={**message.headers, REASON_HEADER: reason},
+        )
+        number = next(self._numbers)
+        letter = Copy(dead, number, number, letter=DeadLetter(message, reason))
+        heapq.heappush(self._queues[dead.subject].ready, (number, number, letter))
+
+    def _disconnect(self, epoch: int) -> None:
+        for number in list(self._unsettled.get(epoch, {})):
+            copy = self._settled(epoch, number)
+            if copy is not None:
+                self._come_back(copy)
+        self._unsettled.pop(epoch, None)
+
+
+_named: Final[dict[str, tuple[MemoryBroker, dict[str, Any]]]] = {}
+_naming: Final = threading.Lock()
+
+
+def named_broker(name: str, **options: Any) -> MemoryBroker:
+    """The broker of this name in this process, made at the first call.
+
+    Raises:
+        ConfigurationError: it exists with other options.
+    """
+    with _naming:
+        if name not in _named:
+            _named[name] = (MemoryBroker(**options), options)
+        broker, made_with = _named[name]
+    if options and options != made_with:
+        raise ConfigurationError(f"memory://{name} exists already, with the options {made_with}")
+    return broker

@@ -1,0 +1,8 @@
+"""RabbitMQ, over AMQP 0-9-1."""
+
+from __future__ import annotations
+
+from idempotent.adapters.rabbitmq.adapter import RabbitMqAdapter
+from idempotent.adapters.rabbitmq.options import AckMode, QueueType
+
+__all__ = ["AckMode", "QueueType", "RabbitMqAdapter"]

@@ -1,0 +1,270 @@
+"""RabbitMqAdapter: messages from, and to, the queues of a RabbitMQ broker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from idempotent.adapters.base import Adapter, Delivery
+from idempotent.adapters.rabbitmq.client import LOST, explained, pika_errors, server_at, what_to_check
+from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
+from idempotent.adapters.rabbitmq.messages import properties_of
+from idempotent.adapters.rabbitmq.options import AckMode, QueueType, chosen
+from idempotent.adapters.rabbitmq.publisher import Publisher
+from idempotent.adapters.rabbitmq.session import Consuming, Session, Token
+from idempotent.adapters.rabbitmq.topology import Topology
+from idempotent.adapters.reconnecting import Reconnecting, said
+from idempotent.consumer import Consumer
+from idempotent.errors import AdapterError
+from idempotent.message import Message
+from idempotent.outcomes import Action, Result
+from idempotent.policy import Backoff
+
+__all__ = ["AckMode", "QueueType", "RabbitMqAdapter"]
+
+log = logging.getLogger(__name__)
+
+_LARGEST_BATCH: Final = 64
+# A session that ends sooner has something in it that ends sessions.
+_BRIEF_S: Final = 1.0
+
+
+class RabbitMqAdapter(Adapter):
+    """Consume queues, each named like the subject of its consumer; publish through the default exchange.
+
+    A message's id is its `x-idempotent-key` header, or else its `message_id` property. A failed message is published
+    to a delay queue, a dead one to a dead-letter queue; only when the broker has confirmed the copy is the original
+    acknowledged. A copy that the broker refuses is tried again, and the original stays unacknowledged.
+
+    Args:
+        url: `amqp://user:password@host:5672/vhost`, `amqps://` for TLS; several hosts with commas between them.
+        prefetch: deliveries of a queue that the broker sends ahead, 1 to 65535.
+        ack: when the broker is told that a message is done.
+        ack_batch: of `batched`: how many with one word; default: half the prefetch, at most 64.
+        ack_interval_s: of `batched`: the longest wait for a batch to fill.
+        pull: fetch messages one by one (`basic.get`) instead of having them sent. Slow; nothing is sent ahead.
+        declare: make queues that are missing.
+        queue_type: of the queues made here.
+        dead_letter_queue: one for all; default: one for each queue, named `<queue>.dead`.
+        per_channel_prefetch: `prefetch` counts for all queues together. Not with quorum queues.
+        heartbeat_s: seconds; a dead connection is noticed within about two of them.
+        fail_fast: raise when the very first attempt to connect fails, instead of trying on.
+        ca_file: TLS: whom to trust, in place of the system's list.
+        cert_file: TLS: this client's certificate.
+        key_file: TLS: its key, if not in `cert_file`.
+        backoff: waits between attempts to connect.
+
+    Raises:
+        ConfigurationError: an option is out of its range, or the URL is none.
+        MissingExtraError: pika is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefetch: int = 200,
+        ack: AckMode | str = AckMode.MANUAL,
+        ack_batch: int | None = None,
+        ack_interval_s: float = 0.1,
+        pull: bool = False,
+        declare: bool = True,
+        queue_type: QueueType | str = QueueType.CLASSIC,
+        dead_letter_queue: str | None = None,
+        per_channel_prefetch: bool = False,
+        heartbeat_s: int = 60,
+        fail_fast: bool = False,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        backoff: Backoff = Backoff(initial_s=0.2, maximum_s=30.0),  # noqa: B008 - frozen
+    ) -> None:
+        """Connect in `open`."""
+        mode = chosen(AckMode, ack, "ack")
+        batch = max(min(_LARGEST_BATCH, prefetch // 2), 1) if ack_batch is None else ack_batch
+        self._server = server_at(
+            url, heartbeat_s=heartbeat_s, ca_file=ca_file, cert_file=cert_file, key_file=key_file
+        )
+        self._topology = Topology(declare, chosen(QueueType, queue_type, "queue_type"), dead_letter_queue)
+        self._consuming = Consuming(mode, batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
+        self._at_most_once = mode is AckMode.AUTO
+        self._reconnecting = Reconnecting(self._server.where, backoff=backoff, fail_fast=fail_fast)
+        self._copies = Copies(self._acknowledge, self._give_back, outlive=self._at_most_once)
+        self._queues: tuple[str, ...] = ()
+        self._session: Session | None = None
+        self._connected_at: float | None = None
+        self._attempts = 0
+        self._owner: int | None = None
+        self._woken = threading.Event()
+
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        # What published before has a session that consumes nothing.
+        self.close()
+        self._queues = tuple(dict.fromkeys(consumer.subject for consumer in consumers))
+        self._owner = threading.get_ident()
+        self._connect()
+
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        self._check_owner()
+        until = time.monotonic() + timeout_s
+        deliveries: list[Delivery] = []
+        while True:
+            wait_s = max(until - time.monotonic(), 0.0)
+            session = self._session or self._connect()
+            if session is None:
+                self._woken.wait(min(wait_s, self._reconnecting.wait_s))
+            else:
+                try:
+                    self._copies.try_again(session)
+                    session.pump(limit, wait_s, self._woken.is_set)
+                    deliveries = session.take(limit)
+                except LOST as error:
+                    self._lose(error)
+            if deliveries or self._woken.is_set() or time.monotonic() >= until:
+                self._woken.clear()
+                return deliveries
+
+    def settle(self, delivery: Delivery, result: Result) -> None:
+        if result.action is Action.HOLD:
+            raise ValueError("HOLD is the worker's affair")
+        token = self._claimed(delivery)
+        if token is None:
+            return
+        match result.action:
+            case Action.ACK:
+                self._say(lambda: token.session.acknowledge(token.tag))
+            case Action.DELAY:
+                due = time.monotonic() + (result.retry_after_s or 0.0)
+                self._copy(Copy(delivery.message, token, Goal.DELAY, result, due))
+            case Action.DEAD_LETTER:
+                self._copy(Copy(delivery.message, token, Goal.DEAD_LETTER, result))
+
+    def requeue(self, delivery: Delivery) -> None:
+        token = self._claimed(delivery)
+        if token is None:
+            return
+        if self._at_most_once:
+            self._copy(Copy(delivery.message, token, Goal.QUEUE))
+        else:
+            self._say(lambda: token.session.give_back(token.tag))
+
+    def publish(self, message: Message) -> None:
+        self._publish(
+            lambda publisher: publisher.to_queue(message.subject, message.body, _properties(message))
+        )
+
+    def publish_many(self, messages: Sequence[Message]) -> None:
+        items = [(message.subject, message.body, _properties(message)) for message in messages]
+        self._publish(lambda publisher: publisher.all_to_queues(items))
+
+    def _publish(self, act: Callable[[Publisher], None]) -> None:
+        self._check_owner()
+        session = self._session or self._connect()
+        if session is None:
+            raise AdapterError(f"not connected to {self._server.where}")
+        try:
+            act(session.publisher)
+        except LOST as error:
+            self._lose(error)
+            raise AdapterError(f"the connection was lost, the message perhaps too: {said(error)}") from error
+
+    def wake(self) -> None:
+        if self._woken.is_set():
+            return
+        self._woken.set()
+        session = self._session
+        if session is not None:
+            session.wake()
+
+    def dead_letter_subject(self, subject: str) -> str:
+        return self._topology.dead(subject)
+
+    @property
+    def connected(self) -> bool:
+        return self._session is not None
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                if self._at_most_once:
+                    self._copies.try_again(session, all_of_them=True)
+                session.close()
+            except LOST as error:
+                log.warning("close_failed", extra={"broker": self._server.where, "error": said(error)})
+        if self._at_most_once and self._copies:
+            log.error("messages_lost", extra={"count": len(self._copies)})
+
+    # Private
+
+    def _connect(self) -> Session | None:
+        """A new session, if it is time for an attempt and that succeeds."""
+        if self._reconnecting.wait_s > 0:
+            return None
+        self._attempts += 1
+        try:
+            connection = self._server.connect(self._attempts - 1)
+            session = Session(connection, self._topology, self._queues, self._consuming)
+        except LOST as error:
+            advice = what_to_check(error)
+            is_gone = isinstance(error, pika_errors.ChannelClosedByBroker) and advice is not None
+            if advice is not None and (is_gone or self._connected_at is None):
+                raise AdapterError(f"{self._server.where}: {advice} ({said(error)})") from error
+            self._reconnecting.failed(explained(error))
+            return None
+        self._reconnecting.succeeded()
+        self._connected_at = time.monotonic()
+        self._session = session
+        return session
+
+    def _lose(self, error: BaseException) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            error = explained(session.reason(error))
+            session.abandon()
+        if self._connected_at is not None and time.monotonic() - self._connected_at < _BRIEF_S:
+            # Not at once again: a message that ends the connection comes with every one of them.
+            self._reconnecting.failed(error)
+        else:
+            self._reconnecting.lost(error)
+
+    def _claimed(self, delivery: Delivery) -> Token | None:
+        """The token of a delivery that is not settled; None, and counted, when its epoch is over."""
+        self._check_owner()
+        token = delivery.token
+        if not isinstance(token, Token):
+            raise TypeError("this delivery came from another adapter")
+        if (token.session is self._session or self._at_most_once) and token.session.claim(token.tag):
+            return token
+        self.stale_settlements += 1
+        return None
+
+    def _say(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except LOST as error:
+            # Perhaps the broker has heard it, perhaps the message comes again.
+            self._lose(error)
+            self.stale_settlements += 1
+
+    def _copy(self, copy: Copy) -> None:
+        self._say(lambda: self._copies.make(self._session, copy))
+
+    def _acknowledge(self, token: Token) -> None:
+        if token.session is self._session:
+            token.session.acknowledge(token.tag)
+
+    def _give_back(self, token: Token) -> None:
+        if token.session is self._session:
+            token.session.give_back(token.tag)
+
+    def _check_owner(self) -> None:
+        if self._owner is not None and self._owner != threading.get_ident():
+            raise AdapterError("one thread owns a RabbitMqAdapter: the one that opened it")
+
+
+def _properties(message: Message) -> Any:
+    return properties_of(message, message.headers)

@@ -1,0 +1,92 @@
+"""Messages to and from AMQP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from idempotent.adapters.copies import KEY_HEADER
+from idempotent.adapters.rabbitmq.client import pika
+from idempotent.message import Message
+
+_SHORT_STRING_BYTES: Final = 255
+# What the broker wrote about the original, or would obey once more: `CC` sends copies to other queues, and from
+# 4.0 on the broker ignores an x-death that a client sends.
+_NOT_COPIED: Final = frozenset(
+    {
+        *("CC", "BCC", "x-delivery-count", "x-acquired-count", "x-death"),
+        *(
+            f"x-{which}-death-{what}"
+            for which in ("first", "last")
+            for what in ("exchange", "queue", "reason")
+        ),
+    }
+)
+# Not `expiration`: a dead letter would vanish, a delayed copy come early. Not `user_id`: the broker refuses another
+# user's. Not `delivery_mode`: a copy is always kept on disk.
+_COPIED: Final = (
+    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id"),
+    *("timestamp", "type", "app_id", "cluster_id"),
+)
+_PERSISTENT: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The `raw` of a message: pika's own objects.
+
+    Attributes:
+        method: `pika.spec.Basic.Deliver`, or `GetOk`: exchange, routing key, delivery tag.
+        properties: `pika.BasicProperties`.
+    """
+
+    method: Any
+    properties: Any
+
+
+def message_from(queue: str, received: Received, body: bytes) -> Message:
+    """What a handler sees. Its subject is the queue; the routing key is in `raw.method`."""
+    headers = received.properties.headers or {}
+    return Message(
+        queue,
+        body,
+        id=_identity(headers.get(KEY_HEADER), received.properties.message_id),
+        headers=headers,
+        redelivered=bool(received.method.redelivered),
+        position=received.method.delivery_tag,
+        raw=received,
+    )
+
+
+def properties_of(message: Message, headers: Mapping[str, Any]) -> Any:
+    """The properties under which a message is published; those of the delivery it came with, if there was one."""
+    given: dict[str, Any] = {}
+    if isinstance(message.raw, Received):
+        given = {name: getattr(message.raw.properties, name) for name in _COPIED}
+    sent = {name: _sendable(value) for name, value in headers.items() if name not in _NOT_COPIED}
+    if message.id is not None and given.get("message_id") is None:
+        if isinstance(message.id, str) and len(message.id.encode()) <= _SHORT_STRING_BYTES:
+            given["message_id"] = message.id
+        else:
+            sent.setdefault(KEY_HEADER, message.id)
+    return pika.BasicProperties(**{**given, "headers": sent, "delivery_mode": _PERSISTENT})
+
+
+def _identity(key: Any, message_id: str | bytes | None) -> str | bytes | None:
+    if key is not None:
+        return key if isinstance(key, (str, bytes)) else str(key)
+    return message_id or None
+
+
+def _sendable(value: Any) -> Any:
+    """Whatever a header may hold that pika can read, in a form that it can write."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {name: _sendable(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_sendable(item) for item in value]
+    return value

@@ -1,0 +1,135 @@
+"""How runs and claims are stored in Redis: the one description; the scripts follow it.
+
+============================  ======================================================================================
+`<prefix>newest:<hash>`       token of the newest generation of a run, in digits
+`<prefix>run:<token>`         a hash: state, generation, epoch, fingerprint, output_ref, lease, began (microseconds),
+                              memory (what tells whether the server may have lost something), pointer (the name above)
+`<prefix>claim:<key hash>`    a string, of 20 bytes after the colon; see below
+============================  ======================================================================================
+
+A claim, numbers big-endian:
+
+======  =====  ===========  =========================================================
+offset  bytes  field        meaning
+======  =====  ===========  =========================================================
+0       8      token        of the owning run
+8       1      state        `ClaimState`
+9       0, 8   fingerprint  of the payload. OWNED ends here; PENDING and DONE have:
+9       4      epoch
+13      16     attempt
+29      8      lease_until  microseconds
+37             result       DONE: nothing, or '=' and the result
+======  =====  ===========  =========================================================
+
+Claims are forgotten a retention after they were made or changed, ended runs a little later; others stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final
+
+from idempotent.adapters.spark.ledger.holding import Holder
+from idempotent.adapters.spark.ledger.owned import ClaimState, Owner, Owners, PendingRow
+from idempotent.keys import KeySpace
+
+_OWNED: Final = Struct(">QB")
+_PENDING: Final = Struct(">QBI16s")
+_ROW: Final = Struct(">QBI16sQ")
+_SEEN: Final = Struct(">16sQ")
+
+
+class Names:
+    """The names under one prefix.
+
+    Args:
+        prefix: what all names start with.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        """Encode it once."""
+        self.runs: Final = f"{prefix}run:".encode()
+        self.claims: Final = f"{prefix}claim:".encode()
+        self._newest = f"{prefix}newest:"
+
+    def newest(self, consumer: str, run_id: str) -> bytes:
+        """The pointer to the newest generation."""
+        return (self._newest + KeySpace(consumer, "run").key(run_id).token).encode()
+
+    def run(self, token: int) -> bytes:
+        """A run."""
+        return self.runs + str(token).encode()
+
+    def claim(self, key_hash: bytes) -> bytes:
+        """A claim."""
+        return self.claims + key_hash
+
+
+def token_bytes(token: int) -> bytes:
+    """A token as claims have it."""
+    return token.to_bytes(8)
+
+
+def owned_value(token: int) -> bytes:
+    """An OWNED claim without its fingerprint."""
+    return _OWNED.pack(token, ClaimState.OWNED)
+
+
+def pending_head(holder: Holder) -> bytes:
+    """A PENDING claim without its lease."""
+    return _PENDING.pack(holder.token, ClaimState.PENDING, holder.epoch, holder.attempt)
+
+
+def seen(row: PendingRow) -> bytes:
+    """Attempt and lease of a claim as it was read."""
+    return _SEEN.pack(row.attempt, row.lease_until_us)
+
+
+def head_of(value: bytes) -> tuple[int, ClaimState]:
+    """Token and state of any claim."""
+    token, state = _OWNED.unpack_from(value)
+    return token, ClaimState(state)
+
+
+def owner_of(value: bytes) -> Owner:
+    """The owner in any claim."""
+    token, state = _OWNED.unpack_from(value)
+    mark = value[_OWNED.size :] if state == ClaimState.OWNED else b""
+    return Owner(token, mark or None)
+
+
+def owners(
+    token: int, count: int, fingerprints: Sequence[bytes | None] | None, answer: int | Sequence[Any]
+) -> Owners:
+    """The answer of `claim.lua`.
+
+    Args:
+        token: of the run that claimed.
+        count: of the keys.
+        fingerprints: that it gave, aligned.
+        answer: 0, or places and values.
+    """
+    if isinstance(answer, int):
+        if fingerprints is None:
+            return Owners((Owner(token, None),), bytes(count))
+        return Owners([Owner(token, mark) for mark in fingerprints], range(count))
+    places, others = answer[:count], [owner_of(value) for value in answer[count:]]
+    if fingerprints is None:
+        # Nobody's place is -1, which is the last.
+        return Owners((Owner(token, None), *others, None), places)
+    distinct = (None, *others, None)
+    return Owners(
+        [distinct[at] if at else Owner(token, mark) for at, mark in zip(places, fingerprints, strict=True)],
+        range(count),
+    )
+
+
+def pending_row(key_hash: bytes, value: bytes, now_us: int) -> PendingRow:
+    """A claim as the rules of KeyHolding want it."""
+    token, state = head_of(value)
+    if state is ClaimState.OWNED:
+        return PendingRow(key_hash, state, token, 0, b"", 0, None, now_us)
+    _, _, epoch, attempt, lease_until = _ROW.unpack_from(value)
+    body = value[_ROW.size :]
+    return PendingRow(key_hash, state, token, epoch, attempt, lease_until, body[1:] if body else None, now_us)

@@ -1,0 +1,233 @@
+"""RedisLedger: runs and claims in one Redis server."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.resources import files
+from itertools import islice
+from typing import Any, Final
+
+from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.claiming import MAX_ROWS
+from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.holding import Holder
+from idempotent.adapters.spark.ledger.owned import ClaimState, Owners, PendingRow
+from idempotent.adapters.spark.ledger.redis.layout import (
+    Names,
+    head_of,
+    owned_value,
+    owners,
+    pending_head,
+    pending_row,
+    seen,
+    token_bytes,
+)
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
+from idempotent.stores.redis.client import open_client
+from idempotent.stores.redis.scripts import Lua, RedisStore
+
+_SLACK_MS: Final = 1000
+_FOLDER: Final = files(__package__ or "")
+
+
+def _script(name: str) -> Lua:
+    return Lua((_FOLDER / f"{name}.lua").read_text())
+
+
+_RUN_INSERT, _RUN_CHANGE = _script("insert_run"), _script("change_run")
+_RUN_READ, _RUN_STATES = _script("read_run"), _script("states")
+_CLAIM, _STEAL, _HEADS = _script("claim"), _script("steal"), _script("heads")
+_HOLD, _TAKE_OVER, _FINISH = _script("hold"), _script("take_over"), _script("finish")
+_RENEW_PENDING, _GIVE_UP = _script("renew_pending"), _script("give_up")
+
+
+class RedisLedger(Ledger):
+    """Each call one script, so one round trip. A server, or the primary behind one address; not a cluster.
+
+    A run remembers which server it began on and how many keys that had evicted: after a restart, a failover or an
+    eviction it can be neither prepared nor committed, because claims may be gone. Resuming it while it is OPEN, and
+    going over all its keys again, mends that.
+
+    Args:
+        config: where.
+
+    Raises:
+        ConfigurationError: not a Redis URL.
+        MissingExtraError: redis-py is not installed.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        """Connect to nothing."""
+        self._store = RedisStore(open_client(config.url), config.prefix)
+        super().__init__(f"Redis {self._store.where}", retention_s=config.retention_s)
+        self._names = Names(config.prefix)
+        self._remember_ms = -(-self._retention_us // 1000)
+        # Longer than any of its claims, that each finds its run.
+        self._keep_ms = self._remember_ms + self._margin_us // 1000 + _SLACK_MS
+
+    def counts(self, ref: RunRef) -> dict[ClaimState, int]:
+        counted: Counter[ClaimState] = Counter()
+        names = self._scan()
+        while page := list(dict.fromkeys(islice(names, MAX_ROWS))):
+            for value in self._store.run(_HEADS, page, ()):
+                token, state = head_of(value) if value else (None, None)
+                if state is not None and token == ref.token:
+                    counted[state] += 1
+        return {state: counted[state] for state in ClaimState}
+
+    def gc(self, limit: int = 10_000) -> int:
+        """Nothing to do: Redis forgets by itself."""
+        del limit
+        return 0
+
+    def close(self) -> None:
+        with self._store.edge():
+            self._store.close()
+            self._store.client.close()
+
+    def _newest(self, consumer: str, run_id: str) -> RunRow | None:
+        row = self._store.run(_RUN_READ, [self._names.newest(consumer, run_id)], [self._names.runs])
+        return _run_row(consumer, run_id, int(row[1]), row) if row else None
+
+    def _find(self, ref: RunRef) -> RunRow | None:
+        row = self._store.run(_RUN_READ, [self._names.run(ref.token)], ())
+        return _run_row(ref.consumer, ref.run_id, ref.token, row) if row else None
+
+    def _states(self, tokens: Collection[int]) -> Mapping[int, RunState]:
+        found = self._store.run(_RUN_STATES, [self._names.run(token) for token in tokens], ())
+        return {token: RunState(int(state)) for token, state in zip(tokens, found, strict=True) if state}
+
+    def _insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
+        names = [self._names.newest(ref.consumer, ref.run_id), self._names.run(ref.token)]
+        arguments = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us, self._memory())
+        self._store.run(_RUN_INSERT, names, arguments)
+
+    def _change_run(self, token: int, change: RunChange) -> bool:
+        arguments = (
+            "".join(f"{state:d}" for state in change.within).encode(),
+            _text(change.to),
+            _text(change.lease_us),
+            _text(change.seen_epoch),
+            _text(change.max_age_us),
+            b"1" if change.only_lapsed else b"",
+            change.fingerprint or b"",
+            (change.output_ref or "").encode(),
+            self._keep_ms,
+            b"" if change.seen_epoch is None else self._memory(),
+        )
+        return bool(self._store.run(_RUN_CHANGE, [self._names.run(token)], arguments))
+
+    def _lost(self, token: int) -> str | None:
+        with self._store.edge():
+            stored: Any = self._store.client.hget(self._names.run(token).decode(), "memory")
+        if stored is None:
+            return None
+        before = stored if isinstance(stored, bytes) else str(stored).encode()
+        now = self._memory()
+        if before.split(b":")[0] != now.split(b":")[0]:
+            return "the Redis server was restarted or replaced since the run was begun or resumed"
+        return (
+            None if before == now else "the Redis server has evicted keys since the run was begun or resumed"
+        )
+
+    def _insert_owned(
+        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+    ) -> Owners:
+        marks = [mark or b"" for mark in fingerprints] if fingerprints else ()
+        arguments = (self._remember_ms, owned_value(token), *marks)
+        answer = self._store.run(_CLAIM, self._with_run(token, hashes), arguments)
+        return owners(token, len(hashes), fingerprints, answer)
+
+    def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
+        # The script inserts nothing for a run that does not exist.
+        return self._insert_owned(0, hashes, None)
+
+    def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+        hashes = [key_hash for key_hash, _ in keys]
+        arguments: list[bytes | int] = [
+            self._remember_ms,
+            owned_value(token),
+            token_bytes(from_token),
+            *_marks(keys),
+        ]
+        return _those(hashes, self._store.run(_STEAL, self._with_run(token, hashes), arguments))
+
+    def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
+        arguments = (self._remember_ms, pending_head(holder), holder.lease_us)
+        now_us, *values = self._store.run(_HOLD, self._with_run(holder.token, hashes), arguments)
+        return {
+            key_hash: pending_row(key_hash, value, now_us)
+            for key_hash, value in zip(hashes, values, strict=True)
+            if value
+        }
+
+    def _take_over(self, holder: Holder, seen_rows: Sequence[PendingRow]) -> set[bytes]:
+        hashes = [row.key_hash for row in seen_rows]
+        arguments: list[bytes | int] = [
+            self._remember_ms,
+            pending_head(holder),
+            holder.lease_us,
+            *map(seen, seen_rows),
+        ]
+        return _those(hashes, self._store.run(_TAKE_OVER, self._with_run(holder.token, hashes), arguments))
+
+    def _finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+        bodies = (b"" if result is None else b"=" + result for _, result in results)
+        return self._of_attempt(_FINISH, [key_hash for key_hash, _ in results], attempt, *bodies)
+
+    def _renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
+        return self._of_attempt(_RENEW_PENDING, hashes, attempt, lease_us)
+
+    def _give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
+        self._store.run(_GIVE_UP, [self._names.claim(key_hash) for key_hash in hashes], (attempt,))
+
+    def _of_attempt(
+        self, script: Lua, hashes: Sequence[bytes], attempt: bytes, *arguments: bytes | int
+    ) -> set[bytes]:
+        names = [self._names.claim(key_hash) for key_hash in hashes]
+        return _those(hashes, self._store.run(script, names, (self._remember_ms, attempt, *arguments)))
+
+    def _with_run(self, token: int, hashes: Iterable[bytes]) -> list[bytes]:
+        claim = self._names.claims
+        return [self._names.run(token), *[claim + key_hash for key_hash in hashes]]
+
+    def _memory(self) -> bytes:
+        """Which server this is and what it has forgotten. Another answer later: claims may be gone."""
+        with self._store.edge():
+            server: Any = self._store.client.info("server")
+            stats: Any = self._store.client.info("stats")
+        return f"{server.get('run_id', '')}:{stats.get('evicted_keys', 0)}".encode()
+
+    def _scan(self) -> Iterable[bytes]:
+        match = re.sub(rb"([\\*?\[\]^])", rb"\\\1", self._names.claims) + b"*"
+        found: Iterable[Any] = self._store.client.scan_iter(match=match, count=MAX_ROWS)
+        with self._store.edge():
+            yield from found
+
+
+def _marks(keys: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
+    return [mark or b"" for _, mark in keys] if any(mark for _, mark in keys) else []
+
+
+def _those(hashes: Sequence[bytes], answers: Sequence[int]) -> set[bytes]:
+    return {key_hash for key_hash, answer in zip(hashes, answers, strict=True) if answer == 1}
+
+
+def _text(number: int | None) -> bytes:
+    return b"" if number is None else b"%d" % number
+
+
+def _run_row(consumer: str, run_id: str, token: int, row: Sequence[Any]) -> RunRow:
+    now_us, _, state, generation, epoch, fingerprint, output_ref, lease_until, began_at = row
+    return RunRow(
+        ref=RunRef(consumer, run_id, int(generation), token),
+        state=RunState(int(state)),
+        epoch=int(epoch),
+        fingerprint=fingerprint or None,
+        output_ref=None if output_ref is None else output_ref.decode(),
+        lease_until_us=int(lease_until),
+        began_at_us=int(began_at),
+        now_us=now_us,
+    )

@@ -1,0 +1,7 @@
+"""The run ledger in an SQL database."""
+
+from __future__ import annotations
+
+from idempotent.adapters.spark.ledger.sql.ledger import SqlLedger
+
+__all__ = ["SqlLedger"]

@@ -1,0 +1,204 @@
+"""ClaimTable: the table `<table>_run_claims`, on a driver connection in autocommit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Final
+
+from idempotent.adapters.spark.ledger.holding import Holder
+from idempotent.adapters.spark.ledger.owned import ClaimState, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.sql.inserting import InsertIfAbsent, listed
+from idempotent.schema import run_claims_name
+from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.stores.sql.dialects import SqlDialect
+
+# Its conditions are chained with OR, and SQLite's expressions may be 1,000 deep.
+_TAKE_OVERS: Final = 200
+
+
+class ClaimTable:
+    """One row a key. Every change repeats its condition, and the row count tells whether it held for all.
+
+    Args:
+        dialect: what differs between the databases.
+        table: validated name of the key table it stands beside.
+        open_run: condition of one parameter, a token: this run is OPEN.
+    """
+
+    def __init__(self, dialect: SqlDialect, table: str, open_run: str) -> None:
+        """Make the statements that do not depend on the number of keys."""
+        self.name: Final = run_claims_name(table)
+        self._dialect = dialect
+        now, blob = dialect.now_us, dialect.blob
+        self._open_run = open_run
+        self._owned: Final = InsertIfAbsent(
+            dialect,
+            self.name,
+            columns={"run": "?", "state": f"{ClaimState.OWNED:d}"},
+            answer="key_hash, run, fingerprint",
+            condition=open_run,
+        )
+        self._pending: Final = InsertIfAbsent(
+            dialect,
+            self.name,
+            columns={
+                "run": "?",
+                "state": f"{ClaimState.PENDING:d}",
+                "epoch": "?",
+                "attempt": f"CAST(? AS {blob})",
+                "lease_until": f"{now} + ?",
+            },
+            answer=f"key_hash, state, run, epoch, attempt, lease_until, result, {now}",
+            condition=open_run,
+        )
+        self._count: Final = dialect.markers(
+            f"SELECT state, COUNT(*) FROM {self.name} WHERE run = ? GROUP BY state"
+        )
+        self._text = lru_cache(maxsize=64)(self._statement)
+
+    def insert_owned(
+        self,
+        connection: DriverConnection,
+        token: int,
+        hashes: Sequence[bytes],
+        fingerprints: Sequence[bytes | None] | None,
+    ) -> Owners:
+        """Insert claims of free keys; the owners of all."""
+        rows = self._owned.run(connection, hashes, fingerprints, (token, token))
+        return Owners.of(hashes, _owners(rows))
+
+    def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> Owners:
+        """The owners of keys."""
+        return Owners.of(hashes, _owners(self._owned.read(connection, hashes)))
+
+    def steal(
+        self,
+        connection: DriverConnection,
+        token: int,
+        from_token: int,
+        keys: Sequence[tuple[bytes, bytes | None]],
+    ) -> set[bytes]:
+        """Change the owner of those that `from_token` owns; those that `token` owns."""
+        hashes = [key_hash for key_hash, _ in keys]
+        marks = [key for key in keys if key[1] is not None]
+        cases = " ".join(["WHEN ? THEN ?"] * len(marks))
+        fingerprint = f"CASE key_hash {cases} ELSE NULL END" if marks else "NULL"
+        statement = self._text(
+            f"UPDATE {self.name} SET run = ?, fingerprint = {fingerprint} WHERE key_hash IN {listed(len(keys))}"
+            f" AND run = ? AND {self._open_run}"
+        )
+        params = (token, *chain.from_iterable(marks), *hashes, from_token, token)
+        if execute(connection, statement, params) == len(hashes):
+            return set(hashes)
+        owners = _owners(self._owned.read(connection, hashes))
+        return {key_hash for key_hash, owner in owners.items() if owner.token == token}
+
+    def insert_pending(
+        self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]
+    ) -> dict[bytes, PendingRow]:
+        """Insert pending claims of free keys; the rows of all."""
+        values = (holder.token, holder.epoch, holder.attempt, holder.lease_us, holder.token)
+        rows = self._pending.run(connection, hashes, None, values)
+        return {key_hash: _pending_row(row) for key_hash, row in rows.items()}
+
+    def take_over(
+        self, connection: DriverConnection, holder: Holder, seen: Sequence[PendingRow]
+    ) -> set[bytes]:
+        """Make pending claims the holder's if they are as seen; those that are the holder's."""
+        taken: set[bytes] = set()
+        for start in range(0, len(seen), _TAKE_OVERS):
+            part = seen[start : start + _TAKE_OVERS]
+            as_seen = " OR ".join(["(key_hash = ? AND attempt = ? AND lease_until = ?)"] * len(part))
+            statement = self._text(
+                f"UPDATE {self.name} SET run = ?, epoch = ?, attempt = ?, lease_until = {self._dialect.now_us} + ?"
+                f" WHERE ({as_seen}) AND state = {ClaimState.PENDING:d} AND {self._open_run}"
+            )
+            conditions = chain.from_iterable((row.key_hash, row.attempt, row.lease_until_us) for row in part)
+            values = (holder.token, holder.epoch, holder.attempt, holder.lease_us)
+            hashes = [row.key_hash for row in part]
+            if execute(connection, statement, (*values, *conditions, holder.token)) == len(part):
+                taken.update(hashes)
+            else:
+                taken |= self._of_attempt(connection, holder.attempt, hashes, ClaimState.PENDING)
+        return taken
+
+    def finish(
+        self, connection: DriverConnection, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]
+    ) -> set[bytes]:
+        """Make claims of the attempt DONE; those that are."""
+        hashes = [key_hash for key_hash, _ in results]
+        stored = [pair for pair in results if pair[1] is not None]
+        cases = " ".join(["WHEN ? THEN ?"] * len(stored))
+        result = f", result = CASE key_hash {cases} ELSE NULL END" if stored else ""
+        statement = self._text(
+            f"UPDATE {self.name} SET state = {ClaimState.DONE:d}{result}"
+            f" WHERE key_hash IN {listed(len(hashes))} AND attempt = ?"
+        )
+        if execute(connection, statement, (*chain.from_iterable(stored), *hashes, attempt)) == len(hashes):
+            return set(hashes)
+        return self._of_attempt(connection, attempt, hashes, ClaimState.DONE)
+
+    def renew(
+        self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], lease_us: int
+    ) -> set[bytes]:
+        """Renew pending claims of the attempt; those that are pending."""
+        statement = self._text(
+            f"UPDATE {self.name} SET lease_until = {self._dialect.now_us} + ?"
+            f" WHERE key_hash IN {listed(len(hashes))} AND attempt = ? AND state = {ClaimState.PENDING:d}"
+        )
+        if execute(connection, statement, (lease_us, *hashes, attempt)) == len(hashes):
+            return set(hashes)
+        return self._of_attempt(connection, attempt, hashes, ClaimState.PENDING)
+
+    def give_up(self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes]) -> None:
+        """Delete pending claims of the attempt."""
+        statement = self._text(
+            f"DELETE FROM {self.name} WHERE key_hash IN {listed(len(hashes))}"
+            f" AND attempt = ? AND state = {ClaimState.PENDING:d}"
+        )
+        execute(connection, statement, (*hashes, attempt))
+
+    def counts(self, connection: DriverConnection, token: int) -> dict[ClaimState, int]:
+        """How many claims a run has, by state."""
+        found = {ClaimState(state): int(count) for state, count in query(connection, self._count, (token,))}
+        return {state: found.get(state, 0) for state in ClaimState}
+
+    def _of_attempt(
+        self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], state: ClaimState
+    ) -> set[bytes]:
+        statement = self._text(
+            f"SELECT key_hash FROM {self.name} WHERE key_hash IN {listed(len(hashes))}"
+            f" AND attempt = ? AND state = {state:d}"
+        )
+        return {bytes(row[0]) for row in query(connection, statement, (*hashes, attempt))}
+
+    def _statement(self, text: str) -> str:
+        return self._dialect.markers(text)
+
+
+def _owners(rows: dict[bytes, Row]) -> dict[bytes, Owner]:
+    """One object for each owner: there are few, and to make a tuple for each row would cost more than all else."""
+    known: dict[tuple[int, bytes | None], Owner] = {}
+    owners: dict[bytes, Owner] = {}
+    for key_hash, (_, token, mark) in rows.items():
+        owner = known.get((token, mark))
+        if owner is None:
+            owner = known[token, mark] = Owner(token, None if mark is None else bytes(mark))
+        owners[key_hash] = owner
+    return owners
+
+
+def _pending_row(row: Row) -> PendingRow:
+    key_hash, state, token, epoch, attempt, lease_until, result, now = row
+    return PendingRow(
+        key_hash=bytes(key_hash),
+        state=ClaimState(state),
+        token=token,
+        epoch=epoch or 0,
+        attempt=bytes(attempt or b""),
+        lease_until_us=lease_until or 0,
+        result=None if result is None else bytes(result),
+        now_us=int(now),
+    )

@@ -1,0 +1,133 @@
+"""RunTable: the table `<table>_runs`, on a driver connection in autocommit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any, Final
+
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
+from idempotent.keys import Key, KeySpace
+from idempotent.schema import runs_name
+from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.stores.sql.dialects import SqlDialect
+
+_COLUMNS: Final = "token, generation, state, epoch, fingerprint, output_ref, lease_until, began_at"
+
+
+class RunTable:
+    """One row a generation of a run.
+
+    Args:
+        dialect: what differs between the databases.
+        table: validated name of the key table it stands beside.
+    """
+
+    def __init__(self, dialect: SqlDialect, table: str) -> None:
+        """Make the statements."""
+        self.name: Final = runs_name(table)
+        self._dialect = dialect
+        text, now = dialect.markers, dialect.now_us
+        row = f"SELECT {_COLUMNS}, {now} FROM {self.name}"
+        self._newest = text(f"{row} WHERE run_hash = ? ORDER BY generation DESC LIMIT 1")
+        self._find = text(f"{row} WHERE token = ?")
+        self._insert = text(
+            f"INSERT INTO {self.name}"
+            " (token, run_hash, generation, k, state, epoch, fingerprint, began_at, update_at, lease_until)"
+            f" VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {now}, {now}, {now} + ?) "
+            + (
+                "ON DUPLICATE KEY UPDATE token = token"
+                if dialect.name == "mysql"
+                else "ON CONFLICT DO NOTHING"
+            )
+        )
+        self._states = lru_cache(maxsize=64)(self._states_of)
+
+    def newest(self, connection: DriverConnection, consumer: str, run_id: str) -> RunRow | None:
+        """The row of the greatest generation."""
+        rows = query(connection, self._newest, (_key(consumer, run_id).hash,))
+        return _row(RunRef(consumer, run_id, rows[0][1], rows[0][0]), rows[0]) if rows else None
+
+    def find(self, connection: DriverConnection, ref: RunRef) -> RunRow | None:
+        """The row with this token."""
+        rows = query(connection, self._find, (ref.token,))
+        return _row(ref, rows[0]) if rows else None
+
+    def states(self, connection: DriverConnection, tokens: Collection[int]) -> dict[int, RunState]:
+        """The states of the runs that are there."""
+        found = query(connection, self._states(len(tokens)), tuple(tokens))
+        return {int(token): RunState(state) for token, state in found}
+
+    def insert(
+        self, connection: DriverConnection, ref: RunRef, fingerprint: bytes | None, lease_us: int
+    ) -> None:
+        """Insert an OPEN row of epoch 1 if its generation does not exist."""
+        key = _key(ref.consumer, ref.run_id)
+        execute(
+            connection, self._insert, (ref.token, key.hash, ref.generation, key.text, fingerprint, lease_us)
+        )
+
+    def change(self, connection: DriverConnection, token: int, change: RunChange) -> bool:
+        """Make a change iff its conditions hold: one UPDATE."""
+        now = self._dialect.now_us
+        sets = [f"update_at = {now}"]
+        values: list[Any] = []
+        states = ", ".join(f"{state:d}" for state in sorted(change.within))
+        conditions: list[str] = ["token = ?", f"state IN ({states})"]
+        wanted: list[Any] = [token]
+        if change.to is not None:
+            sets.append(f"state = {change.to:d}" + (f", ended_at = {now}" if change.to.is_final else ""))
+            if self._dialect.name == "postgresql":
+                # Waits for claims under way, which a plain UPDATE does not (see `open_run`).
+                conditions.append(f"token = (SELECT token FROM {self.name} WHERE token = ? FOR UPDATE)")
+                wanted.append(token)
+        if change.lease_us is not None:
+            sets.append(f"lease_until = {now} + ?")
+            values.append(change.lease_us)
+        if change.fingerprint is not None:
+            sets.append("fingerprint = COALESCE(fingerprint, ?)")
+            values.append(change.fingerprint)
+        if change.output_ref is not None:
+            sets.append("output_ref = ?")
+            values.append(change.output_ref)
+        if change.seen_epoch is not None:
+            sets.append("epoch = epoch + 1")
+            conditions.append("epoch = ?")
+            wanted.append(change.seen_epoch)
+        if change.max_age_us is not None:
+            conditions.append(f"began_at >= {now} - ?")
+            wanted.append(change.max_age_us)
+        if change.only_lapsed:
+            conditions.append(f"lease_until < {now}")
+        statement = f"UPDATE {self.name} SET {', '.join(sets)} WHERE {' AND '.join(conditions)}"
+        return execute(connection, self._dialect.markers(statement), (*values, *wanted)) == 1
+
+    def open_run(self) -> str:
+        """A condition of one parameter, the token: this run is OPEN, and stays so while the statement runs.
+
+        On PostgreSQL the lock lets the renewal of a lease pass, which is why a change of state takes a stronger one.
+        """
+        lock = " FOR KEY SHARE" if self._dialect.name == "postgresql" else self._dialect.locking_read
+        return f"EXISTS (SELECT 1 FROM {self.name} WHERE token = ? AND state = {RunState.OPEN:d}{lock})"
+
+    def _states_of(self, count: int) -> str:
+        markers = ", ".join("?" * count)
+        return self._dialect.markers(f"SELECT token, state FROM {self.name} WHERE token IN ({markers})")
+
+
+def _key(consumer: str, run_id: str) -> Key:
+    return KeySpace(consumer, "run").key(run_id)
+
+
+def _row(ref: RunRef, row: Row) -> RunRow:
+    _, _, state, epoch, fingerprint, output_ref, lease_until, began_at, now = row
+    return RunRow(
+        ref=ref,
+        state=RunState(state),
+        epoch=epoch,
+        fingerprint=None if fingerprint is None else bytes(fingerprint),
+        output_ref=output_ref,
+        lease_until_us=lease_until,
+        began_at_us=began_at,
+        now_us=int(now),
+    )

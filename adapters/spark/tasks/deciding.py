@@ -1,0 +1,75 @@
+"""KeyFilter: mode dedup on an executor: keys in, verdicts out, a chunk of them in each round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from idempotent.adapters.spark.ledger.claims import Decision, RunClaims, Verdict
+from idempotent.adapters.spark.tasks.chunks import chunks
+from idempotent.adapters.spark.tasks.executor import claims_for
+from idempotent.adapters.spark.tasks.handle import RunHandle
+
+T = TypeVar("T")
+
+
+class KeyFilter:
+    """Decides about the keys of one partition.
+
+    Args:
+        handle: the run.
+    """
+
+    def __init__(self, handle: RunHandle) -> None:
+        """Look that the store is the right one."""
+        self._claims: RunClaims = claims_for(handle)
+        self._counters = handle.counters
+        self.chunk = handle.chunk
+
+    def decide(self, hashes: Sequence[bytes]) -> list[Verdict]:
+        """The verdicts of rows, which may have keys in common. Aligned.
+
+        Raises:
+            RunError, StoreError: see RunClaims.
+        """
+        different: Sequence[bytes] = list(dict.fromkeys(hashes))
+        verdicts: list[Verdict] = []
+        for start in range(0, len(different), self.chunk):
+            verdicts += self._claims.decide(different[start : start + self.chunk])
+        if len(different) < len(hashes):
+            of_key = dict(zip(different, verdicts, strict=True))
+            verdicts = [of_key[each] for each in hashes]
+        self._count(verdicts)
+        return verdicts
+
+    def compare(self, hashes: Sequence[bytes], payloads: Sequence[bytes]) -> tuple[list[Verdict], list[bool]]:
+        """As `decide`; and which rows have another payload than the row that their key was claimed for.
+
+        Raises:
+            RunError, StoreError: see RunClaims.
+        """
+        # Of rows with a common key the first is what the key was claimed for.
+        marks = dict(zip(reversed(hashes), reversed(payloads), strict=True))
+        decided: dict[bytes, Decision] = {}
+        for part in chunks(dict.fromkeys(hashes), self.chunk):
+            decisions = self._claims.decide_each(part, [marks[key_hash] for key_hash in part])
+            decided.update(zip(part, decisions, strict=True))
+        verdicts = [decided[each].verdict for each in hashes]
+        changed = [
+            decided[key_hash].other_payload or payload != marks[key_hash]
+            for key_hash, payload in zip(hashes, payloads, strict=True)
+        ]
+        self._count(verdicts)
+        return verdicts, changed
+
+    def rows(self, rows: Iterable[T], hashes: Iterable[bytes]) -> Iterator[T]:
+        """The rows that are new."""
+        for part in chunks(zip(rows, hashes, strict=True), self.chunk):
+            for (row, _), verdict in zip(part, self.decide([each for _, each in part]), strict=True):
+                if verdict is Verdict.NEW:
+                    yield row
+
+    def _count(self, verdicts: Sequence[Verdict]) -> None:
+        if self._counters is not None:
+            # Not a Counter: to hash a member of an Enum takes longer than anything else that is done for a row.
+            self._counters.add({each: verdicts.count(each) for each in Verdict})

@@ -1,0 +1,28 @@
+"""Mode dedup as a column function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from idempotent.adapters.spark.filtering import statuses
+from idempotent.adapters.spark.keys import key_hash
+from idempotent.adapters.spark.tasks.deciding import KeyFilter
+from idempotent.adapters.spark.tasks.handle import RunHandle
+
+
+def status_function(handle: RunHandle) -> Callable[..., Any]:
+    """The function for `arrow_udf`, with the annotations by which that knows its kind."""
+
+    def decided(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        keys = KeyFilter(handle)
+        for arrays in columns:
+            # Of one column Spark sends the array alone, whatever the annotation says.
+            sent: Any = arrays
+            lists = [array.to_pylist() for array in (sent if isinstance(sent, tuple) else (sent,))]
+            hashes = [key_hash(handle.ref.consumer, each) for each in zip(*lists, strict=True)]
+            yield statuses(keys.decide(hashes))
+
+    return decided

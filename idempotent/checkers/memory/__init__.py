@@ -1,0 +1,8 @@
+"""Keys in the memory of one process."""
+
+from __future__ import annotations
+
+from idempotent.checkers.memory.attempts import AttemptChecker
+from idempotent.checkers.memory.checker import MemoryChecker
+
+__all__ = ["AttemptChecker", "MemoryChecker"]

@@ -1,0 +1,122 @@
+"""RedisKeyAdmin: look at the keys in Redis, and decide about those that wait for a person."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.checkers.memory.admin import consumer_of
+from idempotent.checkers.redis.layout import HEAD_BYTES, stored_failure, stored_key
+from idempotent.checkers.redis.scripts import Script
+from idempotent.claims import KeyStatus
+from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key
+from idempotent.stores.redis.scripts import RedisStore
+
+# A stored result has up to 1 MB, so a page of them must stay small.
+_PAGE: Final = 200
+_SCAN_COUNT: Final = 1000
+_READ: Final = Script("read")
+_WHOLE: Final = -1
+# What a long key's text is cut to, before its hash.
+_READABLE: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
+
+
+class RedisKeyAdmin(KeyAdmin):
+    """The keys under one prefix, in no order.
+
+    They are found with SCAN, which stops nobody and promises each key that is there from beginning to end; one that
+    comes, goes or moves to another node of a cluster meanwhile may be missed or shown twice.
+
+    Args:
+        store: where they are.
+        retention_us: how long a key resolved after its expiry is still kept, in microseconds.
+    """
+
+    def __init__(self, store: RedisStore, retention_us: int) -> None:
+        """Connect to nothing yet."""
+        self._store = store
+        self._resolves = Script("resolve", retention_us=retention_us)
+
+    def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
+        return islice((record for record in self._records(_WHOLE) if _is_meant(record, selection)), limit)
+
+    def get(self, key: Key) -> KeyRecord | None:
+        return next(self._read([self._store.names.name(key.hash)], _WHOLE), None)
+
+    def stats(self) -> builtins.list[KeyStats]:
+        counted: dict[tuple[str, KeyStatus], KeyStats] = {}
+        for record in self._records(HEAD_BYTES):
+            name, status = consumer_of(record.text), record.status
+            seen = counted.get((name, status), KeyStats(name, status, 0, 0, record.update_at_us))
+            counted[name, status] = KeyStats(
+                name,
+                status,
+                seen.count + 1,
+                seen.lapsed + record.lapsed,
+                min(seen.oldest_update_us, record.update_at_us),
+            )
+        return [counted[name] for name in sorted(counted)]
+
+    def reopen(self, record: KeyRecord) -> bool:
+        return self._resolve(record, b"reopen")
+
+    def mark_done(self, record: KeyRecord) -> bool:
+        return self._resolve(record, b"done")
+
+    def _resolve(self, record: KeyRecord, decision: bytes) -> bool:
+        name = self._store.names.name(record.hash)
+        seen = (record.fence, int(record.status), record.update_at_us)
+        return bool(self._store.run(self._resolves, [name], (*seen, decision)))
+
+    def _records(self, last_byte: int) -> Iterator[KeyRecord]:
+        names = self._names()
+        # SCAN repeats itself within a call or two, if at all.
+        while page := builtins.list(dict.fromkeys(islice(names, _PAGE))):
+            yield from self._read(page, last_byte)
+
+    def _names(self) -> Iterator[bytes]:
+        prefix = re.sub(rb"([\\*?\[\]^])", rb"\\\1", self._store.names.prefix)
+        found: Iterable[bytes | str] = self._store.client.scan_iter(match=prefix + b"{*", count=_SCAN_COUNT)
+        with self._store.edge():
+            for name in found:
+                encoded = name.encode() if isinstance(name, str) else name
+                if self._store.names.hash_of(encoded) is not None:
+                    yield encoded
+
+    def _read(self, names: builtins.list[bytes], last_byte: int) -> Iterator[KeyRecord]:
+        for positions in self._store.together(names):
+            part = [names[at] for at in positions]
+            now_us, *values = self._store.run(_READ, part, [last_byte])
+            for at, name in enumerate(part):
+                value, failure = values[2 * at : 2 * at + 2]
+                if value:  # released or expired since it was found, else
+                    yield self._record(name, value, failure, now_us)
+
+    def _record(self, name: bytes, value: bytes, failure: bytes | None, now_us: int) -> KeyRecord:
+        stored = stored_key(value)
+        attempts, last_error = stored_failure(failure)
+        return KeyRecord(
+            hash=self._store.names.hash_of(name) or b"",
+            text=stored.text,
+            status=stored.status,
+            fence=stored.fence,
+            lease_until_us=stored.lease_until_us,
+            update_at_us=stored.update_at_us,
+            expires_at_us=stored.expires_at_us,
+            attempts=attempts,
+            last_error=last_error,
+            result=stored.result,
+            now_us=now_us,
+        )
+
+
+def _is_meant(record: KeyRecord, selection: KeyFilter) -> bool:
+    if selection.consumer is not None and not record.text.startswith(f"{selection.consumer}:"[:_READABLE]):
+        return False
+    if selection.statuses and record.status not in selection.statuses:
+        return False
+    return record.lapsed or not selection.lapsed

@@ -1,0 +1,155 @@
+"""RedisChecker: leased claims in Redis, one script call to claim and one to complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import tee
+from typing import Any, Final
+
+from idempotent.admin import KeyAdmin
+from idempotent.checkers.base import (
+    DEFAULT_LEASE_S,
+    DEFAULT_RETENTION_S,
+    AbstractIdempotentChecker,
+)
+from idempotent.checkers.redis.admin import RedisKeyAdmin
+from idempotent.checkers.redis.layout import claim_body, release_body
+from idempotent.checkers.redis.scripts import Script
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
+from idempotent.errors import ConfigurationError
+from idempotent.stores.redis.client import Client, open_client
+from idempotent.stores.redis.scripts import RedisStore
+
+DEFAULT_PREFIX: Final = "idempotent:"
+_MICROSECONDS: Final = 1_000_000
+_TOKEN_BYTES: Final = 8
+_ACQUIRED, _DONE, _DEAD = range(3)
+# To find a member of an enum takes Python 3.11 as long as to make a small object.
+_OURS: Final = Verdict.ACQUIRED
+
+
+class RedisChecker(AbstractIdempotentChecker):
+    """Claims are string values with a lease, in a Redis server or cluster (6.2 or later).
+
+    Its promise is as good as the server's memory: a failover or an eviction that loses acknowledged writes lets an
+    effect repeat. `redis_findings` looks at the configuration.
+
+    A lost answer is asked for again once, unless the client is set to retry itself. Claims and completions may be
+    repeated, their owner token tells; a failure carries a token of its own and is counted once; only a release
+    without a failure may then answer that it owned nothing, when it was carried out before.
+
+    Args:
+        client_or_url: `redis.Redis`, `redis.RedisCluster`, or a URL (`redis://user:password@host:6379/0`, `rediss://`
+            for TLS, `unix://`). A client with `decode_responses` will do. A client made from a URL waits at most
+            5 seconds for an answer unless the URL says `?socket_timeout=`.
+        prefix: what the names of all keys start with. No braces: they would put all keys of a cluster in one slot.
+        lease_s: seconds a claim lasts without renewal; None: for ever (`claim_once`).
+        retention_s: seconds a key is remembered, counted from its claim. Longer than your broker, or a person with
+            a dead-letter queue, can redeliver.
+
+    Raises:
+        ConfigurationError: a wrong URL, client, prefix or duration.
+        MissingExtraError: redis-py is not installed.
+    """
+
+    def __init__(
+        self,
+        client_or_url: Client | str,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        lease_s: float | None = DEFAULT_LEASE_S,
+        retention_s: float = DEFAULT_RETENTION_S,
+    ) -> None:
+        """Check the arguments; connect at the first claim."""
+        super().__init__(lease_s=lease_s, retention_s=retention_s)
+        if not prefix.isprintable() or "{" in prefix or "}" in prefix:
+            raise ConfigurationError(f"prefix must be printable text without braces, not {prefix!r}")
+        self._owns_client = isinstance(client_or_url, str)
+        self.store: Final = RedisStore(open_client(client_or_url), prefix)
+        self._name = self.store.names.name
+        lease_us = 0 if lease_s is None else max(int(lease_s * _MICROSECONDS), 1)
+        self._retention_us = max(int(retention_s * _MICROSECONDS), 1)
+        self._claims = Script("claim", lease_us=lease_us, retention_us=self._retention_us)
+        self._completes = Script("complete", retention_us=self._retention_us)
+        self._releases = Script("release", retention_us=self._retention_us)
+        self._renews = Script("renew", lease_us=lease_us)
+
+    def admin(self) -> KeyAdmin:
+        """Look at the stored keys, and decide about those that wait for a person."""
+        return RedisKeyAdmin(self.store, self._retention_us)
+
+    def _claim(self, request: ClaimRequest) -> Decision:
+        answer = self.store.run_one(self._claims, self._name(request.key.hash), claim_body(request))
+        return _decision(request, answer)
+
+    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        # None of the three goes far ahead of the others: a request is sent before the next ones are made.
+        asked, named, described = tee(requests, 3)
+        names = (self._name(request.key.hash) for request in named)
+        answers = self.store.run_many(self._claims, names, map(claim_body, described))
+        return [_decision(request, answer) for request, answer in zip(asked, answers, strict=True)]
+
+    def _complete(self, completion: Completion) -> bool:
+        name = self._name_of(completion.claim)
+        return bool(self.store.run_one(self._completes, name, _completion_body(completion)))
+
+    def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
+        names = (self._name_of(completion.claim) for completion in completions)
+        answers = self.store.run_many(self._completes, names, map(_completion_body, completions))
+        return [answer == 1 for answer in answers]
+
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        return self._release_many([(claim, failure)])[0]
+
+    def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        # Sent again with the same token after a lost answer, by us or by redis-py: one attempt, not two.
+        token = os.urandom(_TOKEN_BYTES)
+        names = [self._name_of(claim) for claim, _ in releases]
+        bodies = [release_body(claim, failure, token) for claim, failure in releases]
+        answers = self.store.run_many(self._releases, names, bodies)
+        return [Released(owned == 1, attempts, dead == 1) for owned, attempts, dead in answers]
+
+    def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
+        names = [self._name_of(claim) for claim in claims]
+        owners = [claim.owner for claim in claims]
+        return [answer == 1 for answer in self.store.run_many(self._renews, names, owners)]
+
+    def _garbage_collect(self, limit: int) -> int:
+        """Nothing to do: Redis forgets expired keys by itself."""
+        del limit
+        return 0
+
+    def close(self) -> None:
+        """Stop renewing, and close the checker's own connections, and the client if the checker made it. Idempotent."""
+        super().close()
+        self.store.close()
+        if self._owns_client:
+            self.store.client.close()
+
+    def _name_of(self, claim: Claim) -> bytes:
+        assert claim.key is not None, "a claim of no key never reaches the store"
+        return self._name(claim.key.hash)
+
+
+def _completion_body(completion: Completion) -> bytes:
+    result = completion.result
+    return completion.claim.owner if result is None else completion.claim.owner + b"=" + result
+
+
+def _decision(request: ClaimRequest, answer: Any) -> Decision:
+    """What `claim.lua` answered."""
+    if type(answer) is int:  # a free key, the one answer that has to be quick
+        return Decision(_OURS, Claim(request.key, answer, request.owner))
+    if answer[0] == _ACQUIRED:
+        _, fence, lapsed, alone = answer
+        claim = Claim(request.key, fence, request.owner)
+        return Decision(Verdict.ACQUIRED, claim, lapsed=lapsed == 1, alone=alone == 1)
+    if answer[0] == _DONE:
+        return Decision(Verdict.DUPLICATE, fingerprint=answer[1], result=answer[2])
+    if answer[0] == _DEAD:
+        reason = None if answer[2] is None else answer[2].decode("utf-8", "replace")
+        return Decision(Verdict.DEAD, fingerprint=answer[1], reason=reason)
+    _, fingerprint, rest_us, lapsed = answer
+    rest_s = float("inf") if rest_us < 0 else rest_us / _MICROSECONDS
+    return Decision(Verdict.IN_PROGRESS, retry_after_s=rest_s, lapsed=lapsed == 1, fingerprint=fingerprint)

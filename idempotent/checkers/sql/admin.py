@@ -1,0 +1,164 @@
+"""SqlKeyAdmin: look at the keys of an SQL store, and decide about those that wait for a person."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.claims import KeyStatus
+from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key
+from idempotent.schema import failures_name
+from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.stores.sql.dialects import SqlDialect
+
+# A stored result has up to 1 MB, so a page of them must stay small.
+PAGE: Final = 200
+_IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
+# What a long key's text is cut to, before its hash.
+_READABLE: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
+_K: Final = f"SUBSTR(k, 1, {_READABLE})"
+# The consumer's part of `k` with a ':' behind it, so that a collation that pads blanks tells "b" from "b ".
+_CONSUMER: Final = {
+    "mysql": f"CONCAT(SUBSTRING_INDEX({_K}, ':', 2), ':')",
+    "postgresql": f"SPLIT_PART({_K}, ':', 1) || ':' || SPLIT_PART({_K}, ':', 2) || ':'",
+    "sqlite": f"SUBSTR({_K}, 1, INSTR({_K}, ':') + INSTR(SUBSTR({_K} || '::', INSTR({_K}, ':') + 1), ':') - 1) || ':'",
+}
+
+
+class SqlKeyAdmin(KeyAdmin):
+    """The keys of one store.
+
+    Args:
+        store: where they are.
+    """
+
+    def __init__(self, store: SqlStore) -> None:
+        """Connect to nothing yet."""
+        self._store = store
+
+    def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
+        conditions, params = self._sql.where(selection)
+        statement = self._sql.page(conditions)
+        after, remaining = b"", limit
+        while remaining is None or remaining > 0:
+            size = PAGE if remaining is None else min(PAGE, remaining)
+            rows = self._query(statement, (after, *params, size))
+            yield from map(_record, rows)
+            if len(rows) < size:
+                return
+            after = bytes(rows[-1][0])
+            remaining = None if remaining is None else remaining - size
+
+    def get(self, key: Key) -> KeyRecord | None:
+        rows = self._query(self._sql.one, (key.hash,))
+        return _record(rows[0]) if rows else None
+
+    def stats(self) -> builtins.list[KeyStats]:
+        counted = [
+            KeyStats(consumer.removesuffix(":"), KeyStatus(status), int(count), int(lapsed), int(oldest))
+            for consumer, status, count, lapsed, oldest in self._query(self._sql.stats)
+        ]
+        # Here, because every database has an order of its own for text.
+        return sorted(counted, key=lambda stats: (stats.consumer, stats.status))
+
+    def reopen(self, record: KeyRecord) -> bool:
+        def delete(driver: DriverConnection) -> bool:
+            if execute(driver, self._sql.reopen, _seen(record)) != 1:
+                return False
+            execute(driver, self._sql.forget_failures, (record.hash,))
+            return True
+
+        return self._store.connections.run_atomically(delete)
+
+    def mark_done(self, record: KeyRecord) -> bool:
+        return self._store.connections.run(
+            lambda driver: execute(driver, self._sql.mark_done, _seen(record)) == 1
+        )
+
+    @cached_property
+    def _sql(self) -> _Statements:
+        return _Statements(self._store.connections.dialect, self._store.table)
+
+    def _query(self, statement: str, params: tuple[Any, ...] = ()) -> Sequence[Row]:
+        return self._store.connections.run(query, statement, params)
+
+
+class _Statements:
+    """The SQL text, for one dialect and table."""
+
+    def __init__(self, dialect: SqlDialect, table: str) -> None:
+        self._dialect = dialect
+        failures = failures_name(table)
+        now = dialect.now_us
+        self._lapsed = f"{_IN_PROGRESS} AND lease_until < {now}"
+        self._select = (
+            "SELECT t.key_hash, t.k, t.status, t.fence, t.lease_until, t.update_at, t.expires_at,"
+            f" f.attempts, f.last_error, t.result, {now}"
+            f" FROM {table} t LEFT JOIN {failures} f ON f.key_hash = t.key_hash"
+        )
+        self.one: Final = dialect.markers(f"{self._select} WHERE t.key_hash = ?")
+        # The fence tells one life of a key from the next, the status and the last change one state from the next.
+        # A claim without a lease (claim_once) never lapses: only a person can free it, so none may be in the way.
+        seen = (
+            "key_hash = ? AND fence = ? AND status = ? AND update_at = ?"
+            f" AND (status >= {KeyStatus.DONE:d} OR lease_until IS NULL OR lease_until < {now})"
+        )
+        self.reopen: Final = dialect.markers(f"DELETE FROM {table} WHERE {seen}")
+        self.forget_failures: Final = dialect.markers(f"DELETE FROM {failures} WHERE key_hash = ?")
+        self.mark_done: Final = dialect.markers(
+            f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now}"
+            f" WHERE {seen} AND status <> {KeyStatus.DONE:d}"
+        )
+        # Grouped by the server: what comes back is as long as the list of consumers.
+        self.stats: Final = (
+            f"SELECT {_CONSUMER[dialect.name]} AS consumer, status, COUNT(*),"
+            f" SUM(CASE WHEN {self._lapsed} THEN 1 ELSE 0 END), MIN(update_at)"
+            f" FROM {table} GROUP BY 1, 2"
+        )
+
+    def where(self, selection: KeyFilter) -> tuple[str, tuple[Any, ...]]:
+        """The conditions of a filter, each with its AND, and their parameters."""
+        conditions, params = "", []
+        if selection.consumer is not None:
+            prefix = f"{selection.consumer}:"[:_READABLE]
+            # Not LIKE, whose wildcards a subject may contain, nor a range, which needs the right collation.
+            conditions += f" AND SUBSTR(t.k, 1, {len(prefix)}) = ?"
+            params.append(prefix)
+        if selection.statuses:
+            conditions += (
+                f" AND t.status IN ({', '.join(f'{status:d}' for status in sorted(selection.statuses))})"
+            )
+        if selection.lapsed:
+            conditions += f" AND {self._lapsed}"
+        return conditions, tuple(params)
+
+    def page(self, conditions: str) -> str:
+        """One page: (key_hash after which it begins, the filter's parameters, size)."""
+        return self._dialect.markers(
+            f"{self._select} WHERE t.key_hash > ?{conditions} ORDER BY t.key_hash LIMIT ?"
+        )
+
+
+def _seen(record: KeyRecord) -> tuple[bytes, int, int, int]:
+    return record.hash, record.fence, int(record.status), record.update_at_us
+
+
+def _record(row: Row) -> KeyRecord:
+    hashed, text, status, fence, lease_until, update_at, expires_at, attempts, error, result, now = row
+    return KeyRecord(
+        hash=bytes(hashed),
+        text=text,
+        status=KeyStatus(status),
+        fence=fence,
+        lease_until_us=lease_until,
+        update_at_us=update_at,
+        expires_at_us=expires_at,
+        attempts=attempts or 0,
+        last_error=error,
+        result=None if result is None else bytes(result),
+        now_us=int(now),
+    )

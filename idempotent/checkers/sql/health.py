@@ -1,0 +1,129 @@
+"""What an SQL server's settings, and the keys in it, mean for the promises of a checker. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from idempotent.admin import Finding, Level
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.stores.sql.cursor import DriverConnection, query
+
+_OFF: Final = ("off", "0", "false", "none")
+_DAY_US: Final = 86_400_000_000
+
+
+def sql_findings(store: SqlStore) -> list[Finding]:
+    """Look at the server's settings and at keys that gc should have deleted.
+
+    Raises:
+        StoreError: the database did not answer, or has no such table.
+    """
+    dialect = store.connections.dialect
+
+    def look(driver: DriverConnection) -> list[Finding]:
+        settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
+        return [*settings(driver), _backlog(driver, store.table, dialect.now_us)]
+
+    return [*_autocommit(store), *store.connections.run(look)]
+
+
+def _autocommit(store: SqlStore) -> Iterator[Finding]:
+    words = {name.lower(): str(value).lower() for name, value in store.engine.url.query.items()}
+    if words.get("autocommit", "0") not in _OFF or words.get("isolation_level") == "autocommit":
+        yield Finding(
+            Level.ERROR,
+            "the URL switches autocommit on: a TransactionalSqlChecker has no transaction then",
+            "remove autocommit or isolation_level from the URL",
+        )
+
+
+def _mysql(driver: DriverConnection) -> Iterator[Finding]:
+    settings = {
+        str(name).lower(): str(value).lower()
+        for name, value in query(
+            driver,
+            "SHOW VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin',"
+            " 'binlog_format', 'version')",
+        )
+    }
+    yield Finding(Level.OK, f"the server answers: {settings.get('version', 'MySQL')}")
+    yield _sysdate(driver)
+    if settings.get("innodb_flush_log_at_trx_commit", "1") == "1":
+        yield Finding(Level.OK, "every commit is on disk before it is acknowledged")
+    else:
+        yield Finding(
+            Level.WARNING,
+            "innodb_flush_log_at_trx_commit is not 1: a crash of the server's machine forgets the last second of keys",
+            "set it to 1 if an effect outside this database must not repeat",
+        )
+    if settings.get("log_bin") == "on" and settings.get("binlog_format") == "statement":
+        yield Finding(
+            Level.WARNING,
+            "binlog_format is STATEMENT: a replica computes other lease ends and expiries than this server",
+            "set binlog_format to ROW or MIXED",
+        )
+
+
+def _sysdate(driver: DriverConnection) -> Finding:
+    """Whether SYSDATE() is the time when it is asked. It is a start option, so only its behaviour tells."""
+    before, _, after = query(driver, "SELECT SYSDATE(6), SLEEP(0.01), SYSDATE(6)")[0]
+    if before != after:
+        return Finding(Level.OK, "SYSDATE() is the clock when it is read")
+    return Finding(
+        Level.ERROR,
+        "the server runs with sysdate-is-now: a claim that waited for a lock gets a lease that began before it",
+        "start the server without --sysdate-is-now",
+    )
+
+
+def _postgresql(driver: DriverConnection) -> Iterator[Finding]:
+    settings: dict[str, str] = dict(
+        query(
+            driver,
+            "SELECT name, setting FROM pg_settings"
+            " WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit')",
+        )
+    )
+    yield Finding(Level.OK, f"the server answers: PostgreSQL {settings.get('server_version', '')}".rstrip())
+    unsafe = [name for name in ("fsync", "full_page_writes") if settings.get(name) == "off"]
+    if unsafe:
+        yield Finding(
+            Level.WARNING,
+            f"{' and '.join(unsafe)} off: a crash of the server's machine can destroy the database",
+            "switch them on, except for tests",
+        )
+    if settings.get("synchronous_commit") == "off":
+        yield Finding(
+            Level.WARNING,
+            "synchronous_commit is off: a crash of the server forgets the keys of its last moments",
+            "set it to on for the role or database of the consumers",
+        )
+    elif not unsafe:
+        yield Finding(Level.OK, "every commit is on disk before it is acknowledged")
+
+
+def _sqlite(driver: DriverConnection) -> Iterator[Finding]:
+    ((version,),) = query(driver, "SELECT sqlite_version()")
+    yield Finding(Level.OK, f"the file can be read: SQLite {version}")
+    ((mode,),) = query(driver, "PRAGMA journal_mode")
+    if str(mode).lower() == "wal":
+        yield Finding(Level.OK, "readers do not stop the writer (WAL)")
+    else:
+        # No promise depends on it.
+        yield Finding(
+            Level.OK,
+            f"journal_mode is {mode}: every reader makes the one writer wait",
+            "if several processes use the file, type: sqlite3 FILE 'PRAGMA journal_mode=WAL'",
+        )
+
+
+def _backlog(driver: DriverConnection, table: str, now_us: str) -> Finding:
+    ((count,),) = query(driver, f"SELECT COUNT(*) FROM {table} WHERE expires_at < {now_us} - {_DAY_US}")
+    if not count:
+        return Finding(Level.OK, "no key is a day past its expiry")
+    return Finding(
+        Level.WARNING,
+        f"{count:,} keys are more than a day past their expiry: nobody collects them",
+        "let a Worker run, or `idempotent gc` once an hour",
+    )

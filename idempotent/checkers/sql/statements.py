@@ -1,0 +1,186 @@
+"""The SQL text of the claim protocol, made once for each table and dialect.
+
+`?` stands for the driver's marker. Numbers that never change (statuses, lease, retention) are part of the text;
+everything that comes from a message is a parameter.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from idempotent.claims import KeyStatus
+from idempotent.stores.sql.dialects import Conflict, SqlDialect
+
+_IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
+_LIMIT_BEFORE: Final = "idempotent.lock_timeout"
+# The limit is undone by the statement itself, because the handler's statements have one of their own. The count
+# makes sure that every row has been inserted before. Without a new row it answers one of NULLs. An UPDATE
+# that finds no row may never have set the limit.
+_BEFORE: Final = (
+    f"COALESCE(NULLIF(current_setting('{_LIMIT_BEFORE}', true), ''), current_setting('lock_timeout'))"
+)
+_UNLIMITED: Final = (
+    f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_BEFORE}, true)"
+    " FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r LEFT JOIN i ON true"
+)
+ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
+
+
+class Statements:
+    """The statements over one key table.
+
+    Args:
+        dialect: what differs between the databases.
+        table: validated name of the key table.
+        lease_us: lease in microseconds, None for claims that do not lapse.
+        retention_us: how long a key is remembered, in microseconds.
+    """
+
+    def __init__(self, dialect: SqlDialect, table: str, lease_us: int | None, retention_us: int) -> None:
+        """Fill in the constants."""
+        self._dialect = dialect
+        self._table = table
+        self._retention_us = retention_us
+        self._lease_us = lease_us
+        text = dialect.markers
+        now = dialect.now_us
+        lapsed = f"{_IN_PROGRESS} AND lease_until < {now}"
+        mine = "key_hash = ? AND owner = ?"
+        self.take_over: Final = text(
+            f"UPDATE {table} SET status = ?, owner = ?, fence = fence + 1, lease_until = {self._from_now(lease_us)},"
+            f" fingerprint = ?, update_at = {now}, expires_at = {self._from_now(retention_us)}"
+            f" WHERE {mine} AND {lapsed}"
+        )
+        self.park: Final = text(
+            f"UPDATE {table} SET status = {KeyStatus.DEAD:d}, update_at = {now} WHERE {mine} AND {lapsed}"
+        )
+        self.complete: Final = text(
+            f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now} WHERE {mine}"
+        )
+        self.complete_with_result: Final = text(
+            f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now}, result = ?"
+            f" WHERE {mine}"
+        )
+        self.lock_mine: Final = text(f"UPDATE {table} SET update_at = {now} WHERE {mine} AND {_IN_PROGRESS}")
+        self.kill_mine: Final = text(
+            f"UPDATE {table} SET status = {KeyStatus.DEAD:d}, lease_until = NULL, update_at = {now} WHERE {mine}"
+        )
+        self.delete_mine: Final = text(f"DELETE FROM {table} WHERE {mine} AND {_IN_PROGRESS}")
+        self.forget_mine: Final = text(f"DELETE FROM {table} WHERE {mine}")
+        # A key in progress of a consumer that parks is never garbage; a live lease neither.
+        expired = (
+            f"expires_at < {now} AND (status >= {KeyStatus.DONE:d} OR"
+            f" (status <> {KeyStatus.IN_PROGRESS_PARK:d} AND lease_until < {now}))"
+        )
+        self.expired: Final = text(
+            f"SELECT key_hash FROM {table} WHERE {expired} ORDER BY expires_at LIMIT ?"
+        )
+        self._delete_expired = f"DELETE FROM {table} WHERE {expired} AND key_hash IN "
+        # Texts by batch size; a worker's batches are mostly full, so few sizes are seen.
+        self.insert = lru_cache(maxsize=64)(self._insert)
+        self.read = lru_cache(maxsize=64)(self._read)
+        self.complete_group = lru_cache(maxsize=64)(self._complete_group)
+        self.renew = lru_cache(maxsize=64)(self._renew)
+        self.delete_group = lru_cache(maxsize=64)(self._delete_group)
+        self.owned = lru_cache(maxsize=64)(self._owned)
+        self.delete_expired = lru_cache(maxsize=64)(self._delete_expired_keys)
+
+    def _from_now(self, microseconds: int | None) -> str:
+        return "NULL" if microseconds is None else f"{self._dialect.now_us} + {microseconds}"
+
+    def _insert(self, rows: int, status: KeyStatus, wait_s: float | None) -> str:
+        """Insert rows of (key_hash, k, owner, fingerprint) where the key is free, waiting so long for locks.
+
+        What comes back is `Conflict`'s affair.
+        """
+        into = (
+            f"INSERT INTO {self._table}"
+            " (fence, key_hash, k, status, owner, lease_until, fingerprint, update_at, expires_at)"
+        )
+        if self._dialect.conflict is Conflict.RETURNS_NEW:
+            return self._dialect.markers(self._insert_on_conflict(into, rows, status, wait_s))
+        first = others = self._dialect.now_us
+        keep = f"{self._table}.key_hash"
+        if self._dialect.conflict is Conflict.RETURNS_ALL:
+            # The one fence of all rows comes with the answer, without a result set; 0 if any key was there.
+            others = "@idempotent_now"
+            first = f"LAST_INSERT_ID({first if rows == 1 else f'{others} := {first}'})"
+            keep = f"IF(LAST_INSERT_ID(0) = 0, {keep}, {keep})"
+        # A column may refer to one set before it in the same row: the clock is read once a row at most.
+        lease = "NULL" if self._lease_us is None else f"fence + {self._lease_us}"
+        row = f", ?, ?, {status:d}, ?, {lease}, ?, fence, fence + {self._retention_us})"
+        values = ", ".join([f"({first}{row}", *[f"({others}{row}"] * (rows - 1)])
+        insert = f"{into} VALUES {values} ON DUPLICATE KEY UPDATE key_hash = {keep}"
+        return self._dialect.markers(self._dialect.waiting(insert, wait_s))
+
+    def _insert_on_conflict(self, into: str, rows: int, status: KeyStatus, wait_s: float | None) -> str:
+        blob = self._dialect.blob
+        lease = "CAST(NULL AS BIGINT)" if self._lease_us is None else f"c.n + {self._lease_us}"
+        values = ", ".join(["(?, ?, ?, ?)"] * rows)
+        limit = _postgresql_limit(wait_s) if wait_s is not None and self._dialect.name == "postgresql" else ""
+        ctes = f"WITH v(h, t, o, f) AS (VALUES {values}), c(n) AS (SELECT {self._dialect.now_us}{limit})"
+        insert = (
+            f"{into} SELECT c.n, CAST(v.h AS {blob}), v.t, {status:d}, CAST(v.o AS {blob}), {lease},"
+            f" CAST(v.f AS {blob}), c.n, c.n + {self._retention_us}"
+            " FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
+        )
+        return f"{ctes}, i AS ({insert}) {_UNLIMITED}" if limit else f"{ctes} {insert}"
+
+    def _read(self, keys: int, *, locking: bool) -> str:
+        lock = self._dialect.locking_read if locking else ""
+        return self._dialect.markers(
+            f"SELECT {ROW}, {self._dialect.now_us} FROM {self._table} WHERE key_hash IN {_list(keys)}{lock}"
+        )
+
+    def _complete_group(self, keys: int, results: int) -> str:
+        """Complete keys of one owner; the first `results` (hash, result) pairs are stored with them."""
+        cases = " ".join(["WHEN ? THEN ?"] * results)
+        result = f", result = CASE key_hash {cases} ELSE result END" if results else ""
+        return self._dialect.markers(
+            f"UPDATE {self._table} SET status = {KeyStatus.DONE:d}, lease_until = NULL,"
+            f" update_at = {self._dialect.now_us}{result} WHERE key_hash IN {_list(keys)} AND owner = ?"
+        )
+
+    def _renew(self, keys: int, owners: int) -> str:
+        return self._dialect.markers(
+            f"UPDATE {self._table} SET lease_until = {self._from_now(self._lease_us)}"
+            f" WHERE key_hash IN {_list(keys)} AND owner IN {_list(owners)} AND {_IN_PROGRESS}"
+        )
+
+    def _delete_group(self, keys: int) -> str:
+        return self._dialect.markers(
+            f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {_IN_PROGRESS}"
+        )
+
+    def _owned(self, keys: int) -> str:
+        return self._dialect.markers(
+            f"SELECT key_hash, owner, status FROM {self._table} WHERE key_hash IN {_list(keys)}"
+        )
+
+    def _delete_expired_keys(self, keys: int) -> str:
+        return self._dialect.markers(f"{self._delete_expired}{_list(keys)}")
+
+
+def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wait_s: float) -> str:
+    """An UPDATE that waits at most `wait_s` seconds for a row.
+
+    On PostgreSQL it returns (key_hash, ...) of what it changed, or one row of NULLs; elsewhere its row count tells.
+    """
+    if dialect.name != "postgresql":
+        return dialect.markers(dialect.waiting(f"UPDATE {table} SET {change} WHERE {where}", wait_s))
+    limit = _postgresql_limit(wait_s)
+    update = f"UPDATE {table} SET {change} FROM c WHERE c.n > 0 AND {where} RETURNING key_hash, 0 AS fence"
+    return dialect.markers(f"WITH c(n) AS (SELECT {dialect.now_us}{limit}), i AS ({update}) {_UNLIMITED}")
+
+
+def _list(count: int) -> str:
+    return f"({', '.join('?' * count)})"
+
+
+def _postgresql_limit(wait_s: float) -> str:
+    """A condition that is always true and sets lock_timeout, without a round trip of its own. CASE fixes the order."""
+    return (
+        f" WHERE CASE WHEN set_config('{_LIMIT_BEFORE}', current_setting('lock_timeout'), true) IS NOT NULL"
+        f" THEN set_config('lock_timeout', '{max(int(wait_s * 1000), 1)}ms', true) IS NOT NULL END"
+    )

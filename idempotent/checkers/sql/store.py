@@ -1,0 +1,39 @@
+"""SqlStore: one database with one pair of deduplication tables, as the checkers and the admin tools see it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from idempotent.checkers.sql.keytable import KeyTable
+from idempotent.schema import validate_table_name
+from idempotent.stores.sql.connections import Connections, engine_from
+
+
+class SqlStore:
+    """Where the keys are.
+
+    Args:
+        engine_or_url: an SQLAlchemy engine or URL.
+        table: name of the key table.
+
+    Raises:
+        ConfigurationError: a wrong URL or table name, or a database that is not supported.
+        MissingExtraError: the database's driver is not installed.
+    """
+
+    def __init__(self, engine_or_url: Engine | URL | str, table: str) -> None:
+        """Check the arguments; connect to nothing."""
+        self.table: Final = validate_table_name(table)
+        self.engine: Final = engine_from(engine_or_url)
+        self.connections: Final = Connections(self.engine, self.table)
+
+    def keys(self, *, lease_s: float | None, retention_s: float) -> KeyTable:
+        """The claim protocol over the table, with these durations in seconds.
+
+        Raises:
+            StoreError: the database did not answer when asked what it is.
+        """
+        return KeyTable(self.connections.dialect, self.table, lease_s=lease_s, retention_s=retention_s)

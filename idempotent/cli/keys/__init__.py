@@ -1,0 +1,1 @@
+"""`idempotent keys`: look at stored keys, and decide about those that wait for a person."""

@@ -1,0 +1,215 @@
+"""`idempotent keys reopen` and `resolve`: decide about keys that wait for a person, one or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, NoReturn
+
+import typer
+
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord
+from idempotent.claims import KeyStatus
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.keys.view import Status, span, status_word
+from idempotent.cli.options import (
+    ConsumerOption,
+    JsonOption,
+    LapsedOption,
+    PrefixOption,
+    StatusOption,
+    TableOption,
+    UrlOption,
+    YesOption,
+)
+from idempotent.cli.output import Unit, count, emit, note, plain, progress, say
+from idempotent.cli.prompt import confirm
+from idempotent.cli.stores import admin_of, checker_at, parsed_key
+
+_OptionalKey = Annotated[
+    str | None,
+    typer.Argument(metavar="KEY", show_default=False, help="One key; or choose many with the options below."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is done to a key, and how it is told."""
+
+    verb: str
+    past: str
+    warning: str
+    act: Callable[[KeyAdmin, KeyRecord], bool]
+
+
+_REOPEN = _Change(
+    "Reopen",
+    "reopened",
+    "Their next delivery runs the handler again.",
+    lambda admin, record: admin.reopen(record),
+)
+_DONE = _Change(
+    "Mark as done", "marked done", "They will never run again.", lambda admin, record: admin.mark_done(record)
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        epilog=epilog(
+            "idempotent keys reopen orders.paid:billing:4711",
+            "idempotent keys reopen --consumer orders.paid:billing --status dead --yes",
+            "idempotent keys reopen --lapsed",
+        )
+    )(reopen)
+    app.command(
+        epilog=epilog(
+            "idempotent keys resolve orders.paid:billing:4711 --done",
+            "idempotent keys resolve --consumer orders.paid:billing --status dead --retry --yes",
+        )
+    )(resolve)
+
+
+def reopen(
+    url: UrlOption,
+    key: _OptionalKey = None,
+    consumer: ConsumerOption = None,
+    status: StatusOption = None,
+    lapsed: LapsedOption = False,
+    yes: YesOption = False,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete keys and their attempts, so that their next delivery runs. Never one with a live lease.
+
+    Exit code 1: a key is not stored, or was left alone because it is being processed or has changed meanwhile.
+    """
+    meant = _meant(key, consumer, status, lapsed=lapsed)
+    with checker_at(url, table=table, prefix=prefix) as checker:
+        _change(admin_of(checker), _REOPEN, key, meant, yes=yes, as_json=json)
+
+
+def resolve(
+    url: UrlOption,
+    key: _OptionalKey = None,
+    done: Annotated[
+        bool | None,
+        typer.Option(
+            "--done/--retry", show_default=False, help="Its effect happened / did not: let it run again."
+        ),
+    ] = None,
+    consumer: ConsumerOption = None,
+    status: StatusOption = None,
+    lapsed: LapsedOption = False,
+    yes: YesOption = False,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what became of a key that is dead, or whose process died: its effect happened, or it did not.
+
+    Exit code 1: a key is not stored, or was left alone because it is being processed or has changed meanwhile.
+    """
+    if done is None:
+        raise typer.BadParameter("look whether the effect happened, then say --done or --retry")
+    meant = _meant(key, consumer, status, lapsed=lapsed)
+    with checker_at(url, table=table, prefix=prefix) as checker:
+        _change(admin_of(checker), _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
+
+
+def selection(consumer: str | None, status: list[Status] | None, *, lapsed: bool) -> KeyFilter:
+    """The filter that the options say."""
+    statuses = frozenset[KeyStatus]().union(*(each.stored for each in status or ()))
+    return KeyFilter(consumer, statuses, lapsed)
+
+
+def not_stored(key: str, *, as_json: bool) -> NoReturn:
+    """Say that there is no such key.
+
+    Raises:
+        typer.Exit: always.
+    """
+    if as_json:
+        emit(key=key, status=None)
+    else:
+        say(f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs.")
+    raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _meant(key: str | None, consumer: str | None, status: list[Status] | None, *, lapsed: bool) -> KeyFilter:
+    if key is not None and (consumer or status or lapsed):
+        raise typer.BadParameter(
+            "give one KEY, or choose many with --consumer, --status and --lapsed; not both"
+        )
+    if key is None and not (status or lapsed):
+        raise typer.BadParameter("give a KEY, or say which many are meant: --status dead, or --lapsed")
+    return selection(consumer, status, lapsed=lapsed)
+
+
+def _change(
+    admin: KeyAdmin, change: _Change, key: str | None, meant: KeyFilter, *, yes: bool, as_json: bool
+) -> None:
+    if key is None:
+        _change_many(admin, change, meant, yes=yes, as_json=as_json)
+    else:
+        _change_one(admin, change, key, yes=yes, as_json=as_json)
+
+
+def _change_one(admin: KeyAdmin, change: _Change, key: str, *, yes: bool, as_json: bool) -> None:
+    record = admin.get(parsed_key(key))
+    if record is None:
+        not_stored(key, as_json=as_json)
+    done = record.status is KeyStatus.DONE
+    if done and change is _REOPEN:
+        confirm("It is done: its effect happened, and will happen again. Reopen it?", yes=yes)
+    changed = (done and change is _DONE) or change.act(admin, record)
+    if as_json:
+        emit(key=record.text, was=status_word(record.status), changed=changed)
+    elif changed:
+        say(f"[green]Done:[/green] {plain(record.text)} {change.past} (was: {status_word(record.status)}).")
+    else:
+        say(f"[yellow]Left alone:[/yellow] {plain(record.text)}: {_why_not(record)}")
+    if not changed:
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: bool, as_json: bool) -> None:
+    total = _count(admin, meant)
+    if not total:
+        emit(changed=0, left_alone=0) if as_json else say("No such key.")
+        return
+    confirm(f"{change.verb} {count(total, 'key')}? {change.warning}", yes=yes)
+    changed = left = 0
+    with progress(Unit.THINGS, quiet=as_json) as bar:
+        task = bar.add_task(f"{change.verb.lower()}", total=total)
+        for record in admin.list(meant):
+            if change.act(admin, record):
+                changed += 1
+            else:
+                left += 1
+            bar.advance(task)
+    if as_json:
+        emit(changed=changed, left_alone=left)
+    else:
+        say(f"[green]Done:[/green] {count(changed, 'key')} {change.past}.")
+        if left:
+            note(f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile.")
+    if left:
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _count(admin: KeyAdmin, meant: KeyFilter) -> int:
+    """How many keys a filter means, counted by the store."""
+    return sum(
+        stats.lapsed if meant.lapsed else stats.count
+        for stats in admin.stats()
+        if (meant.consumer is None or stats.consumer == meant.consumer)
+        and (not meant.statuses or stats.status in meant.statuses)
+    )
+
+
+def _why_not(record: KeyRecord) -> str:
+    if record.status.in_progress and record.lease_until_us is not None and not record.lapsed:
+        return f"it is being processed; its lease ends in {span(record.lease_until_us - record.now_us)}."
+    return "it has changed meanwhile; look again."

@@ -1,0 +1,166 @@
+"""`idempotent demo`: watch duplicates and crashes do no harm, on real data."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from idempotent.cli.exits import epilog
+from idempotent.cli.options import JsonOption
+from idempotent.demo.flights import FLIGHTS
+from idempotent.demo.job import Run
+from idempotent.demo.live import screen as live
+from idempotent.demo.live.report import LiveReport
+from idempotent.demo.live.run import LiveRun
+from idempotent.demo.progress import progress
+from idempotent.demo.report import Report
+from idempotent.demo.screen import introduce, show
+from idempotent.demo.settings import Settings
+from idempotent.demo.stores import stores_for
+from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.testing.stage.command import demonstrate, own_folder, prepared
+from idempotent.testing.stage.places import place_at
+
+EPILOG: Final = epilog(
+    "idempotent demo",
+    "idempotent demo --flights 2000",
+    "idempotent demo --checker transactional+postgresql+psycopg://user:password@host/db",
+    "idempotent demo --checker redis://localhost",
+    "idempotent demo --broker amqp://localhost",
+)
+_SMALL: Final = 20_000
+SHARE: Final = 40_000
+_NEEDS_KAFKA: Final = (
+    "an OffsetChecker counts offsets, which only Kafka has: "
+    "add --broker kafka://host:9092, or use transactional+"
+)
+
+
+def demo(
+    flights: Annotated[
+        int | None,
+        typer.Option(
+            min=20,
+            max=FLIGHTS,
+            metavar="N",
+            show_default=f"all {FLIGHTS:,}; {SHARE:,} with --broker",
+            help="How many of the real flights; 2000 is quick.",
+        ),
+    ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default="none, one is simulated",
+            help="Send them over a real broker: amqp://, stomp:// or kafka://. Only a queue or topic named "
+            "demo_flights_... is made, and removed again where the broker allows it.",
+        ),
+    ] = None,
+    checker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default="transactional, on SQLite",
+            help="Another checker. Only tables and keys named demo_... are made in its store, and removed again.",
+        ),
+    ] = None,
+    kills: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="N",
+            show_default="5, or 2 for few flights",
+            help="How often each consumer is killed.",
+        ),
+    ] = None,
+    duplicates: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="How many messages the producer sends twice."),
+    ] = 0.05,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Decides order, duplicates, kills and lost acknowledgements.")
+    ] = 2013,
+    as_json: JsonOption = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files, tables and keys.")] = False,
+) -> None:
+    """Book real flights through duplicates and crashes, with a checker and without, and compare with the truth.
+
+    A broker delivers the flights at least once. Two processes consume the same deliveries and are killed at the same
+    points; one books behind a checker. At the end every row of both tables is compared with the data set, and the
+    command fails if the checker's table differs.
+
+    With --broker two processes consume from a real broker, behind a checker, and one at a time is killed.
+    """
+    wanted = flights or (FLIGHTS if broker is None else SHARE)
+    few = wanted <= _SMALL
+    settings = Settings(wanted, (2 if few else 5) if kills is None else kills, duplicates, seed)
+
+    def run(console: Console) -> Report | LiveReport:
+        if broker is None:
+            return _simulated(console, settings, checker, keep=keep)
+        return over_broker(console, settings, broker, checker, keep=keep)
+
+    demonstrate(run, as_json=as_json)
+
+
+def _simulated(console: Console, settings: Settings, checker: str | None, *, keep: bool) -> Report:
+    with own_folder(console, keep=keep) as folder, prepared(stores_for(checker, folder), keep=keep) as stores:
+        if stores.counts_offsets:
+            raise ConfigurationError(_NEEDS_KAFKA)
+        introduce(console, settings, stores)
+        with console.status("Reading the flights"):
+            run = Run(settings, stores, folder)
+        with progress(console, run.supervisors) as tick:
+            run.deliver(tick)
+        with console.status("Comparing every row with the data set"):
+            report = run.compare()
+    show(console, report)
+    return report
+
+
+def over_broker(
+    console: Console,
+    settings: Settings,
+    broker: str,
+    checker: str | None,
+    *,
+    keep: bool = False,
+    restart: Callable[[], object] | None = None,
+) -> LiveReport:
+    """The run over a real broker.
+
+    Args:
+        console: where it is shown.
+        settings: how much of everything.
+        broker: the adapter's URL.
+        checker: the checker's; None: a transactional one, on SQLite.
+        keep: leave files and tables.
+        restart: kills the broker and starts it again, once in the middle.
+    """
+    # What an adapter has to say about a broker that is away is no news here.
+    logging.getLogger("idempotent").addHandler(logging.NullHandler())
+    place = place_at(broker, f"demo_flights_{secrets.token_hex(4)}", settings.batch_size)
+    with own_folder(console, keep=keep) as folder, prepared(stores_for(checker, folder), keep=keep) as stores:
+        if stores.counts_offsets and not place.can_rewind:
+            raise ConfigurationError(_NEEDS_KAFKA)
+        live.introduce(console, settings, stores, place, restarts=restart is not None)
+        with console.status("Reading the flights"):
+            run = LiveRun(settings, stores, place, folder, restart)
+        place.make()
+        try:
+            with progress(console, [run]) as tick:
+                run.deliver(tick)
+            with console.status("Comparing every row with the data set"):
+                report = run.compare()
+        finally:
+            with suppress(AdapterError):
+                place.remove()
+    live.show(console, report)
+    return report

@@ -1,0 +1,102 @@
+"""`idempotent spark-demo`: watch a Spark pipeline survive duplicates and kills, on real data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from idempotent.cli.exits import epilog
+from idempotent.cli.options import JsonOption
+from idempotent.demo.flights import FLIGHTS
+from idempotent.demo.spark.report import SparkReport
+from idempotent.demo.spark.run import SparkRun
+from idempotent.demo.spark.screen import introduce, progress, show
+from idempotent.demo.spark.session import check_spark
+from idempotent.demo.spark.settings import MONTHS, SHARE, SparkSettings
+from idempotent.demo.spark.stores import SparkStores
+from idempotent.testing.stage.command import demonstrate, own_folder, prepared
+
+EPILOG: Final = epilog(
+    "idempotent spark-demo",
+    "idempotent spark-demo --flights 2000 --months 2 --kills 1",
+    "idempotent spark-demo --store mysql+pymysql://user:password@host/db",
+    "idempotent spark-demo --store redis://localhost",
+)
+_DEFAULTS: Final = SparkSettings()
+
+
+def spark_demo(
+    flights: Annotated[
+        int,
+        typer.Option(min=20, max=FLIGHTS, metavar="N", help="How many of the real flights of these months."),
+    ] = SHARE,
+    months: Annotated[
+        int,
+        typer.Option(min=1, max=MONTHS, metavar="N", help="How many months of the year; each is one run."),
+    ] = _DEFAULTS.months,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default="SQLite",
+            help="Where the runs, their keys and the table are; with redis:// the table is in a file. "
+            "Only names that begin with demo_ are made, and removed again.",
+        ),
+    ] = None,
+    kills: Annotated[
+        int, typer.Option(min=0, max=100, metavar="N", help="How often the driver is killed.")
+    ] = _DEFAULTS.kills,
+    duplicates: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="How many rows come again in another file, and in another run.",
+        ),
+    ] = _DEFAULTS.duplicates,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Decides order, duplicates and kills.")
+    ] = _DEFAULTS.seed,
+    as_json: JsonOption = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files, tables and keys.")] = False,
+) -> None:
+    """Publish real flights by a Spark pipeline through duplicates and kills, and compare with the truth.
+
+    Each month is one run: read, drop what this or an earlier run had, enrich, publish to Parquet and to a table. Its
+    driver is killed at random moments and started again. At the end every row of both is compared with the data set,
+    and the command fails if one differs.
+
+    Needs Java 17, and the extras spark and demo.
+    """
+    settings = SparkSettings(flights, months, kills, duplicates, seed)
+    demonstrate(lambda console: over_spark(console, settings, store, keep=keep), as_json=as_json)
+
+
+def over_spark(
+    console: Console, settings: SparkSettings, store: str | None, *, keep: bool = False
+) -> SparkReport:
+    """The run.
+
+    Args:
+        console: where it is shown.
+        settings: how much of everything.
+        store: its URL; None: SQLite.
+        keep: leave files, tables and keys.
+    """
+    check_spark()
+    with (
+        own_folder(console, keep=keep) as folder,
+        prepared(SparkStores.at(store, folder), keep=keep) as stores,
+    ):
+        introduce(console, settings, stores)
+        with console.status("Reading the flights, and delivering them"):
+            run = SparkRun(settings, stores, folder)
+        with progress(console, run) as tick:
+            run.do(tick)
+        with console.status("Comparing every row with the data set"):
+            report = run.compare()
+    show(console, report)
+    return report

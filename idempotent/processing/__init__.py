@@ -1,0 +1,1 @@
+"""One message, or many together, through one checker."""

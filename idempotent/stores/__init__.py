@@ -1,0 +1,1 @@
+"""How we speak to a store's server. Knows nothing of claims."""

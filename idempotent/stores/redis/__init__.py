@@ -1,0 +1,1 @@
+"""Redis: clients, connections, Lua scripts, and the meaning of errors."""

@@ -1,0 +1,191 @@
+"""RedisStore: runs the scripts, and survives what a server does to them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice, repeat
+from typing import Any, Final
+
+from idempotent.errors import StoreError
+from idempotent.stores.redis.client import Client, decodes, is_cluster, location, redis, retries_itself
+from idempotent.stores.redis.connections import Command, DirectConnections
+from idempotent.stores.redis.faults import LOST, REDIS_ERRORS, as_store_error
+from idempotent.stores.redis.names import KeyNames, bucket_of
+
+# A script stops everybody else; this many keys take a few milliseconds.
+MAX_KEYS: Final = 1000
+# So many that a call is worth its while, and so few that the server begins soon.
+_STREAM_KEYS: Final = 125
+_NO_SCRIPT = redis.exceptions.NoScriptError
+
+
+def _executing(client: Client) -> Callable[..., Any]:
+    """The client's own way to send a command, with the answer in bytes."""
+    if decodes(client):
+        return partial(client.execute_command, **{redis.client.NEVER_DECODE: True})
+    execute: Callable[..., Any] = client.execute_command
+    return execute
+
+
+def _each(answer: Any, count: int) -> Iterable[Any]:
+    """The answer for each key: a script that has the same number for all of them says it once."""
+    return answer if type(answer) is list else repeat(answer, count)
+
+
+class Lua:
+    """A program for the server, and the name under which the server keeps it.
+
+    Args:
+        text: the program.
+    """
+
+    __slots__ = ("sha", "source")
+
+    def __init__(self, text: str) -> None:
+        """Hash it once."""
+        self.source: Final = text.encode()
+        self.sha: Final = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
+class RedisStore:
+    """A client and the names of our keys in it.
+
+    Args:
+        client: a synchronous client. Its pool serves threads, and notices a fork by itself.
+        prefix: what the names start with.
+    """
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        """Connect to nothing yet."""
+        self.client: Final = client
+        self.names: Final = KeyNames(prefix)
+        self.where: Final = location(client)
+        self._cluster = is_cluster(client)
+        self._last_try = retries_itself(client)
+        self._direct = DirectConnections.of(client)
+        self._execute = self._direct.execute if self._direct else _executing(client)
+
+    def run(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
+        """Run a script over keys of one slot.
+
+        A lost answer is asked for again, once, unless the client does that itself: every script of ours may run
+        twice and then answers as it did, or that the key is nobody's any more.
+
+        Raises:
+            StoreError: the server did not do it, or did not answer.
+        """
+        try:
+            return self._execute("EVALSHA", script.sha, len(names), *names, *arguments)
+        except _NO_SCRIPT:
+            return self._again(script, names, arguments)
+        except LOST as error:
+            if self._last_try:
+                raise as_store_error(error, self.where) from error
+            return self._again(script, names, arguments)
+        except REDIS_ERRORS as error:
+            raise as_store_error(error, self.where) from error
+
+    def run_one(self, script: Lua, name: bytes, body: bytes) -> Any:
+        """Run a script over one key, and take its one answer.
+
+        Raises:
+            StoreError: the server did not do it, or did not answer.
+        """
+        (answer,) = _each(self.run(script, (name,), (body,)), 1)
+        return answer
+
+    def run_many(self, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]) -> Iterator[Any]:
+        """Run a script over any keys, with one argument each; its answers come in their order, each when it is there.
+
+        Nothing is sent before the first of them is asked for.
+
+        Raises:
+            StoreError: the server did not do it, or did not answer, for some of them at least.
+        """
+        if self._direct is not None:
+            return self._run_streamed(self._direct, script, names, bodies)
+        return iter(self._run_parts(script, list(names), list(bodies)))
+
+    def _run_parts(self, script: Lua, names: list[bytes], bodies: list[bytes]) -> list[Any]:
+        if not self._cluster and len(names) <= MAX_KEYS:
+            return list(_each(self.run(script, names, bodies), len(names)))
+        answers: list[Any] = [None] * len(names)
+        failed: StoreError | None = None
+        for positions in self.together(names):
+            try:
+                part = self.run(script, [names[at] for at in positions], [bodies[at] for at in positions])
+            except StoreError as error:
+                failed = error  # go on: the leases on the other nodes need their renewal all the same
+                continue
+            for at, answer in zip(positions, _each(part, len(positions)), strict=True):
+                answers[at] = answer
+        if failed is not None:
+            raise failed
+        return answers
+
+    def _run_streamed(
+        self, direct: DirectConnections, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]
+    ) -> Iterator[Any]:
+        """Send some keys, and read some answers, while the server is at work on the next."""
+        waiting: deque[tuple[list[bytes], list[bytes]]] = deque()
+        more_names, more_bodies = iter(names), iter(bodies)
+
+        def commands() -> Iterator[Command]:
+            while some := list(islice(more_names, _STREAM_KEYS)):
+                theirs = list(islice(more_bodies, len(some)))
+                waiting.append((some, theirs))
+                yield ("EVALSHA", script.sha, len(some), *some, *theirs)
+
+        parts = direct.execute_all(commands())
+        try:
+            for part in parts:
+                some, theirs = waiting.popleft()
+                if isinstance(part, _NO_SCRIPT):
+                    yield from _each(self._again(script, some, theirs), len(some))
+                elif isinstance(part, Exception):
+                    for _ in parts:
+                        pass  # to the last: the connection is as good as before
+                    raise as_store_error(part, self.where) from part
+                else:
+                    yield from _each(part, len(some))
+        except LOST as error:
+            if self._last_try:
+                raise as_store_error(error, self.where) from error
+            for _ in commands():
+                pass  # what was not sent
+            for some, theirs in waiting:
+                yield from _each(self._again(script, some, theirs), len(some))
+
+    def together(self, names: Sequence[bytes]) -> list[list[int]]:
+        """Positions of the names that one call may take: bounded, and in a cluster of one bucket."""
+        groups: dict[bytes, list[int]] = {}
+        prefix_bytes = len(self.names.prefix)
+        for at, name in enumerate(names):
+            groups.setdefault(bucket_of(name, prefix_bytes) if self._cluster else b"", []).append(at)
+        return [
+            group[start : start + MAX_KEYS]
+            for group in groups.values()
+            for start in range(0, len(group), MAX_KEYS)
+        ]
+
+    def close(self) -> None:
+        """Close the connections that are the store's own."""
+        if self._direct:
+            self._direct.close()
+
+    @contextmanager
+    def edge(self) -> Iterator[None]:
+        """Turn what the client raises into a StoreError."""
+        try:
+            yield
+        except REDIS_ERRORS as error:
+            raise as_store_error(error, self.where) from error
+
+    def _again(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
+        with self.edge():
+            # EVAL, which loads the script too: between SCRIPT LOAD and EVALSHA it might be flushed again.
+            return self._execute("EVAL", script.source, len(names), *names, *arguments)

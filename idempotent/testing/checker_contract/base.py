@@ -1,0 +1,151 @@
+"""What every part of the checker contract stands on: capabilities, one checker per test, and a few verbs."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from typing import Any, ClassVar, Final, TypeVar
+
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.claims import Claim, ClaimRequest, Decision, Verdict
+from idempotent.keys import Key, KeySpace
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+_NEEDS: Final = "_idempotent_needs"
+_WITHOUT: Final = "_idempotent_without"
+_SPACE: Final = KeySpace("contract", "tests")
+
+LONG_S: Final = 3600.0
+"""Longer than any test."""
+
+
+class Capability(Enum):
+    """What not every checker has. Tests of what yours `lacks` are not collected."""
+
+    RECORDED_CLAIMS = "recorded_claims"
+    """A claim is a record with an owner token. Lacking it, a claim is an open transaction, and the claims of one
+    `claim_many` complete together."""
+    LEASES = "leases"
+    """Claims lapse and can be renewed."""
+    PARALLEL_CLAIMS = "parallel_claims"
+    """Claims of two keys can be open at once. Lacking it, the store has one writer at a time."""
+    GARBAGE_COLLECTION = "garbage_collection"
+    """`garbage_collect` forgets expired keys. Lacking it, the store does so by itself."""
+
+
+def needs(*capabilities: Capability) -> Callable[[Test], Test]:
+    """Collect the test only for checkers that have all of these."""
+    return _marking(_NEEDS, capabilities)
+
+
+def without(*capabilities: Capability) -> Callable[[Test], Test]:
+    """Collect the test only for checkers that lack all of these."""
+    return _marking(_WITHOUT, capabilities)
+
+
+class ContractBase(ABC):
+    """One checker per test, closed after it."""
+
+    lacks: ClassVar[AbstractSet[Capability]] = frozenset()
+    """What the checker cannot do."""
+    lease_s: ClassVar[float] = 0.2
+    """The lease of tests that wait for it to end, in seconds. Longer for a store with a coarse clock."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Leave out the tests that do not apply."""
+        super().__init_subclass__(**options)
+        if inspect.isabstract(cls):
+            return
+        for base in reversed(cls.__mro__):
+            for name, test in list(vars(base).items()):
+                needed: frozenset[Capability] = getattr(test, _NEEDS, frozenset())
+                unwanted: frozenset[Capability] = getattr(test, _WITHOUT, frozenset())
+                if needed or unwanted:
+                    applies = not needed & cls.lacks and unwanted <= cls.lacks
+                    # pytest does not collect None.
+                    setattr(cls, name, test if applies else None)
+
+    @abstractmethod
+    def make_checker(self, *, lease_s: float | None, retention_s: float) -> AbstractIdempotentChecker:
+        """A checker over an empty store. Called once a test.
+
+        Args:
+            lease_s: pass it on. A checker without leases ignores it.
+            retention_s: pass it on.
+        """
+
+    def teardown_method(self) -> None:
+        """Close what the test has made; pytest calls it."""
+        for checker in self._made:
+            checker.close()
+        self._made.clear()
+
+    @property
+    def _made(self) -> list[AbstractIdempotentChecker]:
+        made: list[AbstractIdempotentChecker] = self.__dict__.setdefault("_checkers_made", [])
+        return made
+
+    def checker(
+        self, *, lease_s: float | None = LONG_S, retention_s: float = LONG_S
+    ) -> AbstractIdempotentChecker:
+        """The checker under test."""
+        checker = self.make_checker(lease_s=lease_s, retention_s=retention_s)
+        self._made.append(checker)
+        return checker
+
+    def has(self, capability: Capability) -> bool:
+        """Whether the checker can do this."""
+        return capability not in self.lacks
+
+    @staticmethod
+    def key(message_id: str | bytes = "m-1") -> Key:
+        """A key of the consumer that the tests play."""
+        return _SPACE.key(message_id)
+
+    def request(self, message_id: str | bytes = "m-1", **options: Any) -> ClaimRequest:
+        """Another delivery of this message, asking for its key."""
+        return ClaimRequest(self.key(message_id), **options)
+
+    def ask(
+        self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", **options: Any
+    ) -> Decision:
+        """What another delivery of this message is told."""
+        return checker.claim(self.request(message_id, **options))
+
+    def acquire(
+        self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", **options: Any
+    ) -> Claim:
+        """A delivery that gets its key."""
+        return acquired(self.ask(checker, message_id, **options))
+
+    def finish(
+        self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", result: bytes | None = None
+    ) -> None:
+        """A delivery that is processed."""
+        assert checker.complete(self.acquire(checker, message_id), result)
+
+    def lapse(self, checker: AbstractIdempotentChecker, *claims: Claim) -> None:
+        """Let the leases of these claims end, as if their process had stalled."""
+        for claim in claims:
+            checker.abandon(claim)
+        time.sleep(self.lease_s * 1.5)
+
+
+def acquired(decision: Decision) -> Claim:
+    """The claim of a decision that must have one."""
+    assert decision.verdict is Verdict.ACQUIRED
+    assert decision.claim is not None
+    return decision.claim
+
+
+def _marking(attribute: str, capabilities: tuple[Capability, ...]) -> Callable[[Test], Test]:
+    def mark(test: Test) -> Test:
+        setattr(test, attribute, frozenset(capabilities))
+        return test
+
+    return mark

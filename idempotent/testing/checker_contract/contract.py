@@ -1,0 +1,37 @@
+"""CheckerContract: every promise of a checker, as tests that you subclass."""
+
+from __future__ import annotations
+
+from idempotent.testing.checker_contract.claims import ClaimsContract
+from idempotent.testing.checker_contract.content import ContentContract
+from idempotent.testing.checker_contract.failures import FailuresContract
+from idempotent.testing.checker_contract.gc import GcContract
+from idempotent.testing.checker_contract.groups import GroupsContract
+from idempotent.testing.checker_contract.keys import KeysContract
+from idempotent.testing.checker_contract.leases import LeasesContract
+from idempotent.testing.checker_contract.races import RacesContract
+from idempotent.testing.checker_contract.transactions import TransactionsContract
+
+
+class CheckerContract(
+    ClaimsContract,
+    ContentContract,
+    FailuresContract,
+    LeasesContract,
+    GroupsContract,
+    KeysContract,
+    GcContract,
+    RacesContract,
+    TransactionsContract,
+):
+    """The tests that prove a checker. pytest collects them from your subclass.
+
+    ::
+
+        class TestMyChecker(CheckerContract):
+            def make_checker(self, *, lease_s, retention_s):
+                return MyChecker(lease_s=lease_s, retention_s=retention_s)
+
+    Name what your checker cannot do in `lacks`; tests of that are then not collected. Set `lease_s` to more than
+    0.2 seconds if the store's clock is coarse.
+    """

@@ -1,0 +1,206 @@
+"""The contract of leases: when they end, who goes on, and what the late owner may still do."""
+
+from __future__ import annotations
+
+import time
+
+from idempotent.checkers.base import LAPSED_ERROR
+from idempotent.claims import Failure, KeyStatus, Lapsed, Verdict
+from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, needs
+
+
+class LeasesContract(ContractBase):
+    """A claim lapses; its key does not get lost."""
+
+    @needs(Capability.LEASES)
+    def test_a_key_in_progress_says_when_to_look_again(self) -> None:
+        checker = self.checker(lease_s=60.0)
+        claim = self.acquire(checker)
+        assert 30.0 < self.ask(checker).retry_after_s <= 60.0
+        checker.release(claim)
+
+    @needs(Capability.LEASES)
+    def test_a_lapsed_key_is_taken_over_with_a_greater_fence(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        first = self.acquire(checker)
+        self.lapse(checker, first)
+        decision = self.ask(checker)
+        second = acquired(decision)
+        assert decision.lapsed
+        assert decision.alone
+        assert second.fence > first.fence
+        self.lapse(checker, second)
+        third = self.acquire(checker)
+        assert third.fence > second.fence
+        assert checker.complete(third)
+        assert self.ask(checker).verdict is Verdict.DUPLICATE
+
+    @needs(Capability.LEASES)
+    def test_the_new_owner_has_a_lease_of_its_own(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        self.lapse(checker, self.acquire(checker))
+        second = self.acquire(checker)
+        decision = self.ask(checker)
+        assert decision.verdict is Verdict.IN_PROGRESS
+        assert not decision.lapsed
+        assert checker.complete(second)
+
+    @needs(Capability.LEASES)
+    def test_a_late_completion_counts_when_nobody_took_over(self) -> None:
+        """Else the effect would be repeated."""
+        checker = self.checker(lease_s=self.lease_s)
+        claim = self.acquire(checker)
+        self.lapse(checker, claim)
+        assert checker.complete(claim, b"1")
+        decision = self.ask(checker)
+        assert decision.verdict is Verdict.DUPLICATE
+        assert decision.result == b"1"
+
+    @needs(Capability.LEASES)
+    def test_a_late_completion_changes_nothing_of_the_new_owner(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        old = self.acquire(checker)
+        self.lapse(checker, old)
+        new = self.acquire(checker)
+        assert not checker.complete(old, b'"old"')
+        assert self.ask(checker).verdict is Verdict.IN_PROGRESS
+        assert checker.complete(new, b'"new"')
+        assert not checker.complete(old, b'"old"')
+        assert self.ask(checker).result == b'"new"'
+
+    @needs(Capability.LEASES)
+    def test_a_late_release_changes_nothing_of_the_new_owner(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        old = self.acquire(checker)
+        self.lapse(checker, old)
+        new = self.acquire(checker)
+        assert not checker.release(old).owned
+        assert not checker.release(old, Failure("late", 1)).owned
+        assert self.ask(checker).verdict is Verdict.IN_PROGRESS
+        assert checker.release(new, Failure("no", 100)).attempts == 1
+
+    @needs(Capability.LEASES)
+    def test_a_late_release_frees_the_key_when_nobody_took_over(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        claim = self.acquire(checker)
+        self.lapse(checker, claim)
+        assert checker.release(claim, Failure("late", 100)).attempts == 1
+        decision = self.ask(checker)
+        assert not decision.lapsed
+        assert checker.complete(acquired(decision))
+
+    @needs(Capability.LEASES)
+    def test_a_lapsed_key_can_be_left_alone(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        claim = self.acquire(checker)
+        self.lapse(checker, claim)
+        for _ in range(2):
+            decision = self.ask(checker, on_lapsed=Lapsed.LEAVE)
+            assert decision.verdict is Verdict.IN_PROGRESS
+            assert decision.lapsed
+            assert decision.claim is None
+        assert checker.complete(claim)
+
+    @needs(Capability.LEASES)
+    def test_a_lapsed_key_can_be_parked(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK))
+        for _ in range(2):
+            decision = self.ask(checker, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
+            assert decision.verdict is Verdict.DEAD
+            assert decision.claim is None
+            assert decision.reason is not None
+            assert decision.reason.startswith("effect unknown")
+        assert self.ask(checker).verdict is Verdict.DEAD
+
+    @needs(Capability.LEASES)
+    def test_a_live_key_is_not_parked(self) -> None:
+        checker = self.checker()
+        claim = self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK)
+        decision = self.ask(checker, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
+        assert decision.verdict is Verdict.IN_PROGRESS
+        assert checker.complete(claim)
+
+    @needs(Capability.LEASES)
+    def test_a_completed_or_dead_key_does_not_lapse(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        self.finish(checker, "done")
+        checker.release(self.acquire(checker, "dead"), Failure("no", 1))
+        time.sleep(self.lease_s * 1.5)
+        for on_lapsed in Lapsed:
+            assert self.ask(checker, "done", on_lapsed=on_lapsed).verdict is Verdict.DUPLICATE
+            assert self.ask(checker, "dead", on_lapsed=on_lapsed).verdict is Verdict.DEAD
+
+    @needs(Capability.LEASES)
+    def test_the_lapse_of_a_claim_made_alone_is_an_attempt(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        self.lapse(checker, self.acquire(checker))
+        claim = self.acquire(checker, max_attempts=2)
+        assert checker.release(claim, Failure("no", 2)).attempts == 2
+        assert self.ask(checker).verdict is Verdict.DEAD
+
+    @needs(Capability.LEASES)
+    def test_lapses_alone_kill_the_key_in_the_end(self) -> None:
+        """A message that kills its process is not delivered for ever."""
+        checker = self.checker(lease_s=self.lease_s)
+        self.lapse(checker, self.acquire(checker, max_attempts=2))
+        self.lapse(checker, self.acquire(checker, max_attempts=2))
+        decision = self.ask(checker, max_attempts=2)
+        assert decision.verdict is Verdict.DEAD
+        assert decision.claim is None
+        assert decision.reason == LAPSED_ERROR
+        assert self.ask(checker, max_attempts=2).reason == LAPSED_ERROR
+
+    @needs(Capability.LEASES)
+    def test_the_lapse_of_a_claim_made_in_a_group_is_no_attempt(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_GROUP))
+        decision = self.ask(checker, max_attempts=1)
+        assert decision.lapsed
+        assert not decision.alone
+        assert checker.release(acquired(decision), Failure("no", 100)).attempts == 1
+
+    @needs(Capability.LEASES)
+    def test_after_a_take_over_the_new_claim_says_whether_it_is_alone(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_GROUP))
+        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS))
+        decision = self.ask(checker)
+        assert decision.alone
+        assert checker.complete(acquired(decision))
+
+    @needs(Capability.LEASES)
+    def test_a_renewal_extends_the_lease(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        claim = self.acquire(checker)
+        self.lapse(checker, claim)
+        assert checker._renew_many([claim]) == [True]  # noqa: SLF001 - the hook under test
+        decision = self.ask(checker)
+        assert decision.verdict is Verdict.IN_PROGRESS
+        assert not decision.lapsed
+        assert checker.complete(claim)
+
+    @needs(Capability.LEASES)
+    def test_a_renewal_gives_nothing_back_to_whom_the_key_is_lost(self) -> None:
+        checker = self.checker(lease_s=self.lease_s)
+        lost, freed, done = (self.acquire(checker, name) for name in ("lost", "freed", "done"))
+        self.lapse(checker, lost)
+        new = self.acquire(checker, "lost")
+        checker.release(freed)
+        checker.complete(done)
+        kept = self.acquire(checker, "kept")
+        assert checker._renew_many([lost, kept, freed, done]) == [False, True, False, False]  # noqa: SLF001
+        assert checker.complete(new)
+        assert self.ask(checker, "done").verdict is Verdict.DUPLICATE
+        assert checker.complete(self.acquire(checker, "freed"))
+
+    @needs(Capability.LEASES)
+    def test_claims_in_flight_are_renewed_in_the_background(self) -> None:
+        lease_s = max(self.lease_s, 1.0)
+        checker = self.checker(lease_s=lease_s)
+        claim = self.acquire(checker)
+        time.sleep(lease_s * 1.5)
+        decision = self.ask(checker)
+        assert decision.verdict is Verdict.IN_PROGRESS
+        assert not decision.lapsed
+        assert checker.complete(claim)

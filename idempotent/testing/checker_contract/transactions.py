@@ -1,0 +1,52 @@
+"""The contract of checkers whose claims are open transactions."""
+
+from __future__ import annotations
+
+import threading
+
+from idempotent.claims import Completion, Failure, Released, Verdict
+from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, without
+
+
+class TransactionsContract(ContractBase):
+    """The claims of one call end together, with the handlers' own writes."""
+
+    @without(Capability.RECORDED_CLAIMS)
+    def test_the_claims_of_a_group_live_in_one_transaction(self) -> None:
+        checker = self.checker()
+        decisions = checker.claim_many([self.request(name) for name in ("a", "b", "c")])
+        units = {id(acquired(decision).unit) for decision in decisions}
+        assert len(units) == 1
+        checker.release_many([(acquired(decision), None) for decision in decisions])
+
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_group_that_fails_frees_all_its_keys_and_counts_the_failed_ones(self) -> None:
+        checker = self.checker()
+        a, b, c = (acquired(d) for d in checker.claim_many([self.request(name) for name in ("a", "b", "c")]))
+        assert checker.release_many([(a, None), (b, Failure("no", 100)), (c, None)]) == [
+            Released(owned=True),
+            Released(owned=True, attempts=1),
+            Released(owned=True),
+        ]
+        again = [acquired(d) for d in checker.claim_many([self.request(name) for name in ("a", "b", "c")])]
+        assert all(checker.complete_many([Completion(claim) for claim in again]))
+
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_claim_that_waits_for_a_transaction_sees_how_it_ends(self) -> None:
+        """A duplicate whose original is about to commit must not run when it has."""
+        checker = self.checker()
+        claim = self.acquire(checker)
+        verdicts: list[Verdict] = []
+
+        def ask() -> None:
+            decision = self.ask(checker)
+            verdicts.append(decision.verdict)
+            if decision.claim is not None:
+                checker.release(decision.claim)
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        waiting.join(0.05)
+        assert checker.complete(claim)
+        waiting.join()
+        assert verdicts in ([Verdict.DUPLICATE], [Verdict.IN_PROGRESS])

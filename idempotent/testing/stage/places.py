@@ -1,0 +1,139 @@
+"""The three brokers' places."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from idempotent.demo.consumers import GROUP
+from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.policy import Backoff
+from idempotent.testing.stage.place import Place
+
+_BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=2.0)
+_PARTITIONS: Final = 8
+# A killed member of a group is missed after this time, the least that brokers allow by default.
+_SESSION_S: Final = 6.0
+_ANSWER_S: Final = 30.0
+
+
+class RabbitMqPlace(Place):
+    """Queues, made by the adapter."""
+
+    broker = "RabbitMQ"
+
+    def _options(self) -> dict[str, Any]:
+        return {"ack": "batched", "prefetch": 2 * self.batch_size, "backoff": _BACKOFF}
+
+    def remove(self) -> None:
+        from idempotent.adapters.rabbitmq.client import LOST, server_at
+
+        given = self.given
+        server = server_at(
+            urlsplit(self.url)._replace(query="").geturl(),
+            ca_file=given.get("ca_file"),
+            cert_file=given.get("cert_file"),
+            key_file=given.get("key_file"),
+        )
+        try:
+            connection = server.connect(0)
+            for queue in (self.subject, f"{self.subject}.dead"):
+                connection.channel().queue_delete(queue)
+            connection.close()
+        except LOST as error:
+            raise AdapterError(f"the queue {self.subject} could not be removed: {error!r}") from error
+
+
+class ActiveMqPlace(Place):
+    """A queue that begins with its first message. STOMP cannot remove it; it ends empty."""
+
+    broker = "ActiveMQ"
+
+    def _options(self) -> dict[str, Any]:
+        return {"prefetch": 2 * self.batch_size, "backoff": _BACKOFF}
+
+
+class KafkaPlace(Place):
+    """A topic, and one for its dead letters."""
+
+    broker = "Kafka"
+    quiet_s = _SESSION_S + 2
+    can_rewind = True
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            # Several of a partition together are one transaction, which keeps their order.
+            "max_in_flight_per_partition": self.batch_size,
+            "consumer_config": {"session.timeout.ms": round(_SESSION_S * 1000)},
+        }
+
+    def make(self) -> None:
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+        topics = [NewTopic(self.subject, _PARTITIONS), NewTopic(f"{self.subject}.dlq", 1)]
+        self._ask(lambda admin: admin.create_topics(topics))
+
+    def remove(self) -> None:
+        topics = [self.subject, f"{self.subject}.dlq"]
+        self._ask(lambda admin: admin.delete_topics(topics))
+
+    def rewind(self) -> None:
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        starts = [TopicPartition(self.subject, number, 0) for number in range(_PARTITIONS)]
+        group = ConsumerGroupTopicPartitions(GROUP, starts)
+        until = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                self._ask(lambda admin: admin.alter_consumer_group_offsets([group]))
+            except AdapterError:
+                # Members that were killed are members until the broker has missed them.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
+
+    def _ask(self, question: Callable[[Any], Mapping[Any, Any]]) -> None:
+        from idempotent.adapters.kafka.client import AdminClient, KafkaException, error_of, make_client
+        from idempotent.adapters.kafka.options import place_of, security_config
+
+        given = self.given
+        security = security_config(
+            place_of(urlsplit(self.url)._replace(query="").geturl()),
+            protocol=given.get("security_protocol"),
+            mechanism=given.get("sasl_mechanism"),
+            username=given.get("sasl_username"),
+            password=given.get("sasl_password"),
+            ca_location=given.get("ssl_ca_location"),
+        )
+        admin = make_client(AdminClient, security)
+        try:
+            for answer in question(admin).values():
+                answer.result(_ANSWER_S)
+        except (KafkaException, TimeoutError) as error:
+            raise AdapterError(f"Kafka, {self.subject}: {error_of(error)}") from error
+
+
+_PLACES: Final[Mapping[str, type[Place]]] = {
+    "amqp": RabbitMqPlace,
+    "amqps": RabbitMqPlace,
+    "kafka": KafkaPlace,
+    "stomp": ActiveMqPlace,
+    "stomp+ssl": ActiveMqPlace,
+}
+
+
+def place_at(url: str, subject: str, batch_size: int) -> Place:
+    """The place on the broker that a URL names.
+
+    Raises:
+        ConfigurationError: no such broker is known.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme not in _PLACES:
+        known = ", ".join(f"{scheme}://" for scheme in sorted(_PLACES))
+        raise ConfigurationError(f"no broker of a known kind: the scheme is {scheme!r}; known: {known}")
+    return _PLACES[scheme](url, subject, batch_size)

@@ -1,0 +1,66 @@
+"""Where the server of a URL is, and the same URL with a proxy in its place."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from idempotent.testing.proxy import Proxy
+from idempotent.testing.stage.checkers import database_of
+from idempotent.torture.faults.kafka_addresses import KafkaAddresses
+
+_PORTS: Final = {
+    "amqp": 5672,
+    "kafka": 9092,
+    "mysql": 3306,
+    "mariadb": 3306,
+    "postgresql": 5432,
+    "redis": 6379,
+    "stomp": 61613,
+}
+_LOOPBACK: Final = "127.0.0.1"
+# Some questions have no answer that could be lost.
+_PATIENCE_S: Final = 1.0
+
+
+class Address(NamedTuple):
+    """A host and a port."""
+
+    host: str
+    port: int
+
+
+def address_of(url: str) -> Address | None:
+    """Where the server is; None where no proxy can stand in between: a file, several servers, or TLS."""
+    parts = urlsplit(database_of(url))
+    scheme = parts.scheme.partition("+")[0]
+    if scheme not in _PORTS or "," in parts.netloc or "+ssl" in parts.scheme or not parts.hostname:
+        return None
+    return Address(parts.hostname, parts.port or _PORTS[scheme])
+
+
+def behind(url: str, port: int) -> str:
+    """The URL with a proxy on loopback in the place of its server."""
+    database = database_of(url)
+    prefix = url.removesuffix(database)
+    parts = urlsplit(database)
+    user, at, _ = parts.netloc.rpartition("@")
+    parts = parts._replace(netloc=f"{user}{at}{_LOOPBACK}:{port}")
+    if parts.scheme.startswith("postgresql") and "sslmode" not in parse_qs(parts.query):
+        # The proxy chooses packets by their content.
+        parts = parts._replace(query="&".join(filter(None, (parts.query, "sslmode=disable"))))
+    return prefix + parts.geturl()
+
+
+def proxy_for(url: str) -> Proxy | None:
+    """A proxy in front of the server of a URL; None where none can stand there."""
+    address = address_of(url)
+    if address is None:
+        return None
+
+    def translated() -> KafkaAddresses:
+        return KafkaAddresses(address, Address(_LOOPBACK, proxy.port))
+
+    is_kafka = urlsplit(url).scheme == "kafka"
+    proxy = Proxy(*address, patience_s=_PATIENCE_S, translate=translated if is_kafka else None)
+    return proxy

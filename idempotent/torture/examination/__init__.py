@@ -1,0 +1,1 @@
+"""What the ledger, the incidents and the journals say about the promise."""

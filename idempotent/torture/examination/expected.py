@@ -1,0 +1,87 @@
+"""The expected set: which effect may happen again under which guarantee, and what the history must then show.
+
+A transactional checker, and one that keeps offsets: none. An effect and its key, or offset, commit together.
+
+A leased checker: an effect may happen again only if, between it and its completion,
+
+- its process was killed;
+- its process, or that of the second effect, was paused or did not get to run, for about a lease;
+- the store was out of reach of one of the two, for about a lease: stalled, restarted, or its disk full;
+
+or if the store lost what it had acknowledged, after the first claim.
+
+A cut connection alone explains nothing: the completion is offered again on a new one, and the lease is renewed until
+it is taken. Nor does a wrong clock: all times are the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from idempotent.claims import Guarantee
+from idempotent.torture.examination.effects import Effect
+from idempotent.torture.faults.incidents import Incident, Mishap
+from idempotent.torture.faults.kinds import FaultKind
+
+KILLS: Final = frozenset({FaultKind.KILL, FaultKind.KILL_AT_POINT, FaultKind.SHIFT_CLOCK, Mishap.ENDED})
+PAUSES: Final = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_AT_POINT, Mishap.STARVED})
+OUTAGES: Final = frozenset({FaultKind.STALL_STORE, FaultKind.RESTART_STORE, FaultKind.FILL_DISK})
+LOSSES: Final = frozenset({FaultKind.FORGET, FaultKind.EVICT})
+# A lease is renewed each third of its time, so one that misses two renewals may lapse.
+_ABOUT_A_LEASE: Final = 0.5
+# A claim is older than its effect, in leases: the handler, or others of its group, may take long.
+_OLDEST_CLAIM: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanations:
+    """What may explain that an effect happened again.
+
+    Attributes:
+        guarantee: what the checker promises.
+        incidents: what was done.
+        settled: when (id, process) was first settled as processed: from then on its completion was recorded.
+        lease_s: of a leased checker.
+    """
+
+    guarantee: Guarantee
+    incidents: Sequence[Incident]
+    settled: Mapping[tuple[str, str], float]
+    lease_s: float
+
+    def of(self, first: Effect, second: Effect) -> Incident | None:
+        """The incident that explains the second effect; None: nothing does."""
+        if self.guarantee is not Guarantee.LEASED:
+            return None
+        return next(
+            (incident for incident in self.incidents if self._explains(incident, first, second)), None
+        )
+
+    def _explains(self, incident: Incident, first: Effect, second: Effect) -> bool:
+        claimed_at = first.at - self.lease_s * _OLDEST_CLAIM
+        if incident.kind in LOSSES:
+            return claimed_at <= incident.until and incident.at <= second.at
+        recorded_at = self.settled.get((first.id, first.process))
+        if incident.kind in KILLS:
+            return (
+                incident.process == first.process
+                and recorded_at is None
+                and first.at <= incident.until
+                and incident.at <= second.at
+            )
+        if incident.kind not in PAUSES | OUTAGES or incident.lasted_s < self.lease_s * _ABOUT_A_LEASE:
+            return False
+        if incident.until < claimed_at or incident.at > second.at:
+            return False
+        if _concerns(incident, second):
+            return True
+        return _concerns(incident, first) and (recorded_at is None or incident.at < recorded_at)
+
+
+def _concerns(incident: Incident, effect: Effect) -> bool:
+    if incident.kind in PAUSES:
+        return incident.process == effect.process
+    # What stands between a consumer and the store stands there for the next process too.
+    return incident.process == "" or incident.process.partition(".")[0] == effect.process.partition(".")[0]

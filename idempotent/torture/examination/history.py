@@ -1,0 +1,150 @@
+"""Findings: what the ledger, the incidents and the dead letters say about the promise."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from idempotent.torture.examination.effects import Effect
+from idempotent.torture.examination.expected import Explanations
+from idempotent.torture.faults.incidents import Incident
+
+EXAMPLES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An effect that happened again.
+
+    Attributes:
+        first: the effect before.
+        second: the one that should not be.
+        why: the incident that explains it, where the guarantee allows one.
+    """
+
+    first: Effect
+    second: Effect
+    why: Incident | None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What came of a run.
+
+    Attributes:
+        effects: in the ledger.
+        lost: ids that the broker confirmed and that have neither an effect nor a dead letter.
+        repeats: effects that happened again.
+        out_of_order: positions whose first effect came after that of a later message of their partition.
+        dead: ids among the dead letters that are poison.
+        not_dead: poison that is no dead letter.
+        strange: effects or dead letters of what should have none.
+    """
+
+    effects: int
+    lost: Sequence[str]
+    repeats: Sequence[Repeat]
+    out_of_order: Sequence[str]
+    dead: Sequence[str]
+    not_dead: Sequence[str]
+    strange: Sequence[str]
+
+    @property
+    def unexplained(self) -> list[Repeat]:
+        """Repeats that nothing explains."""
+        return [repeat for repeat in self.repeats if repeat.why is None]
+
+    @property
+    def explained(self) -> Counter[str]:
+        """The others, by what explains them."""
+        return Counter(repeat.why.kind.value for repeat in self.repeats if repeat.why is not None)
+
+    @property
+    def suspects(self) -> list[str]:
+        """Ids, or positions, of some of what should not be."""
+        kinds = (
+            self.lost,
+            self.out_of_order,
+            self.not_dead,
+            self.strange,
+            [repeat.first.id for repeat in self.unexplained],
+        )
+        return [suspect for kind in kinds for suspect in kind[:EXAMPLES]]
+
+    @property
+    def kept(self) -> bool:
+        """Whether the promise was kept."""
+        return not (self.lost or self.unexplained or self.out_of_order or self.not_dead or self.strange)
+
+
+def examine(
+    *,
+    sent: Iterable[str],
+    perhaps_sent: Iterable[str],
+    poison: Iterable[str],
+    effects: Sequence[Effect],
+    dead_letters: Iterable[str],
+    by_position: bool,
+    may_be_late: Collection[str],
+    explanations: Explanations,
+) -> Findings:
+    """Compare what happened with what was to happen.
+
+    Args:
+        sent: ids that the broker confirmed.
+        perhaps_sent: ids that it may have without having said so, those confirmed included.
+        poison: ids that have no effect and end as dead letters.
+        effects: the ledger.
+        dead_letters: ids found there.
+        by_position: the checker knows messages by their place in a partition, so that one sent twice is two.
+        may_be_late: ids that failed or waited in a group, for which later messages do not wait.
+        explanations: what may explain a repeat.
+    """
+    poison, dead = set(poison), set(dead_letters)
+    happened = {effect.id for effect in effects}
+    known = set(perhaps_sent)
+    confirmed = set(sent)
+    return Findings(
+        effects=len(effects),
+        lost=sorted(confirmed - poison - happened - dead),
+        repeats=_repeats(effects, by_position=by_position, explanations=explanations),
+        out_of_order=[
+            late.position
+            for late in _out_of_order(effects, by_position=by_position)
+            if late.id not in may_be_late
+        ],
+        dead=sorted(dead & poison),
+        not_dead=sorted((confirmed & poison) - dead),
+        strange=sorted((happened - known) | (happened & poison) | (dead - poison)),
+    )
+
+
+def _repeats(effects: Sequence[Effect], *, by_position: bool, explanations: Explanations) -> list[Repeat]:
+    by_key: Mapping[str, list[Effect]] = defaultdict(list)
+    for effect in effects:
+        by_key[effect.position if by_position else effect.id].append(effect)
+    repeats = []
+    for same in by_key.values():
+        same.sort(key=lambda effect: effect.at)
+        repeats += [Repeat(first, second, explanations.of(first, second)) for first, second in pairwise(same)]
+    return repeats
+
+
+def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[Effect]:
+    """First effects that came after one of a later offset. A repeat has its own place in the findings."""
+    seen: set[str] = set()
+    furthest: dict[str, int] = {}
+    late = []
+    for effect in sorted(effects, key=lambda effect: effect.at):
+        partition, _, offset = effect.position.rpartition("/")
+        key = effect.position if by_position else effect.id
+        if not partition or key in seen:
+            continue
+        seen.add(key)
+        if int(offset) < furthest.get(partition, -1):
+            late.append(effect)
+        furthest[partition] = max(furthest.get(partition, -1), int(offset))
+    return late

@@ -1,0 +1,166 @@
+"""TortureReport: one run in figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from idempotent.claims import Guarantee
+from idempotent.torture.examination.expected import KILLS
+from idempotent.torture.examination.history import EXAMPLES, Findings
+from idempotent.torture.faults.incidents import Incident, Mishap
+from idempotent.torture.faults.kinds import FaultKind
+from idempotent.torture.settings import Settings
+
+CUTS = frozenset(
+    {
+        FaultKind.CUT_STORE,
+        FaultKind.CUT_BROKER,
+        FaultKind.LOSE_STORE_ANSWER,
+        FaultKind.LOSE_STORE_QUESTION,
+        FaultKind.LATE_STORE_QUESTION,
+        FaultKind.LOSE_BROKER_ANSWER,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TortureReport:
+    """What came of one run.
+
+    Attributes:
+        settings: with the seed.
+        broker: its name.
+        checker: the checker's URL. May hold a password.
+        guarantee: what it promises.
+        messages: that the broker confirmed, each counted once.
+        duplicates: sent again on purpose.
+        sent_again: sent again because the broker did not say whether it had them.
+        settled: deliveries.
+        skipped: duplicates among them.
+        left: ids of messages that the broker still would deliver at the end.
+        incidents: what was done.
+        missing: faults that could not happen here, and why.
+        seconds: all in all.
+        findings: what the history says.
+        traces: what was written down about examples of what should not be.
+    """
+
+    settings: Settings
+    broker: str
+    checker: str
+    guarantee: Guarantee
+    messages: int
+    duplicates: int
+    sent_again: int
+    settled: int
+    skipped: int
+    left: Sequence[str]
+    incidents: tuple[Incident, ...]
+    missing: Mapping[str, str]
+    seconds: float
+    findings: Findings
+    traces: Mapping[str, Sequence[str]]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each kind of incident happened."""
+        return Counter(incident.kind.value for incident in self.incidents)
+
+    def points(self, *kinds: FaultKind) -> Counter[str]:
+        """How often each crash point was where it happened.
+
+        Args:
+            kinds: killed or paused there; none: both.
+        """
+        return Counter(
+            incident.point
+            for incident in self.incidents
+            if incident.point and (not kinds or incident.kind in kinds)
+        )
+
+    @property
+    def kills(self) -> int:
+        """Consumers killed."""
+        return sum(incident.kind in KILLS - {Mishap.ENDED} for incident in self.incidents)
+
+    @property
+    def pauses(self) -> int:
+        """Consumers paused."""
+        return self._of(FaultKind.PAUSE, FaultKind.PAUSE_AT_POINT)
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of broker or store."""
+        return self._of(FaultKind.RESTART_BROKER, FaultKind.RESTART_STORE)
+
+    @property
+    def cuts(self) -> int:
+        """Cut connections, those whose answer was lost included."""
+        return self._of(*CUTS)
+
+    @property
+    def other_faults(self) -> int:
+        """Whatever else was done on purpose."""
+        planned = sum(isinstance(incident.kind, FaultKind) for incident in self.incidents)
+        return planned - self.kills - self.pauses - self.restarts - self.cuts
+
+    @property
+    def ended(self) -> list[str]:
+        """Consumers that ended by themselves, and their last words."""
+        return [
+            f"{incident.process}: {incident.detail}"
+            for incident in self.incidents
+            if incident.kind is Mishap.ENDED
+        ]
+
+    @property
+    def kept_promise(self) -> bool:
+        """Nothing lost, unexplained, out of order, strange or left, and nobody ended by himself."""
+        return self.findings.kept and not self.left and not self.ended and self.messages > 0
+
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+        findings = self.findings
+        return {
+            "ok": self.kept_promise,
+            "broker": self.broker,
+            "guarantee": self.guarantee.value,
+            **asdict(self.settings),
+            "messages": self.messages,
+            "duplicates": self.duplicates,
+            "sent_again": self.sent_again,
+            "settled": self.settled,
+            "skipped": self.skipped,
+            "effects": findings.effects,
+            "lost": len(findings.lost),
+            "repeated": len(findings.repeats),
+            "explained": dict(findings.explained),
+            "unexplained": len(findings.unexplained),
+            "out_of_order": len(findings.out_of_order),
+            "dead_lettered": len(findings.dead),
+            "not_dead": len(findings.not_dead),
+            "strange": len(findings.strange),
+            "left": len(self.left),
+            "ended": self.ended,
+            "incidents": dict(self.counts),
+            "points": dict(self.points()),
+            "missing": dict(self.missing),
+            "elapsed_s": round(self.seconds, 1),
+            "examples": {
+                "lost": list(findings.lost[:EXAMPLES]),
+                "unexplained": [
+                    [asdict(repeat.first), asdict(repeat.second)]
+                    for repeat in findings.unexplained[:EXAMPLES]
+                ],
+                "out_of_order": list(findings.out_of_order[:EXAMPLES]),
+                "strange": list(findings.strange[:EXAMPLES]),
+                "left": list(self.left[:EXAMPLES]),
+            },
+            "traces": {suspect: list(lines) for suspect, lines in self.traces.items()},
+        }
+
+    def _of(self, *kinds: FaultKind) -> int:
+        return sum(incident.kind in kinds for incident in self.incidents)

@@ -1,0 +1,300 @@
+"""TortureRun: producer, consumers, harm, and the look at what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from idempotent.adapters.base import Adapter
+from idempotent.claims import Guarantee
+from idempotent.errors import AdapterError, ConfigurationError, StoreError
+from idempotent.message import Message
+from idempotent.outcomes import Outcome
+from idempotent.testing.stage.leftovers import LOOKS, left_over, letters
+from idempotent.testing.stage.places import place_at
+from idempotent.torture.addresses import behind, proxy_for
+from idempotent.torture.consumers import ConsumerSlot
+from idempotent.torture.examination.effects import Effect
+from idempotent.torture.examination.expected import Explanations
+from idempotent.torture.examination.history import EXAMPLES, examine
+from idempotent.torture.examination.report import TortureReport
+from idempotent.torture.examination.traces import traces
+from idempotent.torture.faults.feasible import offers
+from idempotent.torture.faults.incidents import Incident, Mishap
+from idempotent.torture.faults.injector import Harm
+from idempotent.torture.faults.schedule import schedule
+from idempotent.torture.faults.servers import Servers
+from idempotent.torture.handlers import SLOW
+from idempotent.torture.job import GROUP, Job
+from idempotent.torture.journal import What
+from idempotent.torture.messages import Behaviour, behaviour_of, id_of
+from idempotent.torture.options import with_options
+from idempotent.torture.producer import Producer
+from idempotent.torture.settings import Settings, Shape
+from idempotent.torture.stores import Store
+
+_LOOK_EVERY_S: Final = 0.03
+_START_S: Final = 60.0
+_STALLED_S: Final = 90.0
+_MOST_BATCH: Final = 50
+_FINAL: Final = frozenset(
+    outcome.value for outcome in (Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.DEAD, Outcome.IGNORED)
+)
+_EFFECT_FIELDS: Final = tuple(field.name for field in fields(Effect))
+
+
+class TortureRun:
+    """One run over one broker and one checker.
+
+    Args:
+        settings: how much of everything.
+        servers: where they are, and what may be done to them.
+        name: of the run, in queues, topics, tables and keys: an identifier.
+        folder: for journals and logs.
+    """
+
+    def __init__(self, settings: Settings, servers: Servers, name: str, folder: Path) -> None:
+        """Make nothing yet.
+
+        Raises:
+            ConfigurationError: these servers cannot be used.
+        """
+        self.settings: Final = settings
+        self.store: Final = Store(servers.checker_url, name)
+        if self.store.by_position and urlsplit(servers.broker_url).scheme != "kafka":
+            raise ConfigurationError("an OffsetChecker counts offsets, which only kafka:// has")
+        self.offers: Final = offers(servers, self.store)
+        self.faults: Final = schedule(settings, self.offers.kinds, self.offers.points)
+        self.incidents: list[Incident] = []
+        self.outcomes: Counter[str] = Counter()
+        self.elapsed_s = 0.0
+        self.began = 0.0
+        self._servers = servers
+        self._folder = folder
+        self._done: set[str] = set()
+        self._settled: dict[tuple[str, str], float] = {}
+        self._ledger: list[Effect] = []
+        self._may_be_late: set[str] = set()
+        self._dead_letters: list[str] = []
+        self._left: list[str] = []
+        self._in_order = urlsplit(servers.broker_url).scheme == "kafka"
+        url = with_options(servers.broker_url)
+        self._place = place_at(url, name, _MOST_BATCH)
+        self._slots = [self._slot(number, url) for number in range(settings.processes)]
+        self._producer_proxy = proxy_for(url)
+        self.producer: Final = Producer(
+            self._producers_adapter,
+            name,
+            settings,
+            resends=not self.store.by_position,
+            unfinished=lambda: self.producer.begun - len(self._done),
+        )
+        self._harm = Harm(
+            self.faults, self._slots, self._producer_proxy, servers, self.store, settings.seed, self._record
+        )
+
+    @property
+    def broker(self) -> str:
+        """The broker's name."""
+        return self._place.broker
+
+    @property
+    def finished(self) -> int:
+        """Messages whose last word is spoken."""
+        return len(self._done)
+
+    def run(self, on_tick: Callable[[], object] = lambda: None) -> None:
+        """Send, consume, do harm; then let all be processed that is left, and look at the servers.
+
+        Args:
+            on_tick: called often meanwhile, in this thread.
+
+        Raises:
+            AdapterError: the broker cannot be used at the beginning or the end.
+            StoreError: the store cannot.
+        """
+        self.store.prepare()
+        try:
+            self._place.make()
+            try:
+                self._torture(on_tick)
+                self._look_at_the_servers()
+            finally:
+                with suppress(AdapterError):
+                    self._place.remove()
+        finally:
+            for slot in self._slots:
+                slot.close()
+            if self._producer_proxy is not None:
+                self._producer_proxy.close()
+            with suppress(StoreError):  # if it is what failed, that is being reported already
+                self.store.clean()
+            self._harm.close()
+
+    def report(self) -> TortureReport:
+        """What came of it."""
+        guarantee = self.store.guarantee
+        seed = self.settings.seed
+        numbers = range(self.producer.begun)
+        findings = examine(
+            sent=map(id_of, range(self.producer.confirmed)),
+            perhaps_sent=map(id_of, numbers),
+            poison=(id_of(n) for n in numbers if behaviour_of(seed, n) is Behaviour.POISON),
+            effects=self._ledger,
+            dead_letters=self._dead_letters,
+            by_position=self.store.by_position,
+            may_be_late=self._may_be_late,
+            explanations=Explanations(guarantee, self.incidents, self._settled, self.settings.lease_s),
+        )
+        return TortureReport(
+            settings=self.settings,
+            broker=self.broker,
+            checker=self.store.url,
+            guarantee=guarantee,
+            messages=self.producer.confirmed,
+            duplicates=self.producer.duplicates,
+            sent_again=self.producer.sent_again,
+            settled=self.outcomes.total(),
+            skipped=self.outcomes[Outcome.DUPLICATE.value],
+            left=tuple(self._left),
+            incidents=tuple(self.incidents),
+            missing={kind.value: reason for kind, reason in self.offers.missing.items()},
+            seconds=self.elapsed_s,
+            findings=findings,
+            traces=traces(
+                [slot.path for slot in self._slots],
+                self._ledger,
+                [*findings.suspects, *self._left[:EXAMPLES]],
+                self.began,
+            ),
+        )
+
+    # Private
+
+    def _shape(self, number: int) -> Shape:
+        return self.settings.shape(number, in_order=self._in_order)
+
+    def _waits_for_nobody(self, process: str) -> bool:
+        """Whether what fails or waits there does not hold back what comes behind it: in groups, by their keys."""
+        return not self.store.by_position and self._shape(int(process.partition(".")[0])).batch_size > 1
+
+    def _slot(self, number: int, broker_url: str) -> ConsumerSlot:
+        shape = self._shape(number)
+        if self._in_order:
+            broker_url = with_options(broker_url, max_in_flight_per_partition=shape.batch_size)
+        job = Job(
+            process="",
+            broker_url=broker_url,
+            checker_url=self.store.url,
+            name=self.store.name,
+            subject=self.store.name,
+            journal="",
+            lease_s=self.settings.lease_s,
+            concurrency=shape.concurrency,
+            batch_size=shape.batch_size,
+            in_order=self._in_order,
+        )
+        return ConsumerSlot(number, job, self._folder, self._record)
+
+    def _producers_adapter(self) -> Adapter:
+        url = self._place.url
+        if self._producer_proxy is not None:
+            url = behind(url, self._producer_proxy.port)
+        return place_at(url, self._place.subject, _MOST_BATCH).adapter()
+
+    def _torture(self, on_tick: Callable[[], object]) -> None:
+        began = self.began = time.monotonic()
+        for slot in self._slots:
+            slot.start()
+        self.producer.start()
+        while not all(slot.at_work for slot in self._slots) and time.monotonic() - began < _START_S:
+            self._tick(on_tick)
+            for slot in self._slots:
+                slot.look()
+        calm_began = time.monotonic()
+        while (elapsed_s := time.monotonic() - calm_began) < self.settings.seconds:
+            self._harm.act(elapsed_s)
+            self._tick(on_tick)
+        self._harm.calm()
+        self.producer.finish()
+        self._finish(on_tick)
+        for _ in range(LOOKS - 1):
+            if self._left:
+                for slot in self._slots:
+                    slot.start()
+                self._finish(on_tick)
+
+    def _finish(self, on_tick: Callable[[], object]) -> None:
+        self._process_what_is_left(on_tick)
+        for slot in self._slots:
+            slot.stop()
+        self._tick(on_tick)
+        checker = self.store.checker(self.settings.lease_s)
+        self._left = _ids(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
+
+    def _process_what_is_left(self, on_tick: Callable[[], object]) -> None:
+        settled, since, asked = -1, time.monotonic(), 0.0
+        # What is done may be there once more. It is held, without a word, as long as somebody may have its key.
+        longest_silence_s = self._place.quiet_s + SLOW * self.settings.lease_s
+        while True:
+            self._tick(on_tick)
+            for slot in self._slots:
+                slot.look()
+            if self.outcomes.total() != settled:
+                settled, since = self.outcomes.total(), time.monotonic()
+            quiet_s = time.monotonic() - since
+            if quiet_s > self._place.quiet_s and time.monotonic() - asked > self._place.quiet_s:
+                self._ask_the_ledger()
+                asked = time.monotonic()
+            all_done = self.producer.finished and self.finished >= self.producer.begun
+            if quiet_s > (longest_silence_s if all_done else _STALLED_S):
+                return
+
+    def _tick(self, on_tick: Callable[[], object]) -> None:
+        for slot in self._slots:
+            for line in slot.journal():
+                self._read(line)
+        self.elapsed_s = time.monotonic() - self.began
+        on_tick()
+        time.sleep(_LOOK_EVERY_S)
+
+    def _read(self, line: dict[str, Any]) -> None:
+        match What(line["what"]):
+            case What.SETTLED:
+                self.outcomes[line["outcome"]] += 1
+                if line["outcome"] in _FINAL:
+                    self._done.add(line["id"])
+                if line["outcome"] == Outcome.PROCESSED.value:
+                    self._settled.setdefault((line["id"], line["process"]), line["at"])
+            case What.EFFECT:
+                self._ledger.append(Effect(**{name: line[name] for name in _EFFECT_FIELDS}))
+            case What.RAISED | What.HELD if self._waits_for_nobody(line["process"]):
+                self._may_be_late.add(line["id"])
+            case What.STARVED:
+                self._record(Incident(Mishap.STARVED, line["since"], line["at"], line["process"]))
+
+    def _record(self, incident: Incident) -> None:
+        self.incidents.append(incident)
+
+    def _ask_the_ledger(self) -> None:
+        """What was committed just before a kill is done, although nobody said so, and perhaps never comes again."""
+        if self.store.guarantee is Guarantee.TRANSACTIONAL:
+            self._done |= {effect.id for effect in self.store.effects()}
+
+    def _look_at_the_servers(self) -> None:
+        if self.store.guarantee is Guarantee.TRANSACTIONAL:
+            self._ledger = list(self.store.effects())
+        adapter = self._place.adapter()
+        source = adapter.dead_letter_subject(self._place.subject)
+        if source is not None:
+            self._dead_letters = _ids(letters(adapter, source))
+
+
+def _ids(messages: Iterable[Message]) -> list[str]:
+    return [str(message.id) for message in messages]

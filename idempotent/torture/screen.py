@@ -1,0 +1,192 @@
+"""What is seen of a torture: counts and the latest incidents meanwhile, and the table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from idempotent.claims import Guarantee
+from idempotent.cli.masking import mask
+from idempotent.outcomes import Outcome
+from idempotent.torture import TortureReport, TortureRun
+from idempotent.torture.examination.report import CUTS
+from idempotent.torture.faults.incidents import Incident
+from idempotent.torture.faults.kinds import FaultKind
+
+_LINE_EVERY_S: Final = 5.0
+_LATEST: Final = 8
+_REFRESH_S: Final = 0.25
+_PROMISES: Final = {
+    Guarantee.TRANSACTIONAL: "each effect happens once, whatever is done",
+    Guarantee.LEASED: "nothing is lost; an effect happens again only after a kill, a pause or an outage of about a "
+    "lease before its completion, or when the store lost keys",
+}
+
+
+def introduce(console: Console, run: TortureRun) -> None:
+    """Say what is about to happen, and what cannot."""
+    settings = run.settings
+    wide = not console.is_terminal
+    console.print(
+        f"[bold]{settings.processes} consumers[/bold] of [bold]{run.broker}[/bold] are tortured for "
+        f"[bold]{settings.seconds:g} s[/bold], {len(run.faults)} times. Seed {settings.seed}.",
+        soft_wrap=wide,
+    )
+    console.print(Text(f"Checker: {mask(run.store.url)}", "dim"), soft_wrap=True)
+    console.print(Text(f"Promise: {_PROMISES[run.store.guarantee]}", "dim"), soft_wrap=wide)
+    for kind, reason in run.offers.missing.items():
+        console.print(Text(f"Not done: {kind.value}: {reason}", "dim"), soft_wrap=wide)
+
+
+@contextmanager
+def watching(console: Console, run: TortureRun) -> Iterator[Callable[[], None]]:
+    """Show how far it is. The function it gives is to be called often."""
+    if not console.is_terminal:
+        yield _Lines(console, run)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        last = 0.0
+
+        def tick() -> None:
+            nonlocal last
+            if time.monotonic() - last >= _REFRESH_S:
+                last = time.monotonic()
+                live.update(_picture(run, console.width), refresh=True)
+
+        yield tick
+
+
+def show(console: Console, report: TortureReport) -> None:
+    """Show the table and the verdict."""
+    console.print(_table(report))
+    for line in _verdict(report):
+        console.print(line, soft_wrap=not console.is_terminal)
+
+
+class _Lines:
+    """The same in words, every few seconds."""
+
+    def __init__(self, console: Console, run: TortureRun) -> None:
+        self._console = console
+        self._run = run
+        self._last = time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._last >= _LINE_EVERY_S:
+            self._last = time.monotonic()
+            self._console.print(_counts(self._run), soft_wrap=True)
+
+
+def _picture(run: TortureRun, width: int) -> Group:
+    total = run.settings.seconds
+    bar = ProgressBar(total=total, completed=min(run.elapsed_s, total), width=min(width, 60))
+    latest = [
+        Text(f"  {incident.at - run.began:7.1f} s  {_said(incident)}", _style(incident), no_wrap=True)
+        for incident in run.incidents[-_LATEST:]
+    ]
+    return Group(bar, _counts(run), *latest)
+
+
+def _counts(run: TortureRun) -> Text:
+    kinds = [incident.kind for incident in run.incidents]
+    return Text(
+        f"{run.elapsed_s:.0f} s: {run.producer.begun:,} messages, {run.finished:,} done, "
+        f"{run.outcomes[Outcome.DUPLICATE.value]:,} duplicates skipped; "
+        f"{sum(kind in _KILLS for kind in kinds)} kills, {sum(kind in _PAUSES for kind in kinds)} pauses, "
+        f"{sum(kind in CUTS for kind in kinds)} cuts, {sum(kind in _RESTARTS for kind in kinds)} restarts"
+    )
+
+
+def _said(incident: Incident) -> str:
+    whose = f"consumer {incident.process}" if incident.process else ""
+    where = f"at {incident.point}" if incident.point else ""
+    lasted = f"{incident.lasted_s:.1f} s" if incident.lasted_s >= 0.1 else ""  # noqa: PLR2004 - not worth a word
+    words = (incident.kind.value, whose, where, lasted, incident.detail[:60])
+    return "  ".join(word for word in words if word)
+
+
+def _style(incident: Incident) -> str:
+    if incident.kind in _KILLS | _RESTARTS:
+        return "red"
+    return "yellow" if incident.kind in _PAUSES else "cyan"
+
+
+def _table(report: TortureReport) -> Table:
+    findings = report.findings
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    table.add_column("", style="dim")
+
+    def row(name: str, value: int, more: str = "", style: str = "") -> None:
+        table.add_row(name, f"{value:,}", more, style=style)
+
+    row("messages", report.messages, "that the broker confirmed")
+    row("sent twice on purpose", report.duplicates)
+    row("sent again after an error", report.sent_again)
+    row("deliveries settled", report.settled)
+    row("duplicates skipped", report.skipped)
+    table.add_section()
+    at_points = {
+        kind.value: report.points(kind) for kind in (FaultKind.KILL_AT_POINT, FaultKind.PAUSE_AT_POINT)
+    }
+    for kind, count in sorted(report.counts.items()):
+        row(kind, count, ", ".join(sorted(at_points.get(kind, ()))))
+    table.add_section()
+    explained = ", ".join(f"{kind} {count}" for kind, count in findings.explained.items())
+    row("effects", findings.effects, style="bold")
+    row("dead letters, as they should be", len(findings.dead))
+    row("repeated, explained", findings.explained.total(), explained)
+    table.add_section()
+    for name, value in _faults(report):
+        row(name, value, style="bold red" if value else "bold green")
+    return table
+
+
+def _faults(report: TortureReport) -> list[tuple[str, int]]:
+    findings = report.findings
+    return [
+        ("lost", len(findings.lost)),
+        ("repeated, unexplained", len(findings.unexplained)),
+        ("out of order in a partition", len(findings.out_of_order)),
+        ("no dead letter", len(findings.not_dead)),
+        ("strange", len(findings.strange)),
+        ("left on the broker", len(report.left)),
+        ("consumers ended by themselves", len(report.ended)),
+    ]
+
+
+def _verdict(report: TortureReport) -> list[Text]:
+    seed = f"Seed {report.settings.seed}, {report.seconds:.0f} s in all."
+    if report.kept_promise:
+        return [
+            Text.assemble(
+                ("OK  ", "bold green"), "Nothing lost, nothing unexplained: the promise was kept. ", seed
+            )
+        ]
+    broken = [f"{name}: {value:,}" for name, value in _faults(report) if value] or ["no message was sent"]
+    lines = [Text.assemble(("FAILED  ", "bold red"), "; ".join(broken), ". ", seed)]
+    repeats = [
+        f"{repeat.first.id} by consumer {repeat.first.process}, then {repeat.second.process}, "
+        f"{repeat.second.at - repeat.first.at:.1f} s later"
+        for repeat in report.findings.unexplained[:3]
+    ]
+    lines += [Text(f"        {mask(said)}", "red") for said in (*repeats, *report.ended[:3])]
+    for suspect, trace in report.traces.items():
+        lines.append(Text(f"        {suspect}" + ":" * bool(trace), "red"))
+        lines += [Text(f"        {mask(said)}", "dim") for said in trace]
+    return lines
+
+
+_KILLS: Final = frozenset({FaultKind.KILL, FaultKind.KILL_AT_POINT, FaultKind.SHIFT_CLOCK})
+_PAUSES: Final = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_AT_POINT})
+_RESTARTS: Final = frozenset({FaultKind.RESTART_BROKER, FaultKind.RESTART_STORE})

@@ -1,0 +1,126 @@
+"""HandlerPool: the threads in which a worker's handlers run."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from idempotent.consumer import Consumer
+from idempotent.outcomes import Result
+from idempotent.worker.holds import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What one thread did: results aligned with the works, or what stopped it."""
+
+    works: Sequence[Work]
+    results: Sequence[Result]
+    crash: BaseException | None = None
+
+
+class HandlerPool:
+    """Run consumers on works that one thread submits; that thread gets the results back.
+
+    A thread that is free takes what has waited longest, with up to `batch_size` works of the same consumer: single
+    messages while there is little to do, full batches under load, and never a wait for a batch to fill.
+
+    Args:
+        threads: how many works or batches run at once.
+        batch_size: the most works in one `process_many`.
+        on_done: called by a handler's thread after each result.
+    """
+
+    def __init__(self, threads: int, batch_size: int, on_done: Callable[[], None]) -> None:
+        """Start no thread yet."""
+        self._batch_size = batch_size
+        self._on_done = on_done
+        self._changed = threading.Condition()
+        self._waiting: dict[Consumer, deque[Work]] = {}
+        self._stopped = False
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self.in_flight = 0
+        """Submitted, and not yet among `finished`. Belongs to the submitting thread."""
+        # Daemons: a handler that never returns must not keep the process from ending.
+        self._threads = [
+            threading.Thread(target=self._run, name=f"idempotent-handler-{number}", daemon=True)
+            for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, works: Sequence[Work]) -> None:
+        """Let them run when their turn comes."""
+        if not works:
+            return
+        self.in_flight += len(works)
+        with self._changed:
+            for work in works:
+                waiting = self._waiting.get(work.consumer)
+                if waiting is None:
+                    waiting = self._waiting[work.consumer] = deque()
+                waiting.append(work)
+            # One thread; if it leaves some, it calls the next one.
+            self._changed.notify()
+
+    def finished(self, wait_s: float = 0.0) -> Iterator[Done]:
+        """What is done by now; waits up to `wait_s` seconds for the first."""
+        while True:
+            try:
+                done = self._done.get(timeout=wait_s) if wait_s > 0 else self._done.get_nowait()
+            except queue.Empty:
+                return
+            wait_s = 0.0
+            self.in_flight -= len(done.works)
+            yield done
+
+    def stop(self) -> list[Work]:
+        """Start no work any more. Returns those that did not start; the others will still be `finished`."""
+        with self._changed:
+            self._stopped = True
+            works = [work for waiting in self._waiting.values() for work in waiting]
+            self._waiting.clear()
+            self._changed.notify_all()
+        self.in_flight -= len(works)
+        return works
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end, at most `timeout_s` seconds in all."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+
+    def _run(self) -> None:
+        while works := self._take():
+            consumer = works[0].consumer
+            try:
+                if len(works) == 1:
+                    done = Done(works, [consumer.process(works[0].delivery.message)])
+                else:
+                    done = Done(works, consumer.process_many([work.delivery.message for work in works]))
+            except BaseException as error:  # the worker stops, and raises it from run()
+                done = Done(works, [], error)
+            self._done.put(done)
+            self._on_done()
+
+    def _take(self) -> list[Work]:
+        """The next batch; empty: there will be none."""
+        with self._changed:
+            while not self._waiting:
+                if self._stopped:
+                    return []
+                self._changed.wait()
+            consumer = next(iter(self._waiting))
+            waiting = self._waiting.pop(consumer)
+            works = [waiting.popleft() for _ in range(min(len(waiting), self._batch_size))]
+            if waiting:
+                self._waiting[consumer] = waiting  # to the end: consumers take turns
+                self._changed.notify()
+            return works

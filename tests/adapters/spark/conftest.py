@@ -1,0 +1,60 @@
+import secrets
+
+import pytest
+
+from idempotent.adapters.spark import StoreConfig
+from idempotent.adapters.spark.tasks import executor
+from idempotent.migrations import upgrade
+from tests.adapters.spark.support import sessions
+from tests.adapters.spark.support.effects import Effects
+from tests.adapters.spark.support.frames import numbered
+
+
+@pytest.fixture(scope="session")
+def spark():
+    session = sessions.classic()
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def frame(spark):
+    return numbered(spark)
+
+
+@pytest.fixture
+def effects(tmp_path):
+    return Effects(str(tmp_path / "effects"))
+
+
+@pytest.fixture
+def in_this_process():
+    """What wrappers keep of stores when they are called without Spark is closed afterwards."""
+    yield
+    while executor._ledgers:
+        executor._ledgers.popitem()[1].close()
+
+
+@pytest.fixture(params=["mysql", "redis"])
+def store(request):
+    """An empty store of runs, in SQL and in Redis; the ledger's own tests know all kinds of them."""
+    return request.getfixturevalue(f"{request.param}_store")
+
+
+@pytest.fixture
+def sqlite_store(tmp_path):
+    config = StoreConfig(f"sqlite:///{tmp_path / 'runs.db'}")
+    upgrade(config.url, table=config.table)
+    return config
+
+
+@pytest.fixture
+def redis_store(redis_url):
+    return StoreConfig(redis_url, prefix=f"t{secrets.token_hex(6)}:")
+
+
+@pytest.fixture
+def mysql_store(mysql_url):
+    config = StoreConfig(mysql_url, table=f"t{secrets.token_hex(6)}")
+    upgrade(config.url, table=config.table)
+    return config

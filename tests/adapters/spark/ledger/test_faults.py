@@ -1,0 +1,307 @@
+"""A store that is gone, slow, replaced or forgetful is an error, and never a verdict."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from idempotent.adapters.spark.ledger import (
+    OnConflict,
+    Owner,
+    RunClaims,
+    RunState,
+    StoreConfig,
+    Verdict,
+    open_ledger,
+)
+from idempotent.errors import (
+    ClaimsExpiredError,
+    ConfigurationError,
+    SchemaError,
+    StoreBusyError,
+    StoreError,
+    StoreReplacedError,
+    StoreUnavailableError,
+)
+from idempotent.migrations import upgrade
+from tests.adapters.spark.ledger.contract import keys
+
+LEASE_S = 60.0
+
+
+def sqlite(path: Path) -> str:
+    upgrade(f"sqlite:///{path}")
+    return f"sqlite:///{path}"
+
+
+class TestReplacedFile:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return tmp_path / "ledger.db"
+
+    @pytest.fixture
+    def ledger(self, path):
+        with open_ledger(StoreConfig(sqlite(path))) as ledger:
+            yield ledger
+
+    def test_an_empty_ledger_in_its_place_is_an_error_for_every_task(self, ledger, path, tmp_path):
+        ref, hashes = ledger.begin("orders", "r1", lease_s=LEASE_S).ref, keys(3)
+        claims = RunClaims(ledger, ref)
+        assert claims.decide(hashes) == [Verdict.NEW] * 3
+        sqlite(tmp_path / "other.db")
+        (tmp_path / "other.db").rename(path)
+        for call in (
+            lambda: claims.decide(hashes),
+            lambda: RunClaims(ledger, ref).decide(keys(1)),
+            lambda: ledger.acquire(ref, 1, b"a" * 16, keys(1), LEASE_S),
+            lambda: ledger.prepare(ref),
+        ):
+            with pytest.raises(StoreReplacedError, match=r"ledger\.db"):
+                call()
+
+    def test_a_file_that_is_gone_is_an_error_and_is_not_made_anew(self, ledger, path):
+        ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+        path.unlink()
+        for _ in range(2):
+            with pytest.raises(StoreReplacedError, match="gone"):
+                RunClaims(ledger, ref).decide(keys(1))
+        assert not path.exists()
+
+    def test_a_copy_that_knows_the_run_goes_on_with_it(self, ledger, path, tmp_path):
+        ref, hashes = ledger.begin("orders", "r1", lease_s=LEASE_S).ref, keys(3)
+        ledger.claim(ref, hashes[:1])
+        shutil.copy(path, tmp_path / "copy.db")
+        (tmp_path / "copy.db").rename(path)
+        assert ledger.claim(ref, hashes[:2]) == [Owner(ref.token, None)] * 2
+        with open_ledger(StoreConfig(f"sqlite:///{path}")) as fresh:
+            assert fresh.claim(ref, hashes, insert=False) == [Owner(ref.token, None)] * 2 + [None]
+
+    def test_another_file_without_tables_is_an_error(self, ledger, path, tmp_path):
+        ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+        (tmp_path / "empty").touch()
+        (tmp_path / "empty").rename(path)
+        with pytest.raises(SchemaError, match="migrate upgrade"):
+            RunClaims(ledger, ref).decide(keys(1))
+
+
+class TestForgetfulRedis:
+    @pytest.fixture
+    def server(self, private_redis):
+        return private_redis("--appendonly", "yes", "--appendfsync", "always")
+
+    def ledger(self, server):
+        return open_ledger(StoreConfig(server.url))
+
+    def client(self, server):
+        import redis
+
+        return redis.Redis.from_url(server.url)
+
+    def test_a_flushed_server_does_not_know_the_run(self, server):
+        with self.ledger(server) as ledger, self.client(server) as client:
+            ref, hashes = ledger.begin("orders", "r1", lease_s=LEASE_S).ref, keys(3)
+            claims = RunClaims(ledger, ref)
+            claims.decide(hashes)
+            client.flushall()
+            for call in (
+                lambda: claims.decide(hashes),
+                lambda: ledger.acquire(ref, 1, b"a" * 16, hashes, LEASE_S),
+                lambda: ledger.prepare(ref),
+                lambda: ledger.commit(ref),
+            ):
+                with pytest.raises(StoreReplacedError):
+                    call()
+            assert client.dbsize() == 0
+
+    def test_evicted_claims_keep_the_run_from_being_prepared_and_committed(self, server):
+        with self.ledger(server) as ledger, self.client(server) as client:
+            refs = [ledger.begin("orders", name, lease_s=LEASE_S).ref for name in ("open", "prepared")]
+            hashes = keys(3000)
+            RunClaims(ledger, refs[0]).decide(hashes)
+            ledger.prepare(refs[1])
+            client.config_set("maxmemory-policy", "volatile-random")
+            client.config_set("maxmemory", client.info("memory")["used_memory"] - 200_000)
+            client.set("x", b"x")
+            assert client.info("stats")["evicted_keys"] > 0
+            client.config_set("maxmemory", 0)
+            with pytest.raises(ClaimsExpiredError, match="evicted"):
+                ledger.prepare(refs[0])
+            with pytest.raises(ClaimsExpiredError, match="evicted"):
+                ledger.commit(refs[1])
+            assert ledger.begin("orders", "prepared", lease_s=LEASE_S).state is RunState.PREPARED
+            with pytest.raises(ClaimsExpiredError, match="evicted"):
+                ledger.commit(refs[1])
+            # Begun again, it goes over all of its keys once more.
+            assert ledger.begin("orders", "open", lease_s=LEASE_S).ref == refs[0]
+            assert set(RunClaims(ledger, refs[0]).decide(hashes)) == {Verdict.NEW}
+            ledger.prepare(refs[0])
+            ledger.commit(refs[0])
+            ledger.commit(refs[1], accept_loss=True)
+            assert set(ledger.state_of([ref.token for ref in refs]).values()) == {RunState.COMMITTED}
+
+    def test_a_restarted_server_may_have_forgotten_claims(self, server):
+        with self.ledger(server) as ledger:
+            ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+            ledger.claim(ref, keys(2))
+            server.kill()
+            with pytest.raises(StoreUnavailableError):
+                RunClaims(ledger, ref).decide(keys(1))
+            server.start()
+            assert ledger.state_of([ref.token]) == {ref.token: RunState.OPEN}
+            with pytest.raises(ClaimsExpiredError, match="restarted"):
+                ledger.prepare(ref)
+            ledger.begin("orders", "r1", lease_s=LEASE_S)
+            ledger.prepare(ref)
+
+    def test_claims_are_forgotten_after_the_retention_and_ended_runs_later(self, server):
+        with open_ledger(StoreConfig(server.url, retention_s=0.5)) as ledger, self.client(server) as client:
+            ref = ledger.begin("orders", "r1", lease_s=0.05).ref
+            ledger.claim(ref, keys(5))
+            ledger.acquire(ref, 1, b"a" * 16, keys(5), 0.01)
+            ledger.prepare(ref)
+            ledger.commit(ref)
+            assert len(client.keys()) == 12
+            time.sleep(0.6)
+            assert ledger.state_of([ref.token]) == {ref.token: RunState.COMMITTED}
+            assert len(client.keys()) == 2
+            time.sleep(1.1)
+            assert client.keys() == []
+
+
+@pytest.mark.parametrize("server", ["private_mariadb", "private_postgres", "private_redis"])
+def test_a_store_that_is_down_is_an_error_and_is_used_again_when_it_is_back(server, request):
+    private = request.getfixturevalue(server)(
+        *(("--appendonly", "yes", "--appendfsync", "always") if server == "private_redis" else ())
+    )
+    config = StoreConfig(private.url)
+    if not config.is_redis:
+        upgrade(config.url)
+    with open_ledger(config) as ledger:
+        ref, hashes = ledger.begin("orders", "r1", lease_s=LEASE_S).ref, keys(2)
+        RunClaims(ledger, ref).decide(hashes)
+        private.kill()
+        for call in (
+            lambda: RunClaims(ledger, ref).decide(hashes),
+            lambda: ledger.state_of([ref.token]),
+            lambda: ledger.prepare(ref),
+            lambda: ledger.begin("orders", "r2", lease_s=LEASE_S),
+            lambda: ledger.finish(ref, b"a" * 16, [(hashes[0], None)]),
+        ):
+            with pytest.raises(StoreError):
+                call()
+        private.start()
+        assert RunClaims(ledger, ref).decide(hashes) == [Verdict.NEW] * 2
+
+
+def test_an_owner_that_the_store_does_not_know_is_neither_new_nor_duplicate(tmp_path):
+    path = tmp_path / "ledger.db"
+    with open_ledger(StoreConfig(sqlite(path))) as ledger:
+        lost, ref = (ledger.begin("orders", name, lease_s=LEASE_S).ref for name in ("lost", "r1"))
+        hashes = keys(2)
+        ledger.claim(lost, hashes[:1])
+        other = sqlite3.connect(path)
+        other.execute("DELETE FROM deduplicate_tbl_runs WHERE token = ?", (lost.token,))
+        other.commit()
+        other.close()
+        for on_conflict in OnConflict:
+            with pytest.raises(StoreReplacedError, match="owns a key"):
+                RunClaims(ledger, ref, on_conflict=on_conflict).decide(hashes)
+
+
+def test_a_locked_sqlite_file_is_busy(tmp_path):
+    url = sqlite(tmp_path / "ledger.db")
+    with open_ledger(StoreConfig(f"{url}?timeout=0.1")) as ledger:
+        ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+        other = sqlite3.connect(tmp_path / "ledger.db")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusyError):
+            ledger.claim(ref, keys(1))
+        other.close()
+        assert ledger.claim(ref, keys(1)) == [Owner(ref.token, None)]
+
+
+def test_a_store_without_the_second_revision_says_what_to_type(tmp_path):
+    url = f"sqlite:///{tmp_path}/old.db"
+    upgrade(url, revision="0001")
+    with (
+        open_ledger(StoreConfig(url)) as ledger,
+        pytest.raises(SchemaError, match="idempotent migrate upgrade"),
+    ):
+        ledger.begin("orders", "r1", lease_s=LEASE_S)
+
+
+def test_a_ledger_survives_a_fork(tmp_path):
+    with open_ledger(StoreConfig(sqlite(tmp_path / "ledger.db"))) as ledger:
+        ref, hashes = ledger.begin("orders", "r1", lease_s=LEASE_S).ref, keys(2)
+        ledger.claim(ref, hashes[:1])
+        child = os.fork()
+        if child == 0:
+            owners = ledger.claim(ref, hashes)
+            os._exit(0 if owners == [Owner(ref.token, None)] * 2 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert ledger.claim(ref, hashes, insert=False) == [Owner(ref.token, None)] * 2
+
+
+class TestConfig:
+    def test_is_plain_data(self):
+        config = StoreConfig("redis://:secret@host:6379/0", prefix="a:")
+        assert pickle.loads(pickle.dumps(config)) == config
+        assert hash(config) == hash(StoreConfig("redis://:secret@host:6379/0", prefix="a:"))
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "mysql+pymysql://user:secret@host/db",
+            "redis://:secret@host:6379/0",
+            "rediss://user:secret@host:6379/0",
+            "redis://host/0?password=secret",
+            "postgresql+psycopg://host/db?user=a&password=secret",
+        ],
+    )
+    def test_does_not_show_the_password(self, url):
+        config = StoreConfig(url)
+        assert "secret" not in repr(config)
+        assert "secret" not in config.where
+        assert "host" in repr(config)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"url": "nowhere"},
+            {"url": "sqlite:///a.db", "table": "a;b"},
+            {"url": "redis://host", "prefix": "a{b}"},
+            {"url": "redis://host", "retention_s": 0},
+            {"url": "redis://host", "retention_s": float("nan")},
+        ],
+    )
+    def test_what_cannot_work_is_refused(self, options):
+        with pytest.raises(ConfigurationError):
+            StoreConfig(**options)
+
+    @pytest.mark.parametrize("url", ["oracle://host/db", "sqlite://"])
+    def test_an_unsupported_database_is_refused(self, url):
+        with pytest.raises(ConfigurationError):
+            open_ledger(StoreConfig(url))
+
+
+def test_importing_the_ledger_imports_no_spark_and_no_driver(tmp_path):
+    program = "import sys, idempotent.adapters.spark.ledger; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert not {"pyspark", "redis", "pymysql", "psycopg", "alembic"} & set(done.stdout.split())
+
+
+def test_an_sqlite_file_is_the_same_in_every_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert StoreConfig("sqlite:///runs.db?timeout=60").url == f"sqlite:///{tmp_path}/runs.db?timeout=60"
+    assert StoreConfig("sqlite:////data/runs.db").url == "sqlite:////data/runs.db"
+    assert StoreConfig("mysql://u:p@host/db").url == "mysql://u:p@host/db"

@@ -1,0 +1,125 @@
+"""Random histories over the real ledger: right with the rules, and wrong without any one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from idempotent.adapters.spark.ledger import MemoryLedger, RunClaims, RunState, Verdict, open_ledger
+from idempotent.adapters.spark.ledger.claims import Decision, _Step
+from idempotent.adapters.spark.ledger.redis import RedisLedger
+from idempotent.adapters.spark.ledger.runs import RunChange
+from idempotent.adapters.spark.ledger.sql import SqlLedger
+from tests.adapters.spark.ledger.interleaving import DONE, DUPLICATE, LOST, History, stepped
+from tests.adapters.spark.ledger.ledgers import open_place
+from tests.support.depth import examples
+
+LEASE_TICKS = 100
+LAPSE = 0.04
+PARTS, SEEDS_OF_A_PART = 10, examples(2000)
+WRONG_SEEDS = 2000
+REAL_LEASES_S = (0.000001, 0.02)
+
+
+def over_memory(seeds: range, base: type[MemoryLedger] = MemoryLedger, **options) -> Counter[str]:
+    """Each history in a ledger of its own, whose clock passes a tick a step and sometimes a lease."""
+    kind = stepped(base)
+    outcomes: Counter[str] = Counter()
+    for seed in seeds:
+        now = [1_000_000]
+        ledger = kind(clock=lambda now=now: now[0])
+
+        def pass_time(chance, now=now):
+            now[0] += 2 * LEASE_TICKS if chance.random() < LAPSE else 1
+
+        history = History(seed, ledger, lease_s=lambda _: LEASE_TICKS / 1e6, pass_time=pass_time, **options)
+        outcomes[history.play()] += 1
+    return outcomes
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_history_loses_or_doubles_a_key(part):
+    assert over_memory(range(part * SEEDS_OF_A_PART, (part + 1) * SEEDS_OF_A_PART)) == {DONE: SEEDS_OF_A_PART}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("kind", "seeds"),
+    [
+        pytest.param("sqlite", 300, marks=pytest.mark.slow),
+        ("redis", 60),
+        pytest.param("mysql", 40, marks=pytest.mark.slow),
+        pytest.param("postgres", 40, marks=pytest.mark.slow),
+    ],
+)
+def test_no_history_in_a_real_store_does_either(kind, seeds, request):
+    with contextmanager(open_place)(kind, request) as place:
+        base = RedisLedger if kind == "redis" else SqlLedger
+        assert isinstance(open_ledger(place.config()), base)
+        ledger = stepped(base)(place.config())
+        place.opened.callback(ledger.close)
+        histories = (
+            History(seed, ledger, lease_s=lambda chance: chance.choice(REAL_LEASES_S))
+            for seed in range(seeds)
+        )
+        assert Counter(history.play() for history in histories) == {DONE: seeds}
+
+
+class DropsWhatALiveRunHolds(RunClaims):
+    """What most programs do: somebody has it, so it is a duplicate."""
+
+    def _step(self, token, keys, states, marks, decided):
+        if states.get(token) not in {RunState.OPEN, RunState.PREPARED}:
+            return super()._step(token, keys, states, marks, decided)
+        for key_hash in keys:
+            decided[key_hash] = Decision(Verdict.DUPLICATE, token, other_payload=False)
+        return _Step.DECIDED
+
+
+class WithoutPrepared(MemoryLedger):
+    """Publishes while OPEN, when others may still abort it."""
+
+    def prepare(self, ref):
+        pass
+
+    def commit(self, ref, output_ref=None, *, accept_loss=False):
+        within = frozenset({RunState.OPEN, RunState.COMMITTED})
+        self._change(ref, RunChange(within, to=RunState.COMMITTED))
+
+
+class TokenIsTheRunsAlone(MemoryLedger):
+    """An aborted run is opened again under its old token."""
+
+    def _begin_next(self, ref, newest, fingerprint, lease_us):
+        if newest is None:
+            return super()._begin_next(ref, newest, fingerprint, lease_us)
+        self._change_run(
+            newest.ref.token, RunChange(frozenset({RunState.ABORTED}), to=RunState.OPEN, lease_us=lease_us)
+        )
+        return self._find(newest.ref)
+
+
+class AbortsWhatIsPrepared(MemoryLedger):
+    """Takes a PREPARED run for one that can be aborted."""
+
+    def _change_run(self, token, change):
+        if change.only_lapsed:
+            change = replace(change, within=change.within | {RunState.PREPARED})
+        return super()._change_run(token, change)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        pytest.param({"claims": DropsWhatALiveRunHolds}, LOST, id="drop what a live run holds"),
+        pytest.param({"base": WithoutPrepared}, DUPLICATE, id="no PREPARED"),
+        pytest.param({"base": TokenIsTheRunsAlone}, DUPLICATE, id="token = run_id only"),
+        pytest.param({"base": AbortsWhatIsPrepared}, DUPLICATE, id="abort what is PREPARED"),
+    ],
+)
+def test_the_model_finds_what_is_wrong_without_a_rule(options, found):
+    assert over_memory(range(WRONG_SEEDS), again=0, **options)[found] > 0

@@ -1,0 +1,266 @@
+"""Real threads, real processes and real kills on one ledger."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from idempotent.adapters.spark.ledger import Hold, OnConflict, RunClaims, RunState, Verdict
+from idempotent.errors import RunConflictError
+from idempotent.schema import run_tables
+from tests.adapters.spark.ledger.contract import keys
+from tests.adapters.spark.ledger.ledgers import ALL, SHARED, Place, open_place
+from tests.adapters.spark.support.drivers import STEPS, Job, key_hash, published, run_job
+from tests.support.forked import Forked, context
+
+LEASE_S = 60.0
+THREADS = 8
+
+
+@pytest.fixture(params=ALL)
+def place(request) -> Iterator[Place]:
+    with contextmanager(open_place)(request.param, request) as place:
+        yield place
+
+
+@pytest.fixture(params=SHARED)
+def shared_place(request) -> Iterator[Place]:
+    with contextmanager(open_place)(request.param, request) as place:
+        yield place
+
+
+@pytest.fixture
+def output(tmp_path) -> Path:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder
+
+
+def at_once(work, count=THREADS):
+    """The results of threads that begin together."""
+    together = threading.Barrier(count)
+
+    def one(number):
+        together.wait(150)
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def test_threads_that_begin_a_run_settle_on_one_row(place):
+    rows = at_once(lambda _: place.ledger().begin("orders", "r1", lease_s=LEASE_S))
+    assert len({row.ref for row in rows}) == 1
+    assert sorted(row.epoch for row in rows) == list(range(1, THREADS + 1))
+
+
+def test_threads_that_begin_after_an_abort_settle_on_the_next_generation(place):
+    ledger = place.ledger()
+    ledger.abort(ledger.begin("orders", "r1", lease_s=LEASE_S).ref)
+    refs = {row.ref for row in at_once(lambda _: place.ledger().begin("orders", "r1", lease_s=LEASE_S))}
+    assert [ref.generation for ref in refs] == [2]
+
+
+def test_of_prepare_and_abort_one_wins_and_everybody_agrees(place):
+    for number in range(10):
+        ref = place.ledger().begin("orders", f"r{number}", lease_s=LEASE_S).ref
+
+        def end(thread, ref=ref):
+            ledger = place.ledger()
+            try:
+                (ledger.prepare if thread % 2 else ledger.abort)(ref)
+            except Exception as error:
+                return type(error).__name__
+            return RunState.PREPARED if thread % 2 else RunState.ABORTED
+
+        ends = set(at_once(end, 4))
+        state = place.ledger().state_of([ref.token])[ref.token]
+        assert ends == {state, "RunFencedError"}
+
+
+def test_runs_that_race_for_keys_agree_on_each_owner(place):
+    hashes = keys(2000)
+
+    def claim(number):
+        ledger = place.ledger()
+        ref = ledger.begin("orders", f"r{number}", lease_s=LEASE_S).ref
+        chosen = hashes if number % 2 else hashes[::-1]
+        owners = [owner for at in range(0, 2000, 500) for owner in ledger.claim(ref, chosen[at : at + 500])]
+        return [owner.token for owner in (owners if number % 2 else owners[::-1])]
+
+    first, *others = at_once(claim)
+    assert all(other == first for other in others)
+
+
+def test_thieves_of_an_aborted_runs_keys_share_them(place):
+    ledger, hashes = place.ledger(), keys(1000)
+    dead = ledger.begin("orders", "dead", lease_s=LEASE_S).ref
+    ledger.claim(dead, hashes)
+    ledger.abort(dead)
+
+    def decide(number):
+        ledger = place.ledger()
+        ref = ledger.begin("orders", f"r{number}", lease_s=LEASE_S).ref
+        decided = []
+        for at in range(0, 1000, 100):
+            part = hashes[at : at + 100]
+            decided += RunClaims(ledger, ref, on_conflict=OnConflict.DIVERT).decide(part)
+        return {key for key, verdict in zip(hashes, decided, strict=True) if verdict is Verdict.NEW}
+
+    count = Counter(key for mine in at_once(decide, 4) for key in mine)
+    assert count == dict.fromkeys(hashes, 1)
+
+
+def test_attempts_that_race_for_keys_hold_each_once(place):
+    ledger, hashes = place.ledger(), keys(1000)
+    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+
+    def acquire(number):
+        held = place.ledger().acquire(ref, 1, bytes([number]) * 16, hashes, LEASE_S)
+        return {key for key, answer in zip(hashes, held, strict=True) if answer.hold is Hold.MINE}
+
+    count = Counter(key for mine in at_once(acquire) for key in mine)
+    assert count == dict.fromkeys(hashes, 1)
+
+
+def test_attempts_that_take_over_hold_each_once(place):
+    ledger, hashes = place.ledger(), keys(500)
+    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+    ledger.acquire(ref, 1, b"z" * 16, hashes, LEASE_S)
+
+    def acquire(number):
+        held = place.ledger().acquire(ref, 2, bytes([number]) * 16, hashes, LEASE_S)
+        return {key for key, answer in zip(hashes, held, strict=True) if answer.hold is Hold.MINE}
+
+    count = Counter(key for mine in at_once(acquire) for key in mine)
+    assert count == dict.fromkeys(hashes, 1)
+
+
+def test_no_claim_is_made_once_prepare_has_returned(place):
+    """Tasks that are still claiming when the driver prepares: each key is either claimed before or never."""
+    ledger, hashes = place.ledger(), keys(4000)
+    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+    halfway = threading.Barrier(5)
+
+    def work(number):
+        mine = place.ledger()
+        if number == 4:
+            halfway.wait(150)
+            mine.prepare(ref)
+            return sum(mine.counts(ref).values())
+        for at in range(number * 1000, (number + 1) * 1000, 20):
+            if at % 1000 == 200:
+                halfway.wait(150)
+            mine.claim(ref, hashes[at : at + 20])
+        return None
+
+    at_prepare = at_once(work, 5)[4]
+    assert 800 <= at_prepare <= 4000
+    assert sum(ledger.counts(ref).values()) == at_prepare
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("mysql", ""),
+        ("mysql", "?init_command=SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"),
+        ("postgres", ""),
+    ],
+)
+def test_prepare_waits_for_claims_under_way(kind, options, request):
+    with contextmanager(open_place)(kind, request) as place, ThreadPoolExecutor() as pool:
+        place.url += options
+        ledger = place.ledger()
+        ref, other = (ledger.begin("orders", name, lease_s=LEASE_S).ref for name in ("r1", "r2"))
+        *first, last = sorted(keys(5))
+        claims = run_tables(sa.MetaData(), place.name).claims
+        engine = sa.create_engine(place.url)
+        with engine.connect() as blocking:
+            blocking.execute(claims.insert().values(key_hash=last, run=other.token, state=0))
+            claiming = pool.submit(place.ledger().claim, ref, [*first, last])
+            time.sleep(0.3)
+            preparing = pool.submit(place.ledger().prepare, ref)
+            time.sleep(0.5)
+            assert (claiming.done(), preparing.done()) == (False, False)
+            blocking.rollback()
+        engine.dispose()
+        assert [owner.token for owner in claiming.result(10)] == [ref.token] * 5
+        preparing.result(10)
+
+
+def test_renewals_get_through_while_tasks_claim(place):
+    ledger = place.ledger()
+    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+    stop = threading.Event()
+
+    def work(number):
+        mine = place.ledger()
+        if number == 0:
+            for _ in range(20):
+                mine.renew(ref, LEASE_S)
+            stop.set()
+            return
+        while not stop.is_set():
+            mine.claim(ref, keys(100))
+
+    at_once(work, 5)
+
+
+@pytest.mark.slow
+def test_processes_with_tasks_publish_each_key_once(shared_place, output, tmp_path):
+    jobs = [
+        Job(
+            shared_place.config(),
+            f"r{number}",
+            range(number * 400, number * 400 + 1200),
+            str(output),
+            tasks=2,
+        )
+        for number in range(4)
+    ]
+    together = context.Barrier(len(jobs))
+    with ExitStack() as processes:
+        started = [Forked(run_job, job, together, folder=tmp_path) for job in jobs]
+        for process in started:
+            processes.callback(process.close)
+        assert [(process.wait(150), process.err) for process in started] == [(0, "")] * len(jobs)
+    count = Counter(key for new in published(output).values() for key in new)
+    assert count == dict.fromkeys(range(2400), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_killed_at_any_step_is_run_again_to_the_same_end(shared_place, output, tmp_path, step):
+    config = shared_place.config()
+    run_job(Job(config, "before", range(100), str(output)))
+    job = Job(config, "killed", range(50, 450), str(output), lease_s=0.2)
+    process = Forked(run_job, Job(**{**vars(job), "kill_at": step}), folder=tmp_path)
+    try:
+        assert process.wait(150) == -9, process.err
+    finally:
+        process.close()
+    after = Job(config, "after", range(400, 500), str(output))
+    if step in ("prepared", "half published", "published"):
+        # Nobody may take over what may be published: the others wait until it is run again.
+        ledger = shared_place.ledger()
+        ref = ledger.begin("orders", "impatient", lease_s=LEASE_S).ref
+        with pytest.raises(RunConflictError, match="PREPARED"):
+            RunClaims(ledger, ref, on_conflict=OnConflict.FAIL).decide([key_hash(420)])
+        run_job(job)
+        run_job(after)
+    else:
+        run_job(after)  # takes over what an OPEN one left
+        run_job(job)
+    once = published(output)
+    assert Counter(key for new in once.values() for key in new) == dict.fromkeys(range(500), 1)
+    run_job(job)
+    run_job(after)
+    assert published(output) == once

@@ -1,0 +1,92 @@
+"""How many statements and scripts a call sends."""
+
+from __future__ import annotations
+
+import pytest
+
+from idempotent.adapters.spark.ledger import RunClaims, Verdict
+from idempotent.stores.redis.scripts import RedisStore
+from idempotent.stores.sql import cursor
+from tests.adapters.spark.ledger import ledgers
+from tests.adapters.spark.ledger.contract import keys
+
+LEASE_S = 60.0
+ATTEMPT = b"a" * 16
+MODULES = ("sql_runs", "sql_claims", "sql_inserting", "sql_garbage")
+
+
+@pytest.fixture(params=["sqlite", "mysql", "postgres", "redis"])
+def place(request):
+    yield from ledgers.open_place(request.param, request)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Everything that is sent to a store, in order."""
+    seen = []
+
+    def counting(real):
+        def call(self_or_connection, statement, *arguments, **options):
+            seen.append(statement)
+            return real(self_or_connection, statement, *arguments, **options)
+
+        return call
+
+    for module in MODULES:
+        for name in ("execute", "query"):
+            path = f"idempotent.adapters.spark.ledger.{module}.{name}"
+            monkeypatch.setattr(path, counting(getattr(cursor, name)))
+    monkeypatch.setattr(RedisStore, "run", counting(RedisStore.run))
+    return seen
+
+
+def count(sent, call):
+    sent.clear()
+    result = call()
+    return len(sent), result
+
+
+def test_round_trips_of_1000_keys(place, sent):
+    ledger = place.ledger()
+    again = 2 if place.kind in ("sqlite", "postgres") else 1  # ON CONFLICT DO NOTHING does not tell the owner
+    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+    claims, hashes = RunClaims(ledger, ref), keys(1000)
+    assert count(sent, lambda: set(claims.decide(hashes))) == (1, {Verdict.NEW})
+    assert count(sent, lambda: set(claims.decide(hashes))) == (again, {Verdict.NEW})
+    assert count(sent, lambda: ledger.prepare(ref))[0] == 1
+    ledger.commit(ref)
+    other = ledger.begin("orders", "r2", lease_s=LEASE_S).ref
+    claims = RunClaims(ledger, other)
+    # One more to learn that the owner has committed, once for each task.
+    assert count(sent, lambda: set(claims.decide(hashes))) == (again + 1, {Verdict.DUPLICATE})
+    assert count(sent, lambda: set(claims.decide(hashes))) == (again, {Verdict.DUPLICATE})
+
+
+def test_round_trips_of_taking_over_1000_keys(place, sent):
+    ledger = place.ledger()
+    again = 2 if place.kind in ("sqlite", "postgres") else 1
+    dead, ref = (ledger.begin("orders", name, lease_s=LEASE_S).ref for name in ("dead", "r1"))
+    hashes = keys(1000)
+    ledger.claim(dead, hashes)
+    ledger.abort(dead)
+    assert count(sent, lambda: set(RunClaims(ledger, ref).decide(hashes))) == (again + 2, {Verdict.NEW})
+
+
+def test_round_trips_of_1000_effects(place, sent):
+    ledger, hashes = place.ledger(), keys(1000)
+    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+    assert count(sent, lambda: ledger.acquire(ref, 1, ATTEMPT, hashes, LEASE_S))[0] == 1
+    assert count(sent, lambda: ledger.renew_claims(ATTEMPT, hashes, LEASE_S))[0] == 1
+    results = [(key_hash, b"result") for key_hash in hashes]
+    assert count(sent, lambda: ledger.finish(ref, ATTEMPT, results))[0] == 1
+
+
+def test_round_trips_of_a_run(place, sent):
+    ledger = place.ledger()
+    begun, row = count(sent, lambda: ledger.begin("orders", "r1", lease_s=LEASE_S))
+    resumed, _ = count(sent, lambda: ledger.begin("orders", "r1", lease_s=LEASE_S))
+    renewed, _ = count(sent, lambda: ledger.renew(row.ref, LEASE_S))
+    prepared, _ = count(sent, lambda: ledger.prepare(row.ref))
+    committed, _ = count(sent, lambda: ledger.commit(row.ref))
+    # Redis asks itself, beside these, what it has forgotten: INFO at begin, HGET and INFO at prepare and commit.
+    assert (begun, resumed, renewed, prepared, committed) == (3, 3, 1, 1, 1)

@@ -1,0 +1,51 @@
+"""Programs with a Spark session of their own, which a session in the process of the tests would not allow."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+
+from tests.adapters.spark.support import sessions
+from tests.support.services.process import die_with_this_process
+
+_TIMEOUT_S = 400.0
+
+
+def run(name, **arguments):
+    """What the program reports: for each of its scenarios a value, or {"error": the text}."""
+    process = subprocess.Popen(
+        [*die_with_this_process(), sys.executable, "-m", f"{__name__}.{name}", json.dumps(arguments)],
+        cwd=sessions.ROOT,
+        env=os.environ | sessions.ENVIRONMENT | {"PYTHONPATH": str(sessions.ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=_TIMEOUT_S)
+    finally:
+        # Its JVM and the Python workers of that.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if not lines:
+        raise RuntimeError(f"{name} ended with {process.returncode}:\n{err[-5000:]}")
+    return json.loads(lines[-1])
+
+
+def report(*scenarios):
+    """Call functions without arguments and print what they say, by their names."""
+    told = {}
+    for scenario in scenarios:
+        try:
+            told[scenario.__name__] = scenario()
+        except Exception as error:
+            told[scenario.__name__] = {"error": f"{type(error).__name__}: {error}"}
+            traceback.print_exc()
+    print(json.dumps(told), flush=True)  # noqa: T201

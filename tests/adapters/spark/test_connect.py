@@ -1,0 +1,29 @@
+"""Spark Connect: the same without a SparkContext, which the program puts out of reach."""
+
+import secrets
+
+import pytest
+
+from tests.adapters.spark import programs
+from tests.adapters.spark.support.frames import ROWS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+
+def test_everything_but_rdds_works_on_connect(redis_url, tmp_path):
+    said = programs.run("connect", url=redis_url, prefix=f"t{secrets.token_hex(6)}:", folder=str(tmp_path))
+    assert said["dedup"] == {
+        "counts": [ROWS, 5, False, ROWS],
+        "after a failure": ROWS,
+        "counters": {},
+        "later": {"duplicate": ROWS},
+    }
+    assert said["batches"] == [ROWS, False, ROWS]
+    assert said["replay"] == [ROWS, ROWS, ROWS]
+    assert said["foreach"] == [ROWS, ROWS]
+    assert said["foreach_under_speculation"]["error"].startswith(
+        "ConfigurationError: spark.speculation is on"
+    )
+    assert said["column_function"] == [ROWS, ROWS]
+    assert "null key: a row has no value in one of k" in said["a_failed_key"]["error"]
+    assert "RunFencedError: run 'r1' of consumer 'aborted'" in said["an_aborted_run"]["error"]

@@ -1,0 +1,218 @@
+"""Modes effect and replay: what a handler did is not done again, whoever asks."""
+
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from idempotent.adapters.spark import (
+    IdempotentRun,
+    idempotent_batches,
+    idempotent_foreach,
+    idempotent_partitions,
+    key_hash,
+)
+from idempotent.errors import ConfigurationError, RunConflictError
+from tests.adapters.spark.support.faults import is_first_attempt
+from tests.adapters.spark.support.frames import ROWS
+from tests.adapters.spark.support.slow import slow_at_first
+
+OUT = StructType([StructField("k", StringType()), StructField("text", StringType())])
+
+
+@pytest.fixture
+def begin(store):
+    begun = []
+
+    def run(run_id="r1", **options):
+        options = {"lease_s": 15.0, "chunk": 100} | options
+        begun.append(IdempotentRun.begin(store, consumer="orders", run_id=run_id, **options))
+        return begun[-1]
+
+    yield run
+    for each in begun:
+        each.close()
+
+
+def replay(frame, run, handler):
+    mapped = idempotent_batches(run, key="k", handler=handler, mode="replay", schema=OUT)
+    return frame.mapInArrow(mapped, OUT)
+
+
+def once(effects):
+    return len(effects.times) == ROWS and set(effects.times.values()) == {1}
+
+
+def test_an_effect_happens_once_over_actions_runs_and_copies(frame, begin, effects):
+    def handle(row):
+        effects.add(row["k"])
+
+    run = begin()
+    for _ in range(2):
+        frame.union(frame).foreachPartition(idempotent_foreach(run, key="k", handler=handle))
+        assert once(effects)
+    with run.publishing():
+        pass
+    frame.foreachPartition(idempotent_foreach(begin("r2"), key="k", handler=handle))
+    assert once(effects)
+
+
+def test_an_rdd_has_effects_as_a_frame_has(frame, begin, effects):
+    def handle(row):
+        effects.add(row["k"])
+
+    frame.rdd.foreachPartition(idempotent_foreach(begin(), key=lambda row: row["k"], handler=handle))
+    assert once(effects)
+
+
+def test_a_replayed_result_is_the_first_one_in_every_evaluation(frame, begin, effects):
+    def handle(row):
+        effects.add(row["k"])
+        return {"k": row["k"], "text": f"call {len(effects.words)} of {row['k']}"}
+
+    run = begin()
+    mapped = replay(frame.union(frame), run, handle)
+    first = {(row["k"], row["text"]) for row in mapped.collect()}
+    assert once(effects)
+    assert len(first) == ROWS
+    assert mapped.count() == 2 * ROWS  # a result for each row: this mode does not drop duplicates
+    assert {(row["k"], row["text"]) for row in replay(frame, run, handle).collect()} == first
+    with run.publishing():
+        pass
+    assert {(row["k"], row["text"]) for row in replay(frame, begin("r2"), handle).collect()} == first
+    assert once(effects)
+
+
+def test_handlers_are_called_in_the_order_of_the_rows(frame, begin, effects):
+    def handle(row):
+        effects.add(row["k"])
+        return {"k": row["k"], "text": "done"}
+
+    few = frame.where("v < 20").coalesce(1)
+    keys = [f"k{number}" for number in range(20)]
+    assert [row["k"] for row in replay(few, begin(chunk=7), handle).collect()] == keys
+    assert effects.words == keys
+
+
+def test_a_replay_survives_the_failure_of_its_task(frame, begin, effects):
+    def handle(row):
+        if row["v"] == 150 and is_first_attempt():
+            raise ValueError("not yet")
+        effects.add(row["k"])
+        return {"k": row["k"], "text": "done"}
+
+    assert replay(frame, begin(), handle).count() == ROWS
+    assert once(effects)
+
+
+def test_a_handler_that_always_raises_fails_the_job_and_leaves_its_key_free(frame, begin, effects):
+    def handle(row):
+        if row["v"] == 150:
+            raise ValueError("the price is missing")
+        effects.add(row["k"])
+
+    # Nobody could wait for the lease.
+    run = begin(lease_s=600, wait_s=5)
+    with pytest.raises(Exception, match="ValueError: the price is missing"):
+        frame.foreachPartition(idempotent_foreach(run, key="k", handler=handle))
+    frame.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: effects.add(row["k"])))
+    assert once(effects)
+
+
+def test_what_a_handler_raises_can_be_read_on_the_driver(frame, begin):
+    few = frame.where("v < 3").coalesce(1)
+    with pytest.raises(
+        Exception, match=r"ConfigurationError: a result that is replayed must be JSON: Object of type"
+    ):
+        replay(few, begin(), lambda row: {"k": row["k"], "text": {1, 2}}).collect()
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"k": "k1", "text": {1, 2}}, "must be JSON"),
+        ({"k": "k1", "text": float("nan")}, "must be JSON"),
+        ({"k": "k1", "text": "x" * 70_000}, "65536 is the most"),
+        ({"k": "k1", "text": 7}, "does not fit the schema: .*int"),
+        ({"k": "k1", "txet": "misspelled"}, "does not fit the schema: .*names are among k, text"),
+        (None, "does not fit the schema: None"),
+    ],
+    ids=["a set", "not a number", "too long", "another type", "another name", "nothing"],
+)
+def test_a_result_that_nobody_could_emit_is_refused_before_it_counts_as_done(
+    begin, in_this_process, result, said
+):
+    run = begin()
+    batch = pa.RecordBatch.from_pylist([{"k": "k1", "v": 1}])
+
+    def replayed(handler):
+        mapped = idempotent_batches(run, key="k", handler=handler, mode="replay", schema=OUT)
+        return [row for each in mapped([batch]) for row in each.to_pylist()]
+
+    with pytest.raises(ConfigurationError, match=said):
+        replayed(lambda row: result)
+    assert replayed(lambda row: {"k": row["k"]}) == [{"k": "k1", "text": None}]
+
+
+def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
+    """Until that attempt has failed, and then it is handled here, or has done it, and then it is not."""
+    run = begin()
+    ref, other = run.handle.ref, b"a" * 16
+    fails, finishes = hash_of(run, "k0"), hash_of(run, "k1")
+    run.ledger.acquire(ref, run.handle.epoch, other, [fails, finishes], lease_s=600)
+
+    def end_when_the_job_has_handled_the_rest():
+        while len(effects.times) < 48:
+            time.sleep(0.05)
+        run.ledger.finish(ref, other, [(finishes, None)])
+        run.ledger.give_up(other, [fails])
+
+    holder = threading.Thread(target=end_when_the_job_has_handled_the_rest, daemon=True)
+    holder.start()
+    one_chunk = frame.where("v < 50").coalesce(1)
+    one_chunk.foreachPartition(idempotent_foreach(run, key="k", handler=lambda row: effects.add(row["k"])))
+    assert effects.times["k0"] == 1
+    assert "k1" not in effects.times
+    assert len(effects.times) == 49
+
+
+def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_process):
+    run = begin(wait_s=0.2)
+    key = hash_of(run, "k0")
+    run.ledger.acquire(run.handle.ref, run.handle.epoch, b"a" * 16, [key], lease_s=600)
+    with pytest.raises(RunConflictError, match=r"1 keys of run 'r1'.*held by other attempts"):
+        idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
+
+
+def test_a_lease_is_renewed_while_a_handler_is_at_work(spark, begin, effects):
+    """Two tasks want the same key, and its handler takes longer than a lease."""
+    both = spark.sparkContext.parallelize([{"k": "k0"}] * 2, 2)
+    both.foreachPartition(idempotent_foreach(begin(lease_s=4), key="k", handler=slow_at_first(effects, 9)))
+    assert effects.words == ["k0"]
+
+
+def test_a_key_of_mode_dedup_is_refused_in_mode_effect(begin, in_this_process):
+    run = begin()
+    assert list(idempotent_partitions(run, key="k")([{"k": "k0"}])) == [{"k": "k0"}]
+    with pytest.raises(ConfigurationError, match="own consumer"):
+        idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
+
+
+def test_arguments_that_do_not_go_together_are_refused_on_the_driver(begin):
+    run = begin()
+    for options, said in [
+        ({"mode": "effect"}, "idempotent_foreach"),
+        ({"mode": "replay"}, "needs a handler"),
+        ({"handler": print}, 'go with mode="replay"'),
+        ({"chunk": 0}, "chunk must be at least 1"),
+    ]:
+        with pytest.raises(ConfigurationError, match=said):
+            idempotent_batches(run, key="k", **options)
+    with pytest.raises(ConfigurationError, match="at least one column"):
+        idempotent_foreach(run, key=[], handler=print)
+
+
+def hash_of(run, key):
+    return key_hash(run.consumer, [key])

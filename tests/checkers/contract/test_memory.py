@@ -1,0 +1,7 @@
+"""The contract on MemoryChecker."""
+
+from tests.checkers.contract.over_store import LeasedOver
+
+
+class TestMemoryChecker(LeasedOver):
+    kind = "memory"

@@ -1,0 +1,227 @@
+"""Transactions as a model: whatever the order of claims, commits, rollbacks, lost connections, decisions of people and
+collections, what is committed is what the model says, each effect with its key, and never one without the other."""
+
+import itertools
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Verdict
+from idempotent.errors import DoomedTransactionError, StoreBusyError, StoreError
+from idempotent.keys import KeySpace
+from tests.support.depth import examples
+from tests.support.state_machines import run_machine
+from tests.support.stores import open_store
+
+EXAMPLES, STEPS = examples(2000), 15
+MAX_ATTEMPTS = 2
+SPACE = KeySpace("orders", "transactions")
+KEYS = st.integers(0, 2)
+_examples = itertools.count()
+_IDS = {"mysql": "SELECT CONNECTION_ID()", "postgres": "SELECT pg_backend_pid()"}
+_KILLS = {"mysql": "KILL {}", "postgres": "SELECT pg_terminate_backend({})"}
+
+
+@dataclass
+class Open:
+    """A transaction that somebody has open."""
+
+    claims: dict[int, Claim]
+    seen: set[int]
+    """Duplicates too: whoever would change these keys waits for its end."""
+    server_id: int
+    is_dead: bool = False
+
+
+@dataclass
+class Row:
+    status: KeyStatus
+    expired: bool = False
+
+
+@dataclass
+class Place:
+    """The store, and how many effects the model has seen committed."""
+
+    store: object
+    checker: object
+    engine: sa.Engine
+    booked: dict[str, int] = field(default_factory=dict)
+
+
+class TransactionalLife(RuleBasedStateMachine):
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.checker = place, place.checker
+        self.admin = self.checker.admin()
+        self.example = next(_examples)
+        self.keys = [SPACE.key(f"{self.example}-{number}") for number in range(3)]
+        self.rows = [None, None, None]
+        self.attempts = [0, 0, 0]
+        self.open = []
+
+    def teardown(self):
+        for one in self.open:
+            self.checker.release_many([(claim, None) for claim in one.claims.values()])
+
+    @property
+    def held(self):
+        return {number for one in self.open if not one.is_dead for number in one.claims}
+
+    def is_left_alone(self, number):
+        return not any(number in one.seen for one in self.open if not one.is_dead)
+
+    def at_rest(self, number):
+        return self.rows[number] and self.is_left_alone(number)
+
+    @rule(numbers=st.lists(KEYS, unique=True, min_size=1))
+    def claim(self, numbers):
+        requests = [ClaimRequest(self.keys[number]) for number in numbers]
+        is_held = bool(self.held.intersection(numbers))
+        try:
+            decisions = self.checker.claim_many(requests)
+        except StoreBusyError:
+            # InnoDB locks a duplicate too, until the transaction that saw it ends.
+            assert is_held or not all(self.is_left_alone(number) for number in numbers)
+            return
+        assert not is_held
+        claims = {}
+        for number, decision in zip(numbers, decisions, strict=True):
+            row = self.rows[number]
+            if row is None:
+                assert decision.verdict is Verdict.ACQUIRED
+                claims[number] = decision.claim
+            else:
+                is_done = row.status is KeyStatus.DONE
+                assert decision.verdict is (Verdict.DUPLICATE if is_done else Verdict.DEAD)
+        if claims:
+            self.open.append(self.opened(claims, set(numbers)))
+
+    def opened(self, claims, seen):
+        """The effect of each key, and who the server says this is."""
+        connection = self.checker.handler_argument(next(iter(claims.values())), sa.Connection)
+        for number in claims:
+            connection.execute(self.place.store.effects.insert().values(id=self.name(number)))
+        return Open(claims, seen, connection.scalar(sa.text(_IDS[self.place.store.kind])))
+
+    def name(self, number):
+        return f"{self.example}-{number}"
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def commit(self, data):
+        one = self.one_of(data)
+        completions = [Completion(claim) for claim in one.claims.values()]
+        if one.is_dead:
+            with pytest.raises((StoreError, DoomedTransactionError, sa.exc.DBAPIError)):
+                self.checker.complete_many(completions)
+            self.checker.release_many([(claim, None) for claim in one.claims.values()])
+            return
+        assert self.checker.complete_many(completions) == [True] * len(completions)
+        for number in one.claims:
+            self.rows[number] = Row(KeyStatus.DONE)
+            self.place.booked[self.name(number)] = self.place.booked.get(self.name(number), 0) + 1
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), fails=st.booleans())
+    def roll_back(self, data, fails):
+        one = self.one_of(data)
+        failure = Failure("ValueError: no", MAX_ATTEMPTS) if fails else None
+        # Somebody else may have claimed, or settled, the keys of one whose connection is gone.
+        free = [number for number in one.claims if number not in self.held and self.rows[number] is None]
+        if fails and len(free) < len(one.claims):
+            failure = None
+        released = self.checker.release_many([(claim, failure) for claim in one.claims.values()])
+        assert all(each.owned for each in released)
+        if failure is None:
+            return
+        for number, each in zip(one.claims, released, strict=True):
+            known = self.attempts[number]
+            assert each.attempts == known + 1 if known is not None else each.attempts >= 1
+            assert each.dead == (each.attempts >= MAX_ATTEMPTS)
+            self.attempts[number] = each.attempts
+            if each.dead:
+                self.rows[number] = Row(KeyStatus.DEAD)
+
+    @precondition(lambda self: any(not one.is_dead for one in self.open))
+    @rule(data=st.data())
+    def lose_the_connection(self, data):
+        one = data.draw(st.sampled_from([one for one in self.open if not one.is_dead]))
+        one.is_dead = True
+        with self.place.engine.connect() as connection:
+            connection.execute(sa.text(_KILLS[self.place.store.kind].format(one.server_id)))
+        self.await_rollback(one)
+
+    def await_rollback(self, one):
+        """The server rolls back in its own time; then the keys are free for whoever comes."""
+        number = next(iter(one.claims))
+        for _ in range(1000):
+            try:
+                (decision,) = self.checker.claim_many([ClaimRequest(self.keys[number])])
+            except StoreBusyError:
+                continue
+            assert decision.verdict is Verdict.ACQUIRED, "what a lost connection has done was kept"
+            self.checker.release(decision.claim)
+            return
+        raise AssertionError("the keys of a lost connection are held for ever")
+
+    def one_of(self, data):
+        one = data.draw(st.sampled_from(self.open))
+        self.open.remove(one)
+        return one
+
+    @rule(number=KEYS)
+    def expire(self, number):
+        if self.at_rest(number):
+            self.rows[number].expired = True
+            table = self.place.store.table
+            with self.place.engine.connect() as connection:
+                connection.execute(
+                    sa.text(f"UPDATE {table} SET expires_at = 1 WHERE key_hash = :hash"),
+                    {"hash": self.keys[number].hash},
+                )
+
+    @precondition(
+        lambda self: (
+            any(row and row.expired for row in self.rows)
+            and all(self.at_rest(number) for number, row in enumerate(self.rows) if row and row.expired)
+        )
+    )
+    @rule()
+    def collect(self):
+        self.checker.garbage_collect()
+        for number, row in enumerate(self.rows):
+            if row is not None and row.expired:
+                self.rows[number], self.attempts[number] = None, None
+
+    @rule(number=KEYS)
+    def reopen(self, number):
+        if self.at_rest(number):
+            assert self.admin.reopen(self.admin.get(self.keys[number]))
+            self.rows[number], self.attempts[number] = None, 0
+
+    @invariant()
+    def the_store_agrees(self):
+        for key, row in zip(self.keys, self.rows, strict=True):
+            record = self.admin.get(key)
+            assert (record and record.status) == (row and row.status)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
+def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, request):
+    for store in open_store(kind, request):
+        checker = store.transactional(retention_s=3600.0)
+        place = Place(store, checker, store.engine(isolation_level="AUTOCOMMIT"))
+        run_machine(partial(TransactionalLife, place), examples=EXAMPLES, steps=STEPS)
+        assert store.booked() == place.booked
+        assert sum(place.booked.values()) > EXAMPLES // 2

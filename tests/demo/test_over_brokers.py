@@ -1,0 +1,125 @@
+"""The demo's flights over real brokers: consumers and brokers die, and each flight is booked once."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from idempotent.demo.command import over_broker
+from idempotent.demo.flights import read_flights
+from idempotent.demo.live.producer import Producer
+from idempotent.demo.live.run import LiveRun
+from idempotent.demo.settings import Settings
+
+FEW = Settings(flights=4000, kills=2, duplicates=0.1)
+
+
+def report_of(server, url, checker):
+    """Of a run in whose middle the broker is killed."""
+
+    def restart():
+        server.kill()
+        server.start()
+
+    return over_broker(Console(quiet=True), FEW, url, checker, restart=restart)
+
+
+def demand_truth(report):
+    assert report.kept_promise, report.as_json()
+    assert report.comparison.equal
+    assert report.truth.flights == FEW.flights
+    assert (report.left, report.kills >= FEW.kills, report.restarts) == (0, True, 1)
+
+
+def test_each_flight_is_booked_once_over_rabbitmq(private_rabbitmq, mysql_url):
+    server = private_rabbitmq()
+    report = report_of(server, server.url, f"transactional+{mysql_url}")
+    demand_truth(report)
+    assert report.sent == 4400
+    assert report.duplicates > 0
+
+
+def test_each_flight_is_booked_once_over_activemq(private_activemq, mysql_url):
+    server = private_activemq()
+    report = report_of(server, server.url, f"transactional+{mysql_url}")
+    demand_truth(report)
+    assert report.duplicates > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["transactional", "offsets"])
+def test_each_flight_is_booked_once_over_kafka(checker, private_kafka, mysql_url):
+    server = private_kafka()
+    report = report_of(server, f"kafka://{server.url}", f"{checker}+{mysql_url}")
+    demand_truth(report)
+    # Kafka's own offsets were set back to 0, and the stored ones win.
+    assert report.rewinds == (checker == "offsets")
+
+
+def test_what_comes_after_the_silence_is_consumed_too(rabbitmq_url, monkeypatch):
+    """After a kill a group may take long to agree who reads what: that it is silent does not mean that it is over."""
+    count_left, sent = LiveRun._count_left, []
+
+    def after_one_more(run):
+        if not sent:
+            sent.append(Producer(run._place, list(read_flights(1)), [0]))
+            sent[0].start()
+            sent[0].join()
+        return count_left(run)
+
+    monkeypatch.setattr(LiveRun, "_count_left", after_one_more)
+    report = over_broker(
+        Console(quiet=True), Settings(flights=100, kills=0, duplicates=0.0), rabbitmq_url, None
+    )
+    assert (report.kept_promise, report.left) == (True, 0), report.as_json()
+    assert (report.delivered, report.duplicates) == (101, 1)
+
+
+def demo(*words, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "idempotent.cli", "demo", "--flights", "2000", "--kills", "1", *words],
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_shows_what_it_did_and_no_password(rabbitmq_url):
+    done = demo("--broker", rabbitmq_url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each of the 2,000 flights is booked exactly once".casefold() in done.stdout.casefold()
+    assert "broker_" not in done.stderr
+
+
+def test_with_the_checker_switched_off_it_fails_and_says_what_differs(rabbitmq_url):
+    done = demo("--broker", rabbitmq_url, "--json", IDEMPOTENT_DISABLED="all")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["repeated"] > 0
+    assert not report["ok"]
+
+
+@pytest.mark.parametrize("broker", [[], ["--broker", "stomp://localhost:1"]], ids=["none", "ActiveMQ"])
+def test_offsets_without_kafka_are_refused(broker, tmp_path):
+    done = demo(*broker, "--checker", f"offsets+sqlite:///{tmp_path}/o.db")
+    assert done.returncode == 3
+    assert "kafka://" in done.stderr
+
+
+def test_a_broker_that_the_demo_does_not_know_is_refused():
+    done = demo("--broker", "memory://flights")
+    assert done.returncode == 3
+    assert "amqp://" in done.stderr
+
+
+def test_the_script_of_make_names_the_brokers_that_it_knows():
+    done = subprocess.run(
+        [sys.executable, "tests/demo/__main__.py", "nats"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "rabbitmq, activemq, kafka" in done.stderr

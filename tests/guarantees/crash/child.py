@@ -1,0 +1,127 @@
+"""A consumer process to be killed: it handles the messages of a Job once.
+
+Where it dies is said by IDEMPOTENT_CRASH_AT. What it settles comes out as JSON lines; whatever it had not settled
+is to be delivered again by the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from idempotent import Message, Registry, Result
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.consumer import Consumer
+from idempotent.observe import Event, counters
+from idempotent.policy import Backoff
+from idempotent.testing.crashpoints import around, crash_points
+from tests.support.stores import Store
+
+SUBJECT = "orders"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to consume, and how."""
+
+    kind: str
+    url: str
+    table: str
+    ledger: str
+    ids: tuple[str, ...] = ("1",)
+    transactional: bool = False
+    lease_s: float = 1.0
+    lock_timeout_s: float = 5.0
+    policy: str = "retry"
+    max_attempts: int = 5
+    together: bool = False
+    fails: bool = False
+
+    def with_(self, **changes: Any) -> Job:
+        return replace(self, **changes)
+
+    def checker(self, store: Store, engine: Any = None) -> AbstractIdempotentChecker:
+        if self.transactional:
+            return store.transactional(engine, lock_timeout_s=self.lock_timeout_s)
+        return store.leased(lease_s=self.lease_s)
+
+    def consumer(
+        self,
+        store: Store,
+        checker: AbstractIdempotentChecker | None = None,
+        during: Callable[[], object] = lambda: None,
+    ) -> Consumer:
+        """The consumer of this job; `during` runs in its handler, after the effect."""
+
+        def handle(message: Message) -> None:
+            write(self.ledger, str(message.id))
+            self._end(during)
+
+        def handle_in_session(message: Message, session: Session) -> None:
+            session.execute(store.effects.insert().values(id=message.id))
+            self._end(during)
+
+        def happened(key: Any) -> bool:
+            write(f"{self.ledger}.asked", key.text)
+            return effects(self.ledger)[key.text.rpartition(":")[2]] > 0
+
+        options = (
+            {}
+            if self.transactional
+            else {"on_expired_lease": happened if self.policy == "ask" else self.policy}
+        )
+        register = Registry().consumer(
+            SUBJECT,
+            checker=checker or self.checker(store),
+            max_attempts=self.max_attempts,
+            backoff=Backoff(0),
+            **options,
+        )
+        return register(around(handle_in_session if self.transactional else handle, "effect"))
+
+    def _end(self, during: Callable[[], object]) -> None:
+        during()
+        if self.fails:
+            raise ValueError("as the job says")
+
+
+def write(path: str, line: str) -> None:
+    """An effect that no transaction undoes and no crash forgets."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(file, f"{line}\n".encode())
+    os.fsync(file)
+    os.close(file)
+
+
+def effects(ledger: str) -> Counter[str]:
+    """How often each effect happened."""
+    path = Path(ledger)
+    return Counter(path.read_text().splitlines() if path.exists() else ())
+
+
+def settle(message: Message, result: Result) -> None:
+    line = {"id": message.id, "outcome": result.outcome.value, "error": str(result.error or "")}
+    os.write(1, f"{json.dumps(line)}\n".encode())
+
+
+def work(job: Job) -> None:
+    store = Store(job.kind, job.url, job.table)
+    with store.opened:
+        consumer = job.consumer(store, crash_points(job.checker(store)))
+        messages = [Message(SUBJECT, id=i) for i in job.ids]
+        ack = around(settle, "ack")
+        if job.together:
+            for message, result in zip(messages, consumer.process_many(messages), strict=True):
+                ack(message, result)
+        else:
+            for message in messages:
+                ack(message, consumer.process(message))
+        counts = {what.value: n for (_, what), n in counters.snapshot().items() if isinstance(what, Event)}
+        os.write(1, f"{json.dumps({'counters': counts})}\n".encode())

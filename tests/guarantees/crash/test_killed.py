@@ -1,0 +1,118 @@
+"""A process is killed at each point of a message's way, and the message is delivered again."""
+
+from __future__ import annotations
+
+import pytest
+
+from idempotent import Outcome
+from idempotent.checkers.base import LAPSED_ERROR, UNKNOWN_EFFECT
+from idempotent.claims import KeyStatus
+from idempotent.outcomes import Action
+from tests.guarantees.crash.scene import deliver, deliver_until_settled, until
+
+# A process that died had this long a lease where a test looks at the lease while it lasts.
+LONG_S = 4.0
+BETWEEN_EFFECT_AND_COMPLETION = ("after_effect", "before_complete")
+
+
+# Leased claims
+
+
+def test_before_the_claim_nothing_is_held(leased):
+    assert leased.die("before_claim") == []
+    assert leased.keys() == {}
+    assert deliver(leased.consumer()).outcome is Outcome.PROCESSED
+    assert leased.effects() == {"1": 1}
+
+
+def test_after_the_claim_the_key_is_held_till_the_lease_ends_and_then_runs_once(leased):
+    consumer = leased.consumer(lease_s=LONG_S)
+    assert deliver(consumer, "warm").outcome is Outcome.PROCESSED  # connect before the lease runs
+    assert leased.die("after_claim", lease_s=LONG_S) == []
+    held = deliver(consumer)
+    assert (held.outcome, held.action) == (Outcome.IN_PROGRESS, Action.HOLD)
+    assert 0 < held.retry_after_s <= LONG_S
+    fence = leased.key().fence
+    assert deliver_until_settled(consumer).outcome is Outcome.PROCESSED
+    assert leased.effects() == {"warm": 1, "1": 1}
+    assert leased.key().fence > fence
+    assert deliver(consumer).outcome is Outcome.DUPLICATE
+
+
+@pytest.mark.parametrize("point", BETWEEN_EFFECT_AND_COMPLETION)
+def test_between_effect_and_completion_retry_repeats_the_effect_exactly_once(leased, point):
+    assert leased.die(point) == []
+    consumer = leased.consumer()
+    assert deliver_until_settled(consumer).outcome is Outcome.PROCESSED
+    assert leased.effects() == {"1": 2}
+    assert deliver(consumer).outcome is Outcome.DUPLICATE
+    assert leased.effects() == {"1": 2}
+
+
+def test_between_effect_and_completion_park_leaves_it_to_a_person(leased):
+    leased.die("after_effect", policy="park")
+    consumer = leased.consumer(policy="park")
+    parked = deliver_until_settled(consumer)
+    assert (parked.outcome, parked.action) == (Outcome.DEAD, Action.DEAD_LETTER)
+    assert "effect unknown" in str(parked.error)
+    record = leased.key()
+    assert (record.status, record.attempts, record.last_error) == (KeyStatus.DEAD, 0, UNKNOWN_EFFECT)
+    assert deliver(consumer).outcome is Outcome.DEAD
+    assert leased.effects() == {"1": 1}
+
+
+@pytest.mark.parametrize(
+    ("point", "outcome"), [("after_effect", Outcome.DUPLICATE), ("after_claim", Outcome.PROCESSED)]
+)
+def test_a_consumer_that_can_tell_is_asked(leased, point, outcome):
+    leased.die(point, policy="ask")
+    consumer = leased.consumer(policy="ask")
+    assert deliver_until_settled(consumer).outcome is outcome
+    assert leased.asked() == 1
+    assert leased.effects() == {"1": 1}
+    assert deliver(consumer).outcome is Outcome.DUPLICATE
+    assert leased.asked() == 1
+
+
+@pytest.mark.parametrize("point", ["after_complete", "before_ack"])
+def test_after_completion_a_redelivery_is_a_duplicate(leased, point):
+    assert leased.die(point) == []
+    again = deliver(leased.consumer())
+    assert (again.outcome, again.action) == (Outcome.DUPLICATE, Action.ACK)
+    assert leased.effects() == {"1": 1}
+
+
+def test_a_message_that_kills_its_process_burns_an_attempt_each_time_and_dies(leased):
+    leased.die("before_effect", max_attempts=2)
+    first = leased.key()
+    until(lambda: leased.keys()["1"].lapsed, "the lease ends")
+    leased.die("before_effect", max_attempts=2)
+    second = leased.key()
+    assert (first.attempts, second.attempts) == (0, 1)
+    assert second.fence > first.fence
+    consumer = leased.consumer(max_attempts=2)
+    dead = deliver_until_settled(consumer)
+    assert (dead.outcome, dead.action) == (Outcome.DEAD, Action.DEAD_LETTER)
+    record = leased.key()
+    assert (record.status, record.attempts, record.last_error) == (KeyStatus.DEAD, 2, LAPSED_ERROR)
+    assert leased.effects() == {}
+
+
+# Transactions
+
+COMMITTED = ("after_commit", "after_complete", "before_ack")
+OPEN = ("before_claim", "after_claim", "before_effect", "after_effect", "before_complete", "before_commit")
+
+
+@pytest.mark.parametrize("point", [*OPEN, *COMMITTED])
+def test_key_and_effect_commit_together_or_not_at_all(transactional, point):
+    assert transactional.die(point) == []
+    known = point in COMMITTED
+    assert transactional.effects() == ({"1": 1} if known else {})
+    assert set(transactional.keys()) == ({"1"} if known else set())
+    consumer = transactional.consumer(max_attempts=1)
+    again = deliver_until_settled(consumer)
+    assert again.outcome is (Outcome.DUPLICATE if known else Outcome.PROCESSED)
+    assert again.action is Action.ACK
+    assert transactional.effects() == {"1": 1}
+    assert transactional.key().attempts == 0, "whose process dies is not counted here"

@@ -1,0 +1,270 @@
+"""The life of a key as a model, against every checker: whatever the order of claims, completions, failures, lapses,
+renewals, decisions of people and collections, by however many owners, store and model agree."""
+
+import itertools
+import struct
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
+from idempotent.keys import KeySpace
+from tests.support.depth import examples
+from tests.support.state_machines import run_machine
+from tests.support.stores import ALL, open_store
+
+EXAMPLES, STEPS = examples(2000), 20
+LONG_S = 3600.0
+MAX_ATTEMPTS = 3
+SPACE = KeySpace("orders", "life")
+KEYS = st.integers(0, 2)
+CONTENTS = st.sampled_from([None, b"a" * 20, b"b" * 20])
+_examples = itertools.count()
+
+
+@dataclass
+class Row:
+    """What the model knows of a stored key."""
+
+    status: KeyStatus
+    owner: bytes
+    fence: int
+    content: bytes | None
+    lapsed: bool = False
+    expired: bool = False
+
+    @property
+    def in_progress(self):
+        return self.status.in_progress
+
+
+class Hands:
+    """Moves the clock of one key, in the store itself."""
+
+    def __init__(self, store, checker):
+        self.store, self.checker = store, checker
+        if store.kind not in ("memory", "redis"):
+            self.engine = store.engine(isolation_level="AUTOCOMMIT")
+
+    @property
+    def collects(self):
+        """Redis forgets by itself."""
+        return self.store.kind != "redis"
+
+    def lapse(self, key):
+        if self.store.kind == "memory":
+            self.checker.entries[key.hash].lease_until = 1.0
+        elif self.store.kind == "redis":
+            self.checker.store.client.setrange(
+                self.checker.store.names.name(key.hash), 9, struct.pack(">Q", 1)
+            )
+        else:
+            self._update(key, "lease_until")
+
+    def expire(self, key):
+        if self.store.kind == "memory":
+            self.checker.entries[key.hash].expires_at = 1.0
+        else:
+            self._update(key, "expires_at")
+
+    def _update(self, key, column):
+        with self.engine.connect() as connection:
+            done = connection.execute(
+                sa.text(f"UPDATE {self.store.table} SET {column} = 1 WHERE key_hash = :hash"),
+                {"hash": key.hash},
+            )
+            assert done.rowcount == 1
+
+
+class KeyLife(RuleBasedStateMachine):
+    """Three keys, and everybody who ever claimed one of them."""
+
+    def __init__(self, checker, hands):
+        super().__init__()
+        self.checker, self.hands = checker, hands
+        self.admin = checker.admin()
+        example = next(_examples)
+        self.keys = [SPACE.key(f"{example}-{number}") for number in range(3)]
+        self.rows = [None, None, None]
+        self.fences = [0, 0, 0]
+        # None: what a collection left of them is the store's affair.
+        self.attempts = [0, 0, 0]
+        self.claims = []
+
+    # Claims
+
+    def request(self, number, content, on_lapsed, *, group):
+        parks = on_lapsed is Lapsed.PARK
+        status = KeyStatus.IN_PROGRESS_PARK if parks else KeyStatus.IN_PROGRESS
+        status = KeyStatus.IN_PROGRESS_GROUP if group else status
+        return ClaimRequest(self.keys[number], fingerprint=content, status=status, on_lapsed=on_lapsed)
+
+    def check(self, number, request, decision):
+        row = self.rows[number]
+        if row is None:
+            self.acquired(number, request, decision, lapsed=False, alone=False)
+        elif not row.in_progress:
+            done = row.status is KeyStatus.DONE
+            assert decision.verdict is (Verdict.DUPLICATE if done else Verdict.DEAD)
+            assert decision.fingerprint == row.content
+        elif not row.lapsed:
+            assert (decision.verdict, decision.lapsed) == (Verdict.IN_PROGRESS, False)
+            assert 0 < decision.retry_after_s <= LONG_S
+        elif request.on_lapsed is Lapsed.LEAVE or (
+            None not in (request.fingerprint, row.content) and request.fingerprint != row.content
+        ):
+            assert (decision.verdict, decision.lapsed) == (Verdict.IN_PROGRESS, True)
+        elif request.on_lapsed is Lapsed.PARK:
+            assert decision.verdict is Verdict.DEAD
+            row.status, row.lapsed = KeyStatus.DEAD, False
+        else:
+            alone = row.status is not KeyStatus.IN_PROGRESS_GROUP
+            self.acquired(number, request, decision, lapsed=True, alone=alone)
+
+    def acquired(self, number, request, decision, *, lapsed, alone):
+        assert (decision.verdict, decision.lapsed, decision.alone) == (Verdict.ACQUIRED, lapsed, alone)
+        claim = decision.claim
+        assert (claim.key, claim.owner) == (request.key, request.owner)
+        assert claim.fence > self.fences[number], "a fence never comes twice"
+        self.fences[number] = claim.fence
+        self.rows[number] = Row(request.status, request.owner, claim.fence, request.fingerprint)
+        self.claims.append((number, claim))
+
+    @rule(number=KEYS, content=CONTENTS, on_lapsed=st.sampled_from(Lapsed))
+    def claim(self, number, content, on_lapsed):
+        request = self.request(number, content, on_lapsed, group=False)
+        self.check(number, request, self.checker.claim(request))
+
+    @rule(contents=st.tuples(CONTENTS, CONTENTS, CONTENTS), order=st.permutations([0, 1, 2]))
+    def claim_together(self, contents, order):
+        requests = [self.request(number, contents[number], Lapsed.LEAVE, group=True) for number in order]
+        for number, request, decision in zip(order, requests, self.checker.claim_many(requests), strict=True):
+            self.check(number, request, decision)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def claim_whose_answer_was_lost(self, data):
+        number, claim = data.draw(st.sampled_from(self.claims))
+        row = self.rows[number]
+        if row is not None and row.owner == claim.owner:
+            again = self.checker.claim(ClaimRequest(claim.key, claim.owner, row.content, row.status))
+            assert (again.verdict, again.claim.fence) == (Verdict.ACQUIRED, row.fence)
+
+    # What becomes of them
+
+    def owns(self, number, claim):
+        row = self.rows[number]
+        return row is not None and row.owner == claim.owner
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), result=st.sampled_from([None, b"1"]))
+    def complete(self, data, result):
+        number, claim = data.draw(st.sampled_from(self.claims))
+        assert self.checker.complete(claim, result) == self.owns(number, claim)
+        self.done(number, claim)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def complete_together(self, data):
+        chosen = data.draw(st.lists(st.sampled_from(self.claims), unique_by=lambda one: one[0], min_size=1))
+        kept = self.checker.complete_many([Completion(claim) for _, claim in chosen])
+        assert kept == [self.owns(number, claim) for number, claim in chosen]
+        for number, claim in chosen:
+            self.done(number, claim)
+
+    def done(self, number, claim):
+        if self.owns(number, claim):
+            self.rows[number].status, self.rows[number].lapsed = KeyStatus.DONE, False
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), fails=st.booleans())
+    def release(self, data, fails):
+        number, claim = data.draw(st.sampled_from(self.claims))
+        row = self.rows[number]
+        owned = self.owns(number, claim) and row.in_progress
+        released = self.checker.release(claim, Failure("ValueError: no", MAX_ATTEMPTS) if fails else None)
+        assert released.owned == owned
+        if not owned:
+            return
+        if fails:
+            known = self.attempts[number]
+            assert released.attempts == known + 1 if known is not None else released.attempts >= 1
+            self.attempts[number] = released.attempts
+            assert released.dead == (released.attempts >= MAX_ATTEMPTS)
+        if released.dead:
+            row.status, row.lapsed = KeyStatus.DEAD, False
+        else:
+            self.rows[number] = None
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def renew(self, data):
+        chosen = data.draw(st.lists(st.sampled_from(self.claims), unique_by=lambda one: one[0], min_size=1))
+        kept = self.checker._renew_many([claim for _, claim in chosen])
+        assert kept == [
+            self.owns(number, claim) and self.rows[number].in_progress for number, claim in chosen
+        ]
+        for (number, _), renewed in zip(chosen, kept, strict=True):
+            if renewed:
+                self.rows[number].lapsed = False
+
+    # Time, and people
+
+    @rule(number=KEYS)
+    def lapse(self, number):
+        row = self.rows[number]
+        if row is not None and row.in_progress:
+            self.hands.lapse(self.keys[number])
+            row.lapsed = True
+
+    @rule(number=KEYS)
+    def expire(self, number):
+        if self.hands.collects and self.rows[number] is not None:
+            self.hands.expire(self.keys[number])
+            self.rows[number].expired = True
+
+    @precondition(lambda self: any(row is not None and row.expired for row in self.rows))
+    @rule()
+    def collect(self):
+        self.checker.garbage_collect()
+        for number, row in enumerate(self.rows):
+            if row is None or not row.expired:
+                continue
+            if not row.in_progress or (row.lapsed and row.status is not KeyStatus.IN_PROGRESS_PARK):
+                self.rows[number], self.attempts[number] = None, None
+
+    @rule(number=KEYS)
+    def reopen(self, number):
+        row, record = self.rows[number], self.admin.get(self.keys[number])
+        if record is None:
+            return
+        may = not row.in_progress or row.lapsed
+        assert self.admin.reopen(record) == may
+        if may:
+            self.rows[number], self.attempts[number] = None, 0
+
+    @invariant()
+    def the_store_agrees(self):
+        for key, row in zip(self.keys, self.rows, strict=True):
+            record = self.admin.get(key)
+            if row is None:
+                assert record is None
+            else:
+                assert (record.status, record.fence) == (row.status, row.fence)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ALL)
+def test_store_and_model_agree(kind, request):
+    for store in open_store(kind, request):
+        checker = store.leased(lease_s=LONG_S, retention_s=LONG_S)
+        run_machine(partial(KeyLife, checker, Hands(store, checker)), examples=EXAMPLES, steps=STEPS)

@@ -1,0 +1,194 @@
+"""Every snippet of the README and the docs, and every example, runs."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+
+from idempotent.checkers import SqlChecker, checker_from_url
+from idempotent.claims import ClaimRequest, Failure
+from idempotent.keys import KeySpace
+from idempotent.migrations import upgrade
+from idempotent.registry import default_registry
+from idempotent.stores.redis.faults import COMMANDS as REDIS_COMMANDS
+from tests.cli.shop import CONSUMERS
+from tests.support.privileges import SQL as SQL_PRIVILEGES
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LANGUAGES = {"python", "sh", "console", "text"}
+# It stops the Spark session, of which a process has one.
+OWN_PROCESS = {"docs/spark.md"}
+BILLING = KeySpace("orders.paid", "billing")
+# What a page shows of other people's servers, and what stands in for it. Order matters: the longest first.
+STAND_INS = {
+    "transactional+postgresql+psycopg://user@host/shop": "transactional+sqlite:///app.db",
+    "redis://localhost": "{redis}",
+    "amqp://localhost": "memory://docs?until_empty=true",
+    "/data/orders.jsonl": "orders.jsonl",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages talk about."""
+    monkeypatch.chdir(tmp_path)
+    # Pages decorate into the default registry, which is everybody's.
+    monkeypatch.setattr(default_registry, "_consumers", {})
+    monkeypatch.setattr(default_registry, "_checkers", {})
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").touch()
+    (tmp_path / "shop" / "consumers.py").write_text(
+        CONSUMERS.replace("mail = Registry()", "mail = registry = Registry()")
+    )
+    lines = '{"id": "1", "subject": "orders.paid", "body": {"cents": 100}}\n'
+    (tmp_path / "orders.jsonl").write_text(lines)
+    (tmp_path / "dump.gz").write_bytes(gzip.compress(lines.encode()))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_python_of_a_page_runs(page: Path, shop: Path) -> None:
+    document = Sybil([PythonCodeBlockParser()]).parse(page)
+    if name_of(page) in OWN_PROCESS:
+        program = "\n".join(str(example.parsed) for example in document.examples())
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=100, stdin=subprocess.DEVNULL)
+        return
+    document.namespace["__name__"] = "snippet"
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_commands_of_a_page_run(page: Path, shop: Path, request: pytest.FixtureRequest) -> None:
+    document = Sybil([CodeBlockParser("sh", run_block)]).parse(page)
+    document.namespace["request"] = request
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_has_no_snippet_that_nothing_runs(page: Path) -> None:
+    languages = re.findall(r"^ *```(\w*)$", page.read_text(), flags=re.MULTILINE)
+    assert set(languages[::2]) <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_make_targets_of_a_page_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^\$ make (\w+)", page.read_text(), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "idempotent" / "testing").glob("*.py")]
+    known = {name for source in sources for name in re.findall(r"def (test_\w+)", source.read_text())}
+    assert set(re.findall(r"`(test_\w+)`", page.read_text())) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,  # Spark's JVM takes its time
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def run_block(example: Example) -> None:
+    """Run the lines of one block in bash, each over a store with a dead key; exported variables stay."""
+    request: pytest.FixtureRequest = example.namespace["request"]
+    environ = {
+        **os.environ,
+        **example.namespace.setdefault("exported", {}),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    for line in str(example.parsed).replace("\\\n", " ").splitlines():
+        match shlex.split(line, comments=True):
+            case []:
+                pass
+            case ["pip", "install", requirement]:
+                assert_extras_exist(requirement)
+            case ["export", setting]:
+                name, _, url = setting.partition("=")
+                checker_from_url(url).close()  # a URL that is understood; its server is somebody else's
+                if url.startswith("sqlite:"):
+                    environ[name] = example.namespace["exported"][name] = url
+            case _:
+                fresh_store()
+                run_line(line, environ, request)
+
+
+def fresh_store() -> None:
+    Path("app.db").unlink(missing_ok=True)
+    upgrade("sqlite:///app.db")
+    checker = SqlChecker("sqlite:///app.db")
+    claim = checker.claim(ClaimRequest(BILLING.key("4711"))).claim
+    assert claim
+    checker.release(claim, Failure("no such customer", max_attempts=1))
+    checker.close()
+
+
+def run_line(line: str, environ: dict[str, str], request: pytest.FixtureRequest) -> None:
+    # Paging and filtering the output is not ours, and jq need not be here.
+    command = re.sub(r"\| *jq .*", "", line)
+    for shown, used in STAND_INS.items():
+        if shown in command:
+            command = command.replace(shown, used.format(redis=request_redis(used, request)))
+    done = subprocess.run(
+        ["bash", "-c", command],
+        check=False,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # 1: there is something to look at, such as the dead key.
+    assert done.returncode in (0, 1), f"{command} -> {done.returncode}\n{done.stdout}{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def request_redis(used: str, request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("redis_url")) if "{redis}" in used else ""
+
+
+def assert_extras_exist(requirement: str) -> None:
+    name, extras = re.fullmatch(r"([\w-]+)\[([\w,]+)\]", requirement).groups()  # type: ignore[union-attr]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert name == project["name"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_permissions_of_a_consumer_are_those_that_the_contract_runs_with():
+    page = (ROOT / "docs" / "migrations.md").read_text()
+    assert f"`{REDIS_COMMANDS}`" in page
+    assert f"`{SQL_PRIVILEGES}` on the tables" in page

@@ -1,0 +1,163 @@
+"""RabbitMQ."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.support.services.docker import Image
+from tests.support.services.process import (
+    PrivateServer,
+    ServerFailedError,
+    die_with_this_process,
+    free_port,
+    runs,
+)
+
+USER = PASSWORD = "idempotent"
+_CTL_TIMEOUT_S = 60.0
+# epmd, which every Erlang node needs, would start by itself, as a daemon that nobody stops.
+_SCRIPT = """
+{guard} epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" &
+until epmd -names >/dev/null 2>&1; do sleep 0.02; done
+exec {server}
+"""
+
+
+def ping(url: str) -> None:
+    import pika
+
+    pika.BlockingConnection(pika.URLParameters(url)).close()
+
+
+class PrivateRabbitMq(PrivateServer):
+    """Its options are lines of rabbitmq.conf, such as `"max_message_size = 1000"`."""
+
+    name = "RabbitMQ"
+    debian_package = "rabbitmq-server"
+    programs = ("rabbitmq-server", "rabbitmqctl", "epmd")
+    account = "rabbitmq"
+    ping = staticmethod(ping)
+
+    def __init__(self, *settings: str) -> None:
+        super().__init__()
+        self.settings = settings
+        self._tuned: dict[str, str] = {}
+        self._epmd_port = free_port()
+        self._distribution_port = free_port()
+
+    @classmethod
+    def find(cls, program: str) -> str | None:
+        """Debian's scripts in PATH are wrappers that insist on its own folders."""
+        path = Path("/usr/lib/rabbitmq/bin") / program
+        return str(path) if path.exists() else super().find(program)
+
+    @property
+    def url(self) -> str:
+        return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/%2F"
+
+    def ctl(self, *words: str) -> str:
+        """What `rabbitmqctl` says."""
+        command = [*self._environment(), str(self.find("rabbitmqctl")), "--quiet", *words]
+        until = time.monotonic() + _CTL_TIMEOUT_S
+        while True:
+            done = subprocess.run(
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=_CTL_TIMEOUT_S,
+                **self._identity(),
+            )
+            # A try that failed may have done it.
+            if done.returncode == 0 or "already exists" in done.stderr:
+                return done.stdout
+            if time.monotonic() > until:
+                raise ServerFailedError(f"rabbitmqctl {words[0]}: {done.stderr}")
+            time.sleep(1)  # it takes connections a moment before it is ready for this
+
+    def tune(self, setting: str, value: int) -> None:
+        """Changes a setting, for channels that are opened from now on."""
+        was = self.ctl("eval", f"application:get_env(rabbit, {setting}).").strip()
+        self.ctl("eval", f"application:set_env(rabbit, {setting}, {value}).")
+        self._tuned.setdefault(setting, was)
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        """Puts back in the end what was tuned meanwhile."""
+        try:
+            yield
+        finally:
+            for setting, was in self._tuned.items():
+                value = was.removeprefix("{ok,").removesuffix("}")
+                put_back = (
+                    "unset_env(rabbit, {})" if was == "undefined" else f"set_env(rabbit, {{}}, {value})"
+                )
+                self.ctl("eval", f"application:{put_back.format(setting)}.")
+            self._tuned.clear()
+
+    def stop(self) -> None:
+        family = self._family()
+        super().stop()
+        # epmd ends with the server by itself only where the kernel knows how.
+        for member in family:
+            if runs(member):
+                try:
+                    member.kill()
+                except psutil.NoSuchProcess:
+                    continue
+
+    def _prepare(self) -> None:
+        lines = [
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}",
+            f"default_user = {USER}",
+            f"default_pass = {PASSWORD}",
+            "default_user_tags.administrator = true",
+            # The machine is shared: an alarm would stop every publisher.
+            "disk_free_limit.absolute = 1MB",
+            "vm_memory_high_watermark.absolute = 2GB",
+            *self.settings,
+        ]
+        (self.folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
+        (self.folder / "plugins").write_text("[].\n")
+
+    def _command(self) -> list[str]:
+        guard = " ".join(die_with_this_process())
+        script = _SCRIPT.format(guard=guard, server=self.find("rabbitmq-server"))
+        return [*self._environment(), "sh", "-c", script]
+
+    def _environment(self) -> list[str]:
+        values = {
+            "HOME": self.folder,
+            # Replaces the script by the server, which then gets the signals.
+            "RUNNING_UNDER_SYSTEMD": "1",
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": self._epmd_port,
+            "RABBITMQ_NODENAME": f"idempotent-{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": self._distribution_port,
+            "RABBITMQ_MNESIA_BASE": self.folder / "data",
+            "RABBITMQ_LOG_BASE": self.folder,
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_PID_FILE": self.folder / "pid",
+            "RABBITMQ_CONF_ENV_FILE": self.folder / "no-env.conf",
+            "RABBITMQ_CONFIG_FILE": self.folder / "rabbitmq.conf",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": self.folder / "plugins",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
+            ),
+        }
+        path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin"
+        return ["env", f"PATH={path}", *(f"{name}={value}" for name, value in values.items())]
+
+
+IMAGE = Image(
+    "rabbitmq:4",
+    port=5672,
+    environment={"RABBITMQ_DEFAULT_USER": USER, "RABBITMQ_DEFAULT_PASS": PASSWORD},
+    command="rabbitmq-server",
+    url=f"amqp://{USER}:{PASSWORD}@{{host}}:{{port}}/%2F",
+)

@@ -1,0 +1,107 @@
+"""`make torture`: every broker with every checker, on servers of its own, and the figures in build/torture/.
+
+`python -m tests.torture --broker kafka --checker redis --seconds 60 --seed 7` for one pair.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from idempotent.errors import IdempotentError
+from idempotent.testing.stage.command import demonstrate
+from idempotent.torture import Settings, TortureReport
+from idempotent.torture.command import over_servers
+from idempotent.torture.examination.figures import write_figures
+from tests.support.pairs import BROKERS, CHECKERS, PAIRS, servers_of
+from tests.support.services import PrivateServer
+from tests.support.services.small_disk import on_a_small_disk
+
+FIGURES = Path(__file__).parents[2] / "build" / "torture"
+# Starting, and processing what is left, for each pair.
+AROUND_S = 20.0
+SHORTEST_S = 10.0
+
+
+class Reports:
+    """Of several runs."""
+
+    def __init__(self, reports: list[TortureReport]) -> None:
+        self._reports = reports
+
+    @property
+    def kept_promise(self) -> bool:
+        return all(report.kept_promise for report in self._reports)
+
+    def as_json(self) -> dict[str, object]:
+        return {"ok": self.kept_promise, "runs": [report.as_json() for report in self._reports]}
+
+
+def main(
+    broker: Annotated[str, typer.Option(help=f"One of {', '.join(BROKERS)}; none: each.")] = "",
+    checker: Annotated[str, typer.Option(help=f"One of {', '.join(CHECKERS)}; none: each.")] = "",
+    seconds: Annotated[float, typer.Option(help="In all.")] = 3600.0,
+    seed: int | None = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep journals and logs.")] = False,
+) -> None:
+    """Torture the pairs, one after the other."""
+    pairs = [pair for pair in PAIRS if broker in ("", pair[0]) and checker in ("", pair[1])]
+    if not pairs:
+        known = "; ".join(f"{broker} {checker}" for broker, checker in PAIRS)
+        sys.exit(f"no such pair: {broker} {checker}. Known: {known}")
+    share_s = max(seconds / len(pairs) - AROUND_S, SHORTEST_S)
+    first_seed = secrets.randbelow(1_000_000) if seed is None else seed
+    command = f"make torture SECONDS={seconds:g} SEED={first_seed}"
+    command += f" BROKER={broker}" * bool(broker) + f" CHECKER={checker}" * bool(checker)
+
+    def run(console: Console) -> Reports:
+        reports: list[TortureReport] = []
+        for number, (one, other) in enumerate(pairs, start=1):
+            console.rule(f"{number} of {len(pairs)}: {one}, {other}")
+            settings = Settings(seed=first_seed, seconds=share_s)
+            reports.append(pair(console, one, other, settings, keep=keep))
+            # Each time, because an hour is long.
+            write_figures(FIGURES, reports, command)
+        console.print(f"Figures: {FIGURES / 'figures.md'}", soft_wrap=True)
+        return Reports(reports)
+
+    demonstrate(run, as_json=as_json)
+
+
+def pair(console: Console, broker: str, checker: str, settings: Settings, *, keep: bool) -> TortureReport:
+    """One of them."""
+    with ExitStack() as stack:
+        kind = CHECKERS[checker]
+        store = kind.store(*kind.options)
+        # Redis has its keys in memory.
+        small = checker != "redis" and stack.enter_context(on_a_small_disk(store))
+        running = [started(stack, console, server) for server in (BROKERS[broker](), store)]
+        return over_servers(console, settings, servers_of(*running, checker, small_disk=small), keep=keep)
+
+
+def started(stack: ExitStack, console: Console, server: PrivateServer) -> PrivateServer:
+    """The server, running until the end."""
+    missing = server.missing()
+    if missing:
+        sys.exit(f"{server.name} cannot be started here: {missing}")
+    stack.callback(server.close)
+    with console.status(f"Starting {server.name}"):
+        server.start()
+    return server
+
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(main)
+
+if __name__ == "__main__":
+    try:
+        app()
+    except IdempotentError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

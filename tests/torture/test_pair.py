@@ -1,0 +1,128 @@
+"""Torture of one pair, beside other tests. `make brief-torture` takes all pairs, and `make torture` an hour."""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from idempotent import Registry
+from idempotent.adapters import adapter_from_url
+from idempotent.claims import Verdict
+from idempotent.testing.proxy import Proxy
+from idempotent.testing.stage.leftovers import left_over
+from idempotent.torture import Servers, Settings, TortureRun
+from idempotent.torture.command import over_servers
+from idempotent.torture.faults.injector import Harm
+from idempotent.torture.faults.kinds import Fault, FaultKind
+from idempotent.torture.job import GROUP
+from idempotent.torture.messages import message_of
+from idempotent.torture.stores import Store
+from tests.support.pairs import servers_of
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_and_nothing_unexplained(private_rabbitmq, private_mariadb):
+    servers = servers_of(private_rabbitmq(), private_mariadb(), "transactional-mariadb")
+    # The same faults each time, so that a failure comes again.
+    report = over_servers(Console(quiet=True), Settings(seed=1, seconds=10.0), servers)
+    shown = json.dumps(report.as_json(), indent=1)
+    assert report.kept_promise, shown
+    assert report.messages > 50, shown
+    # A machine that is too busy for all of it still does some.
+    assert report.kills + report.pauses, shown
+    assert report.restarts, shown
+    assert report.kills + report.pauses + report.cuts + report.other_faults > 3, shown
+
+
+@pytest.mark.slow
+def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url, tmp_path):
+    """One that is done comes again, its key is lost, and whoever claims it anew dies: nobody has it for a lease."""
+    settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=5.0)
+    run = TortureRun(settings, Servers(rabbitmq_url, redis_url), "torture_waits", tmp_path)
+    copy = message_of("torture_waits", settings.seed, 0)
+    checker = run.store.checker(settings.lease_s)
+    dead = Registry().consumer(copy.subject, group=GROUP, checker=checker)(lambda _: None)
+    sent = []
+
+    def send_it_again():
+        if run.producer.finished and run.finished == run.producer.begun and not sent:
+            run.store.lose_keys(1.0, random.Random())
+            sent.append(checker.claim(dead.request(copy)).verdict)
+            checker.close()  # which ends the renewal, and no lease
+            adapter = adapter_from_url(rabbitmq_url)
+            adapter.publish(copy)
+            adapter.close()
+
+    run.run(send_it_again)
+    assert sent == [Verdict.ACQUIRED]
+    report = run.report()
+    assert report.left == (), report.traces
+
+
+@pytest.mark.slow
+def test_what_comes_after_the_silence_is_processed_too(rabbitmq_url, redis_url, tmp_path, monkeypatch):
+    """Not even a silence as long as a lease proves that nothing is there."""
+    settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=1.0)
+    run = TortureRun(settings, Servers(rabbitmq_url, redis_url), "torture_late", tmp_path)
+    copy = message_of("torture_late", settings.seed, 0)
+    sent = []
+
+    def after_one_more(*about):
+        if not sent:
+            sent.append(copy)
+            adapter = adapter_from_url(rabbitmq_url)
+            adapter.publish(copy)
+            adapter.close()
+        return left_over(*about)
+
+    monkeypatch.setattr("idempotent.torture.run.left_over", after_one_more)
+    run.run()
+    report = run.report()
+    assert sent
+    assert report.kept_promise, report.traces
+    assert report.left == ()
+
+
+def test_a_late_packet_arrives_although_another_is_to_be_lost_meanwhile(tmp_path):
+    """Else its connection, and the transaction in it, would stay open for the rest of the run, and the key locked."""
+    arrived, ended = queue.SimpleQueue(), threading.Event()
+
+    def serve(connection):
+        with connection:
+            while packet := connection.recv(100):
+                arrived.put(packet)
+        ended.set()
+
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=lambda: serve(server.accept()[0]), daemon=True).start()
+    proxy = Proxy(*server.getsockname(), patience_s=0.1)
+    slot = SimpleNamespace(store_proxy=proxy, process="0.1", busy=False, look=lambda: None)
+    store = Store(f"transactional+sqlite:///{tmp_path}/store.db", "late")
+    faults = [Fault(0.0, FaultKind.LATE_STORE_QUESTION, 0), Fault(0.1, FaultKind.LOSE_STORE_QUESTION, 0)]
+    incidents = []
+    harm = Harm(faults, [slot], None, Servers("amqp://", store.url), store, 1, incidents.append)
+    harm.act(0.0)
+    with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+        client.sendall(b"COMMIT")
+        assert client.recv(100) == b"", "the connection was cut"
+    assert arrived.empty()
+    harm.act(0.1)
+    assert harm.done
+    until = time.monotonic() + 30
+    while not ended.is_set() and time.monotonic() < until:
+        harm.act(1.0)
+        time.sleep(0.01)
+    assert arrived.get_nowait() == b"COMMIT"
+    assert [incident.kind for incident in incidents] == [FaultKind.LATE_STORE_QUESTION]
+    harm.close()
+    proxy.close()
+    server.close()

@@ -1,0 +1,65 @@
+"""The file that liveness and readiness probes look at."""
+
+import os
+import threading
+import time
+
+from idempotent import Registry, Worker
+from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
+from idempotent.checkers import MemoryChecker
+from idempotent.worker.health_file import HealthFile
+
+
+class Adapter(MemoryAdapter):
+    there = True
+
+    @property
+    def connected(self):
+        return self.there
+
+
+def test_a_worker_writes_it_while_it_lives(tmp_path):
+    path = tmp_path / "health"
+    registry = Registry()
+    registry.consumer("orders", checker=MemoryChecker())(lambda message: None)
+    adapter = Adapter(MemoryBroker())
+    worker = Worker(registry, adapter, health_file=path)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        assert becomes(path, "ready\n")
+        os.utime(path, (0, 0))
+        assert wait(lambda: path.stat().st_mtime > 0), "it is written again while nothing happens"
+        adapter.there = False
+        assert becomes(path, "connecting\n")
+    finally:
+        worker.stop()
+        thread.join()
+    assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_does_not_stop_the_messages(tmp_path, caplog):
+    registry = Registry()
+    registry.consumer("orders", checker=MemoryChecker())(lambda message: None)
+    adapter = MemoryAdapter(MemoryBroker(), until_empty=True)
+    Worker(registry, adapter, health_file=tmp_path / "gone" / "health").run()
+    assert "health_file_failed" in caplog.text
+
+
+def test_removing_what_was_never_written_is_no_error(tmp_path):
+    HealthFile(tmp_path / "health").remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def becomes(path, word):
+    return wait(lambda: path.exists() and path.read_text() == word)
+
+
+def wait(look):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if look():
+            return True
+        time.sleep(0.05)
+    return False
