@@ -6,15 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.choices import choice
 from idempotent.consumer import Consumer, ConsumerOptions, ExpiredLeasePolicy, KeyFunction
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
 from idempotent.processing.handler import handler_of
-
-E = TypeVar("E", OnMissingKey, OnStoreError, OnExpiredLease)
 
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
@@ -123,7 +122,7 @@ class Registry:
         expired = (
             on_expired_lease
             if callable(on_expired_lease)
-            else _choice(OnExpiredLease, on_expired_lease, "on_expired_lease", ", or a callable")
+            else choice(OnExpiredLease, on_expired_lease, "on_expired_lease", ", or a callable")
         )
         if batch and expired is not OnExpiredLease.RETRY:
             raise ConfigurationError(
@@ -141,9 +140,9 @@ class Registry:
             ),
             max_attempts=max_attempts,
             backoff=backoff or Backoff(),
-            on_missing_key=_choice(OnMissingKey, on_missing_key, "on_missing_key"),
+            on_missing_key=choice(OnMissingKey, on_missing_key, "on_missing_key"),
             on_expired_lease=expired,
-            on_store_error=_choice(OnStoreError, on_store_error, "on_store_error"),
+            on_store_error=choice(OnStoreError, on_store_error, "on_store_error"),
             fingerprint=fingerprint,
             store_result=store_result,
         )
@@ -206,14 +205,6 @@ def _made(url: object) -> AbstractIdempotentChecker:
     if not isinstance(url, str):
         raise ConfigurationError(f"a checker is an instance, a registered name, or a URL, not {url!r}")
     return checker_from_url(url)
-
-
-def _choice(kind: type[E], value: E | str, name: str, more: str = "") -> E:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(repr(member.value) for member in kind)
-        raise ConfigurationError(f"{name} must be one of {known}{more}, not {value!r}") from None
 
 
 def _exceptions(value: _Exceptions, name: str) -> tuple[type[BaseException], ...]:

@@ -19,6 +19,7 @@ from idempotent.adapters.activemq.settling import CopyOf
 from idempotent.adapters.base import Adapter, Delivery
 from idempotent.adapters.copies import KEY_HEADER, dead_letter_headers, delayed_headers
 from idempotent.adapters.reconnecting import Reconnecting
+from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
@@ -90,7 +91,7 @@ class StompAdapter(Adapter):
         address = Address.from_url(url, ca_file)
         self._settings = StompSettings(
             address=address,
-            ack=AckMode.of(ack),
+            ack=choice(AckMode, ack, "ack"),
             prefetch=prefetch,
             optimize_acknowledge=optimize_acknowledge,
             optimize_ack_timeout_s=optimize_ack_timeout_s,

@@ -40,19 +40,6 @@ class AckMode(Enum):
     INDIVIDUAL = "individual"
     """INDIVIDUAL_ACKNOWLEDGE: each message, when it is settled."""
 
-    @classmethod
-    def of(cls, name: AckMode | str) -> AckMode:
-        """The mode of this name.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
-        try:
-            return cls(name)
-        except ValueError:
-            known = ", ".join(mode.value for mode in cls)
-            raise ConfigurationError(f"ack must be one of {known}, not {name!r}") from None
-
 
 @dataclass(frozen=True, slots=True)
 class Address:

@@ -21,7 +21,6 @@ from idempotent.adapters.kafka.options import (
     Ordering,
     Semantics,
     check_own,
-    choice,
     consumer_config,
     place_of,
     security_config,
@@ -32,6 +31,7 @@ from idempotent.adapters.kafka.partition import Partition, Token, limits_of, tok
 from idempotent.adapters.kafka.records import DUE_HEADER, origin_text
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.transactions import Transactions
+from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.message import Message
@@ -118,9 +118,9 @@ class KafkaAdapter(Adapter):
     ) -> None:
         """Check the settings; connect in `open`."""
         place = place_of(url_or_bootstrap)
-        self._semantics = choice(Semantics, "semantics", semantics)
+        self._semantics = choice(Semantics, semantics, "semantics")
         self._limits = limits_of(
-            choice(Ordering, "ordering", ordering), max_in_flight_per_partition, max_pending_per_partition
+            choice(Ordering, ordering, "ordering"), max_in_flight_per_partition, max_pending_per_partition
         )
         if commit_interval_s <= 0 or commit_every < 1:
             raise ConfigurationError("commit_interval_s must be above 0, and commit_every at least 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import unquote
 
 from idempotent.errors import ConfigurationError
@@ -35,7 +35,6 @@ class Ordering(Enum):
     """None."""
 
 
-E = TypeVar("E", bound=Enum)
 _SCHEME: Final = "kafka://"
 # `settle` and the watermark decide what is committed; anything automatic commits what is still running.
 _AUTOMATIC: Final = ("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store")
@@ -87,19 +86,6 @@ def place_of(url_or_bootstrap: str) -> Place:
         )
     user, _, password = credentials.partition(":")
     return Place(hosts, unquote(user) or None, unquote(password) or None)
-
-
-def choice(kind: type[E], name: str, value: E | str) -> E:
-    """A member of an enum, by itself or by its value.
-
-    Raises:
-        ConfigurationError: there is no such member.
-    """
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(repr(member.value) for member in kind)
-        raise ConfigurationError(f"{name} must be one of {known}, not {value!r}") from None
 
 
 def security_config(

@@ -12,11 +12,12 @@ from idempotent.adapters.base import Adapter, Delivery
 from idempotent.adapters.rabbitmq.client import LOST, explained, pika_errors, server_at, what_to_check
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
 from idempotent.adapters.rabbitmq.messages import properties_of
-from idempotent.adapters.rabbitmq.options import AckMode, QueueType, chosen
+from idempotent.adapters.rabbitmq.options import AckMode, QueueType
 from idempotent.adapters.rabbitmq.publisher import Publisher
 from idempotent.adapters.rabbitmq.session import Consuming, Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.adapters.reconnecting import Reconnecting, said
+from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
@@ -83,12 +84,12 @@ class RabbitMqAdapter(Adapter):
         backoff: Backoff = Backoff(initial_s=0.2, maximum_s=30.0),  # noqa: B008 - frozen
     ) -> None:
         """Connect in `open`."""
-        mode = chosen(AckMode, ack, "ack")
+        mode = choice(AckMode, ack, "ack")
         batch = max(min(_LARGEST_BATCH, prefetch // 2), 1) if ack_batch is None else ack_batch
         self._server = server_at(
             url, heartbeat_s=heartbeat_s, ca_file=ca_file, cert_file=cert_file, key_file=key_file
         )
-        self._topology = Topology(declare, chosen(QueueType, queue_type, "queue_type"), dead_letter_queue)
+        self._topology = Topology(declare, choice(QueueType, queue_type, "queue_type"), dead_letter_queue)
         self._consuming = Consuming(mode, batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
         self._at_most_once = mode is AckMode.AUTO
         self._reconnecting = Reconnecting(self._server.where, backoff=backoff, fail_fast=fail_fast)

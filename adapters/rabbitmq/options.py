@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeVar
-
-from idempotent.errors import ConfigurationError
-
-EnumT = TypeVar("EnumT", bound=Enum)
 
 
 class AckMode(Enum):
@@ -27,16 +22,3 @@ class QueueType(Enum):
     CLASSIC = "classic"
     QUORUM = "quorum"
     """Replicated, and with a delivery limit: 20 by default since RabbitMQ 4.0."""
-
-
-def chosen(kind: type[EnumT], name: EnumT | str, option: str) -> EnumT:
-    """The member of that name.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    try:
-        return kind(name)
-    except ValueError:
-        known = ", ".join(str(member.value) for member in kind)
-        raise ConfigurationError(f"{option} must be one of {known}, not {name!r}") from None

@@ -22,6 +22,7 @@ from idempotent.adapters.spark.session import new_counters
 from idempotent.adapters.spark.tasks.chunks import checked_chunk
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.wrappers import names_of, refuse_divert
+from idempotent.choices import choice
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -86,11 +87,7 @@ class IdempotentRun:
             ConfigurationError: arguments that cannot work.
             StoreError: the store did not do its part.
         """
-        try:
-            conflict = OnConflict(on_conflict)
-        except ValueError:
-            known = ", ".join(each.value for each in OnConflict)
-            raise ConfigurationError(f"on_conflict must be one of {known}, not {on_conflict!r}") from None
+        conflict = choice(OnConflict, on_conflict, "on_conflict")
         checked_chunk(chunk)
         ledger = open_ledger(store)
         try:

@@ -339,7 +339,7 @@ def test_a_body_that_the_broker_does_not_take_is_an_error_and_the_next_one_goes_
         (
             "stomp://host",
             {"ack": "never"},
-            "ack must be one of auto, client, dups_ok, transacted, individual",
+            "ack must be one of 'auto', 'client', 'dups_ok', 'transacted', 'individual'",
         ),
         ("stomp://host", {"prefetch": 0}, "at least 1"),
         ("stomp://host", {"heartbeat_s": 0}, "heartbeat_s must be positive"),

@@ -1,0 +1,29 @@
+"""choice: the member of an enum that an option names."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+from idempotent.errors import ConfigurationError
+
+E = TypeVar("E", bound=Enum)
+
+
+def choice(kind: type[E], value: E | str, option: str, more: str = "") -> E:
+    """The member of `kind` that `value` names; a member is returned as it is.
+
+    Args:
+        kind: the enum, with a text as the value of each member.
+        value: a member, or its text.
+        option: the name of the option, for the error.
+        more: what the option takes besides, for the error: `", or a callable"`.
+
+    Raises:
+        ConfigurationError: no member has that value. The error lists those that exist.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise ConfigurationError(f"{option} must be one of {known}{more}, not {value!r}") from None
