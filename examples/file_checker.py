@@ -21,8 +21,8 @@ from typing import Self
 
 from idempotent import Message, Registry
 from idempotent.checkers import AbstractIdempotentChecker
-from idempotent.checkers.base import UNKNOWN_EFFECT
 from idempotent.claims import (
+    UNKNOWN_EFFECT,
     Claim,
     ClaimRequest,
     Completion,

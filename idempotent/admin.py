@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from idempotent.claims import KeyStatus
-from idempotent.keys import Key
+from idempotent.keys import SHOWN, Key, consumer_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,19 @@ class KeyFilter:
     statuses: frozenset[KeyStatus] = frozenset()
     lapsed: bool = False
 
+    @property
+    def head(self) -> str | None:
+        """What the readable text of the consumer's keys begins with; None: keys of all consumers are meant."""
+        return None if self.consumer is None else f"{self.consumer}:"[:SHOWN]
+
+    def matches(self, record: KeyRecord) -> bool:
+        """Whether this key is meant."""
+        if self.head is not None and not record.text.startswith(self.head):
+            return False
+        if self.statuses and record.status not in self.statuses:
+            return False
+        return record.lapsed or not self.lapsed
+
 
 @dataclass(frozen=True, slots=True)
 class KeyStats:
@@ -81,6 +94,21 @@ class KeyStats:
     count: int
     lapsed: int
     oldest_update_us: int
+
+
+def counted(records: Iterable[KeyRecord]) -> list[KeyStats]:
+    """Keys counted by consumer and state, in this order."""
+    found: dict[tuple[str, KeyStatus], KeyStats] = {}
+    for record in records:
+        name = (consumer_in(record.text), record.status)
+        seen = found.get(name, KeyStats(*name, 0, 0, record.update_at_us))
+        found[name] = KeyStats(
+            *name,
+            seen.count + 1,
+            seen.lapsed + record.lapsed,
+            min(seen.oldest_update_us, record.update_at_us),
+        )
+    return [found[name] for name in sorted(found)]
 
 
 class KeyAdmin(ABC):
@@ -136,8 +164,10 @@ class Finding:
         level: how bad it is.
         what: what was found, one sentence.
         hint: what to do about it; empty when nothing is to be done.
+        final: nothing else can be looked at.
     """
 
     level: Level
     what: str
     hint: str = ""
+    final: bool = False

@@ -16,6 +16,8 @@ from idempotent.values import value
 OWNER_BYTES: Final = 16
 _COUNT_BYTES: Final = 6
 ERROR_LIMIT: Final = 1000
+LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
+UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
 
 
 class Guarantee(Enum):
@@ -112,6 +114,10 @@ class ClaimRequest:
     max_attempts: int | None = None
     partition: Key | None = None
     position: Position | None = None
+
+    def differs(self, fingerprint: bytes | None) -> bool:
+        """Whether the stored content is another one. Content without a fingerprint is not compared."""
+        return None not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint
 
 
 @value

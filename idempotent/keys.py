@@ -11,7 +11,8 @@ TEXT_LIMIT: Final = 255
 _SEPARATOR: Final = ":"
 # Text longer than the column ends in a mark and the hash, so that two long keys never read the same.
 _MARK: Final = "~"
-_HEAD: Final = TEXT_LIMIT - 2 * HASH_BYTES - len(_MARK)
+SHOWN: Final = TEXT_LIMIT - 2 * HASH_BYTES - len(_MARK)
+"""How many characters of a long text are kept before the mark and the hash."""
 # A character has at most four bytes, and a readable form needs no more of a 1 MB id than fills the column.
 _READ_BYTES: Final = 4 * (TEXT_LIMIT + 1)
 _tuple: Final = tuple.__new__
@@ -36,7 +37,7 @@ class Key(NamedTuple):
     @property
     def consumer(self) -> str:
         """The name of the consumer, `subject:group`, as far as the text shows it."""
-        return _SEPARATOR.join(self.text.split(_SEPARATOR, 2)[:2])
+        return consumer_in(self.text)
 
     def __str__(self) -> str:
         return self.text
@@ -70,8 +71,16 @@ class KeySpace:
             readable = _readable(data[:_READ_BYTES], "")
         text = self._head + readable
         if len(text) >= TEXT_LIMIT and (len(text) > TEXT_LIMIT or _looks_cut(text)):
-            text = f"{text[:_HEAD]}{_MARK}{hashed.hex()}"
+            text = f"{text[:SHOWN]}{_MARK}{hashed.hex()}"
         return _tuple(Key, (hashed, text))  # half the time of Key(): there is one for every message
+
+
+def consumer_in(text: str) -> str:
+    """The consumer's name, `subject:group`, in the readable text of a key; the same for all its keys.
+
+    A name of more than `SHOWN` characters is cut there, with the text.
+    """
+    return _SEPARATOR.join(text[:SHOWN].split(_SEPARATOR, 2)[:2])
 
 
 def _encoded(part: str | bytes) -> bytes:
@@ -85,7 +94,7 @@ def _framed(part: str) -> bytes:
 
 
 def _looks_cut(text: str) -> bool:
-    return len(text) == TEXT_LIMIT and text[_HEAD] == _MARK
+    return len(text) == TEXT_LIMIT and text[SHOWN] == _MARK
 
 
 def _is_plain(text: str) -> bool:
@@ -121,7 +130,7 @@ def key_from_text(text: str) -> Key | None:
         return None
     if _looks_cut(text):
         try:
-            return Key(bytes.fromhex(text[_HEAD + len(_MARK) :]), text)
+            return Key(bytes.fromhex(text[SHOWN + len(_MARK) :]), text)
         except ValueError:
             return None
     subject, group, message_id = (unquote_to_bytes(part) for part in parts)

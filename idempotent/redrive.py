@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final
 
 from idempotent.admin import KeyAdmin
 from idempotent.claims import KeyStatus
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 _ACK: Final = Result(Outcome.PROCESSED)
 _AT_ONCE: Final = 100
 _WAIT_S: Final = 0.2
-
-
-class _HasAdmin(Protocol):
-    def admin(self) -> KeyAdmin: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +65,7 @@ def redrive(
     source = adapter.dead_letter_subject(consumer.subject)
     if source is None:
         raise ConfigurationError(f"{type(adapter).__name__} keeps no dead letters that could be brought back")
-    if not hasattr(consumer.checker, "admin"):
-        raise ConfigurationError(f"{type(consumer.checker).__name__} has no admin(), which reopens keys")
-    admin = cast("_HasAdmin", consumer.checker).admin()
+    admin = consumer.checker.admin()
     done = Redriven()
     left: list[Delivery] = []
     try:
@@ -105,7 +99,7 @@ def _bring_back(
         consumer.subject, letter.body, id=letter.id, headers=without_reason(letter.headers), raw=letter.raw
     )
     try:
-        key = consumer.request(message).key
+        key = consumer.binding.requests.of(message).key
     except MessageError:
         return replace(done, left=done.left + 1)
     record = admin.get(key)

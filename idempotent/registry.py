@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.choices import choice
-from idempotent.consumer import Consumer, ConsumerOptions, ExpiredLeasePolicy, KeyFunction
+from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
 from idempotent.processing.handler import handler_of
+from idempotent.processing.options import ConsumerOptions, ExpiredLeasePolicy, KeyFunction
 
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
@@ -163,7 +164,7 @@ class Registry:
                     "another group"
                 )
             if isinstance(checker, AbstractIdempotentChecker) or "://" in checker:
-                made.check(self._resolve(checker))
+                made.bind(self._resolve(checker))
             self._consumers[made.name] = made
             return made
 
@@ -177,7 +178,7 @@ class Registry:
             ConfigurationError: a consumer and its checker do not go together.
         """
         for made in self._consumers.values():
-            made.check(made.checker)
+            made.check()
 
     def close(self) -> None:
         """Close every checker of this registry."""

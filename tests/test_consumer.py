@@ -197,7 +197,7 @@ def test_other_content_under_the_same_key_is_rejected_with_both_named():
     result = consumer(message(body=b"99 EUR"))
     assert (result.outcome, result.action) == (Outcome.REJECTED, Action.DEAD_LETTER)
     assert isinstance(result.error, FingerprintMismatchError)
-    request, other = (consumer.request(message(body=b)) for b in (b"10 EUR", b"99 EUR"))
+    request, other = (consumer.binding.requests.of(message(body=b)) for b in (b"10 EUR", b"99 EUR"))
     assert request.fingerprint.hex() in str(result.error)
     assert other.fingerprint.hex() in str(result.error)
 

@@ -43,7 +43,7 @@ class StoredOffsets:
         if time.monotonic() < self._ask_again:
             return None
         consumer = self._consumers[subject]
-        key = consumer.partition_key(topic_id, partition)
+        key = consumer.binding.requests.partition(topic_id, partition)
         try:
             return _checker(consumer).begin({key: first})[key]
         except StoreError as error:
@@ -57,7 +57,9 @@ class StoredOffsets:
         if consumer is None:
             return True
         try:
-            _checker(consumer).skip(consumer.partition_key(position.topic_id, position.partition), position)
+            _checker(consumer).skip(
+                consumer.binding.requests.partition(position.topic_id, position.partition), position
+            )
         except StoreError as error:
             log.warning("dead_letter_not_skipped", extra={"topic": subject, "error": str(error)})
             return False

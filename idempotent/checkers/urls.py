@@ -1,17 +1,80 @@
-"""checker_from_url: the checker that a URL names."""
+"""checker_from_url: the checker that a URL names. One table of schemes; nothing else compares prefixes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
 from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.memory.attempts import AttemptChecker
-from idempotent.checkers.memory.checker import MemoryChecker
+from idempotent.claims import Guarantee
 from idempotent.errors import ConfigurationError
 
-_TRANSACTIONAL: Final = "transactional+"
-_OFFSETS: Final = "offsets+"
-_REDIS: Final = ("redis://", "rediss://", "unix://")
+
+class StoreKind(Enum):
+    """Where a checker keeps its keys."""
+
+    MEMORY = "memory"
+    REDIS = "redis"
+    SQL = "sql"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A row of the table.
+
+    Attributes:
+        start: what the checker's URL begins with.
+        checker: the class, as `module:Class`; imported when a checker is made.
+        kind: where the keys are.
+        guarantee: what the checker promises by default.
+        by_position: messages are known by their place in a partition.
+        removed: how much of `start` is no part of the store's own URL.
+    """
+
+    start: str
+    checker: str
+    kind: StoreKind
+    guarantee: Guarantee = Guarantee.LEASED
+    by_position: bool = False
+    removed: str = ""
+
+    def store_url(self, url: str) -> str:
+        """The URL of the store in the checker's URL."""
+        return url.removeprefix(self.removed)
+
+
+_SQL: Final = "idempotent.checkers.sql"
+_REDIS: Final = "idempotent.checkers.redis:RedisChecker"
+_ANY_SQL: Final = Scheme("", f"{_SQL}:SqlChecker", StoreKind.SQL)
+SCHEMES: Final = (
+    Scheme("memory://", "idempotent.checkers.memory:MemoryChecker", StoreKind.MEMORY),
+    Scheme("attempts://", "idempotent.checkers.memory:AttemptChecker", StoreKind.MEMORY, by_position=True),
+    Scheme("redis://", _REDIS, StoreKind.REDIS),
+    Scheme("rediss://", _REDIS, StoreKind.REDIS),
+    Scheme("unix://", _REDIS, StoreKind.REDIS),
+    Scheme(
+        "transactional+",
+        f"{_SQL}:TransactionalSqlChecker",
+        StoreKind.SQL,
+        Guarantee.TRANSACTIONAL,
+        removed="transactional+",
+    ),
+    Scheme(
+        "offsets+",
+        f"{_SQL}:OffsetChecker",
+        StoreKind.SQL,
+        Guarantee.TRANSACTIONAL,
+        by_position=True,
+        removed="offsets+",
+    ),
+)
+
+
+def scheme_of(url: str) -> Scheme:
+    """The row for a URL; any other URL is taken for SQLAlchemy's."""
+    return next((scheme for scheme in SCHEMES if url.startswith(scheme.start)), _ANY_SQL)
 
 
 def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
@@ -32,26 +95,12 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
             "a checker is an instance, a registered name, or a URL such as memory://, redis://localhost, "
             "sqlite:///app.db, transactional+postgresql+psycopg://user@host/db"
         )
+    scheme = scheme_of(url)
+    module, _, name = scheme.checker.partition(":")
+    make = getattr(import_module(module), name)
+    positional = () if scheme.kind is StoreKind.MEMORY else (scheme.store_url(url),)
     try:
-        if url.startswith("memory://"):
-            return MemoryChecker(**options)
-        if url.startswith("attempts://"):
-            return AttemptChecker(**options)
-        if url.startswith(_REDIS):
-            from idempotent.checkers.redis import RedisChecker
-
-            redis_checker: AbstractIdempotentChecker = RedisChecker(url, **options)
-            return redis_checker
-        if url.startswith(_TRANSACTIONAL):
-            from idempotent.checkers.sql.transactional import TransactionalSqlChecker
-
-            return TransactionalSqlChecker(url.removeprefix(_TRANSACTIONAL), **options)
-        if url.startswith(_OFFSETS):
-            from idempotent.checkers.sql.offsets import OffsetChecker
-
-            return OffsetChecker(url.removeprefix(_OFFSETS), **options)
-        from idempotent.checkers.sql.checker import SqlChecker
-
-        return SqlChecker(url, **options)
+        checker: AbstractIdempotentChecker = make(*positional, **options)
     except TypeError as error:
         raise ConfigurationError(str(error)) from error
+    return checker

@@ -7,12 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from idempotent import migrations
 from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
-from idempotent.checkers import SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.memory.admin import consumer_of
-from idempotent.checkers.sql.health import sql_findings
 from idempotent.claims import KeyStatus
 from idempotent.cli.durations import seconds, words
 from idempotent.cli.exits import ExitCode, epilog
@@ -20,9 +16,9 @@ from idempotent.cli.masking import mask
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.output import Unit, console, count, emit, plain, progress, say
 from idempotent.cli.output import table as new_table
-from idempotent.cli.stores import admin_of, checker_at, database_at, is_redis
+from idempotent.cli.stores import checker_at
 from idempotent.errors import SchemaError, StoreError
-from idempotent.schema import DEFAULT_TABLE
+from idempotent.keys import consumer_in
 
 EPILOG = epilog(
     "idempotent doctor --url postgresql+psycopg://user:password@host/db",
@@ -67,7 +63,7 @@ def doctor(
         bar.add_task("looking", total=None)
         try:
             with checker_at(url, table=table, prefix=prefix) as checker:
-                findings += _look(checker, url, table or DEFAULT_TABLE, redelivery_horizon)
+                findings += _look(checker, redelivery_horizon)
         except SchemaError as error:
             findings.append(Finding(Level.ERROR, str(error)))
         except StoreError as error:
@@ -80,42 +76,21 @@ def doctor(
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _look(
-    checker: AbstractIdempotentChecker, url: str, table: str, horizon_s: float | None
-) -> Iterator[Finding]:
-    if isinstance(checker, (SqlChecker, TransactionalSqlChecker)):
-        with database_at(url, table) as engine:
-            drifts = migrations.check(engine, table=table)
-        yield from map(_drifted, drifts)
-        if any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts):
-            shown = mask(url.removeprefix("transactional+"))
-            yield Finding(
-                Level.ERROR,
-                "the tables are not there, so nothing else can be looked at",
-                f"idempotent migrate upgrade --url '{shown}' --table {table}",
-            )
-            return
-        if not drifts:
-            yield Finding(Level.OK, f"the table {table} is as this version needs it")
-        yield from sql_findings(checker.store)
-    elif is_redis(url):
-        from idempotent.checkers.redis.health import redis_findings
-
-        yield from redis_findings(checker)
-    admin = admin_of(checker)
+def _look(checker: AbstractIdempotentChecker, horizon_s: float | None) -> Iterator[Finding]:
+    findings = checker.findings()
+    yield from findings
+    if any(finding.final for finding in findings):
+        return
+    admin = checker.admin()
     yield from _retention(admin, horizon_s)
     yield from _waiting(admin)
-
-
-def _drifted(drift: migrations.Drift) -> Finding:
-    return Finding(Level.ERROR, str(drift), "docs/migrations.md says how each table has to look")
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
     """How long keys are kept, told by the keys themselves: an unclaimed fence is the time of the claim."""
     shortest: dict[str, float] = {}
     for record in admin.list(KeyFilter(), limit=_SAMPLE):
-        consumer = consumer_of(record.text)
+        consumer = consumer_in(record.text)
         kept_s = (record.expires_at_us - record.fence) / 1_000_000
         shortest[consumer] = min(kept_s, shortest.get(consumer, kept_s))
     if horizon_s is None:

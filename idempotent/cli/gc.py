@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import epilog
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.output import Unit, count, emit, progress, say
-from idempotent.cli.stores import checker_at, is_redis
+from idempotent.cli.stores import checker_at
 
 EPILOG = epilog(
     "idempotent gc --url sqlite:///app.db",
@@ -24,9 +25,9 @@ def gc(
     batch_size: Annotated[int, typer.Option(min=1, help="Keys to delete in one transaction.")] = 1000,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete the keys past their expiry, in small batches. Workers do it by themselves; cron may, too.
+    """Delete the keys past their expiry, in small batches. Workers do it automatically; cron may, too.
 
-    Redis forgets them by itself. Never a key with a live lease, and never one in progress of a consumer that parks.
+    Redis forgets them without it. Never a key with a live lease, and never one in progress of a consumer that parks.
     """
     with (
         checker_at(url, table=table, prefix=prefix) as checker,
@@ -39,7 +40,7 @@ def gc(
         )
     if as_json:
         emit(deleted=deleted)
-    elif is_redis(url):
+    elif scheme_of(url).kind is StoreKind.REDIS:
         say("[green]Nothing to do:[/green] Redis forgets expired keys by itself.")
     else:
         say(f"[green]Done:[/green] {count(deleted, 'expired key')} deleted.")

@@ -11,17 +11,16 @@ import typer
 from sqlalchemy import Engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from idempotent.admin import KeyAdmin
-from idempotent.checkers import SqlChecker, TransactionalSqlChecker, checker_from_url
+from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.sql.in_transactions import InTransactions
+from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.keys import Key, key_from_text
 from idempotent.schema import validate_table_name
 from idempotent.stores.sql.connections import engine_from
 from idempotent.stores.sql.faults import as_store_error
 
-TRANSACTIONAL: Final = "transactional+"
-_REDIS: Final = ("redis://", "rediss://", "unix://")
 _CONNECT_TIMEOUT_S: Final = 10
 
 
@@ -36,12 +35,13 @@ def checker_at(
         MissingExtraError: the driver is not installed.
         StoreUnavailableError: an SQLite file that does not exist.
     """
-    if url.startswith("memory://"):
+    kind = scheme_of(url).kind
+    if kind is StoreKind.MEMORY:
         raise ConfigurationError(
             "the keys of memory:// are in the process that made them: nothing to see from here"
         )
     options: dict[str, Any] = {}
-    if is_redis(url):
+    if kind is StoreKind.REDIS:
         if table is not None:
             raise ConfigurationError("a Redis store has no table; its keys have a prefix: --prefix")
         options = {} if prefix is None else {"prefix": prefix}
@@ -60,7 +60,7 @@ def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
     """`checker_from_url`, which neither makes an empty SQLite file of a typing error nor waits long to connect."""
     demand_file(url)
     checker = checker_from_url(url, **options)
-    if isinstance(checker, (SqlChecker, TransactionalSqlChecker)):
+    if isinstance(checker, (SqlChecker, InTransactions)):
         _limit_connecting(checker.store.engine)
     return checker
 
@@ -74,11 +74,12 @@ def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[En
         StoreError: the database did not do its part.
     """
     validate_table_name(table)
-    if is_redis(url) or url.startswith("memory://"):
+    scheme = scheme_of(url)
+    if scheme.kind is not StoreKind.SQL:
         raise ConfigurationError("only SQL stores have tables to migrate; this one needs none")
     if must_exist:
         demand_file(url)
-    engine = engine_from(url.removeprefix(TRANSACTIONAL))
+    engine = engine_from(scheme.store_url(url))
     _limit_connecting(engine)
     try:
         yield engine
@@ -88,26 +89,6 @@ def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[En
         engine.dispose()
 
 
-def admin_of(checker: AbstractIdempotentChecker) -> KeyAdmin:
-    """The checker's KeyAdmin.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
-    admin = getattr(checker, "admin", None)
-    if admin is None:
-        raise ConfigurationError(
-            f"{type(checker).__name__} cannot show its keys: give it a method admin() that returns a KeyAdmin"
-        )
-    made: KeyAdmin = admin()
-    return made
-
-
-def is_redis(url: str) -> bool:
-    """Whether the URL is a Redis store's."""
-    return url.startswith(_REDIS)
-
-
 def demand_file(url: str) -> None:
     """Refuse an SQLite file that is not there: connecting would make an empty one.
 
@@ -115,7 +96,7 @@ def demand_file(url: str) -> None:
         StoreUnavailableError: it is not there.
     """
     try:
-        parsed = make_url(url.removeprefix(TRANSACTIONAL))
+        parsed = make_url(scheme_of(url).store_url(url))
     except ArgumentError:
         return  # somebody else's to explain
     path = parsed.database

@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Claim, ClaimRequest, Completion, Failure, new_owner
 from idempotent.errors import MessageError, StoreBusyError, StoreError
 from idempotent.message import Message, Position
 from idempotent.observe.counting import Event, counters
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import Handling, OnExpiredLease
+from idempotent.processing.binding import Binding
 from idempotent.processing.single import (
     STORE_RETRY_S,
     count_lost,
@@ -29,9 +29,6 @@ from idempotent.processing.single import (
 )
 from idempotent.processing.streamed import Streamed
 
-if TYPE_CHECKING:
-    from idempotent.consumer import Consumer
-
 log = logging.getLogger(__name__)
 
 # A slow group records what is done so far, so that a crash repeats at most about this much of it.
@@ -40,11 +37,9 @@ _RECORD_EVERY_S: Final = 1.0
 _SMALLEST: Final = 2
 
 
-def process_many(
-    consumer: Consumer, checker: AbstractIdempotentChecker, messages: Sequence[Message]
-) -> list[Result]:
+def process_many(binding: Binding, messages: Sequence[Message]) -> list[Result]:
     """Process messages together; results align with the input."""
-    group = _Group(consumer, checker, messages)
+    group = _Group(binding, messages)
     group.run()
     return [group.results[index] for index in range(len(messages))]
 
@@ -81,11 +76,8 @@ def _result(member: _Member) -> Result:
 class _Group:
     """The messages of one call and what has become of them so far."""
 
-    def __init__(
-        self, consumer: Consumer, checker: AbstractIdempotentChecker, messages: Sequence[Message]
-    ) -> None:
-        self._consumer = consumer
-        self._checker = checker
+    def __init__(self, binding: Binding, messages: Sequence[Message]) -> None:
+        self._binding = binding
         self._messages = messages
         self.results: dict[int, Result] = {}
         self._alone: list[_Member] = []
@@ -94,13 +86,13 @@ class _Group:
 
     def run(self) -> None:
         firsts = self._firsts()
-        if self._checker.keeps_positions:
+        if self._binding.checker.keeps_positions:
             # One that waited comes behind those that came later, and the handlers must not see it there.
             firsts = iter(sorted(firsts, key=_place))
         # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because what runs
         # against its verdict has a transaction of its own.
         by_itself = (
-            self._consumer.options.on_expired_lease is not OnExpiredLease.RETRY or self._consumer.disabled
+            self._binding.options.on_expired_lease is not OnExpiredLease.RETRY or self._binding.disabled
         )
         start = list(islice(firsts, _SMALLEST))
         if len(start) < _SMALLEST or by_itself:
@@ -112,12 +104,14 @@ class _Group:
                     self._run_claimed(claimed)
                 except BaseException:
                     for one in claimed:
-                        self._checker.abandon(one.claim)  # whatever it is, the claims must not outlive it
+                        self._binding.desk.abandon(
+                            one.claim
+                        )  # whatever it is, the claims must not outlive it
                     raise
         for member in self._alone:
             self.results[member.index] = self._process_alone(member)
         for index, error in self._keyless:
-            self.results[index] = without_key(self._consumer, self._checker, self._messages[index], error)
+            self.results[index] = without_key(self._binding, self._messages[index], error)
         for member, first in self._copies:
             self.results[member.index] = self._result_of_copy(member, self.results[first.index])
 
@@ -127,7 +121,7 @@ class _Group:
         owner = new_owner()
         for index, message in enumerate(self._messages):
             try:
-                request = self._consumer.request(message, owner)
+                request = self._binding.requests.of(message, owner)
             except MessageError as error:
                 self._keyless.append((index, error))
                 continue
@@ -135,7 +129,7 @@ class _Group:
             first = firsts.setdefault(request.key.hash, member)
             if first is member:
                 yield member
-            elif request.fingerprint != first.request.fingerprint and not self._consumer.disabled:
+            elif request.fingerprint != first.request.fingerprint and not self._binding.disabled:
                 self.results[index] = Result(
                     Outcome.REJECTED, error=mismatch(request, first.request.fingerprint)
                 )
@@ -151,15 +145,13 @@ class _Group:
                 yield member.request
 
         try:
-            decisions = self._checker.claim_many(Streamed(requests()))
+            decisions = self._binding.desk.claim_many(Streamed(requests()))
         except StoreBusyError:
             self._repeat_alone([*members, *firsts])
             return []
         except StoreError as error:
             for member in (*members, *firsts):
-                self.results[member.index] = store_failed(
-                    self._consumer, self._checker, member.message, error
-                )
+                self.results[member.index] = store_failed(self._binding, member.message, error)
             return []
         claimed = []
         for member, decision in zip(members, decisions, strict=True):
@@ -169,9 +161,7 @@ class _Group:
             elif decision.lapsed:
                 self._alone.append(member)
             else:
-                self.results[member.index] = refused(
-                    self._consumer, self._checker, member.message, member.request, decision
-                )
+                self.results[member.index] = refused(self._binding, member.message, member.request, decision)
         if self._alone and claimed and isinstance(claimed[0].message.position, Position):
             # What a dead process left is claimed alone, and must not come behind later messages of its partition.
             self._give_up(claimed)
@@ -180,9 +170,9 @@ class _Group:
         return claimed
 
     def _run_claimed(self, claimed: list[_Member]) -> None:
-        if self._consumer.handler.batch:
+        if self._binding.handler.batch:
             self._run_batch_handler(claimed)
-        elif self._checker.group_is_atomic:
+        elif self._binding.checker.group_is_atomic:
             self._run_atomically(claimed)
         else:
             self._run_independently(claimed)
@@ -191,7 +181,7 @@ class _Group:
         """One call for all: its effects stand or fall together."""
         messages = [one.message for one in claimed]
         try:
-            self._consumer.invoke_batch(self._checker, claimed[0].claim, messages)
+            self._binding.invoke_batch(claimed[0].claim, messages)
         except Exception:
             self._give_up(claimed)
             return
@@ -204,7 +194,7 @@ class _Group:
         """All handlers in one transaction."""
         ran: list[_Member] = []
         raised: list[_Member] = []
-        invoke = self._invoke_isolated if self._checker.isolates else self._invoke
+        invoke = self._invoke_isolated if self._binding.transactions.isolates else self._invoke
         for one in claimed:
             try:
                 one.returned = invoke(one)
@@ -223,21 +213,23 @@ class _Group:
             self._free(raised)
 
     def _invoke(self, one: _Member) -> Any:
-        return self._consumer.invoke(self._checker, one.claim, one.message)
+        return self._binding.invoke(one.claim, one.message)
 
     def _invoke_isolated(self, one: _Member) -> Any:
-        with self._checker.isolated(one.claim, self._consumer.handler.takes):
-            return self._consumer.invoke(self._checker, one.claim, one.message)
+        with self._binding.transactions.isolated(one.claim, self._binding.handler.takes):
+            return self._binding.invoke(one.claim, one.message)
 
     def _survives(self, one: _Member, error: Exception, ran: list[_Member], raised: list[_Member]) -> bool:
         """Whether an atomic group can go on without a handler that raised."""
-        if not self._checker.isolates or self._checker.is_transient(one.claim, error):
+        if not self._binding.transactions.isolates or self._binding.transactions.is_transient(
+            one.claim, error
+        ):
             return False
         if self._is_ignored(one, error):
             ran.append(one)
             return True
         try:
-            self._checker.forget(one.claim)
+            self._binding.transactions.forget(one.claim)
         except Exception:
             return False
         raised.append(one)
@@ -250,7 +242,7 @@ class _Group:
         recorded_at = time.monotonic()
         for position, one in enumerate(claimed):
             try:
-                one.returned = self._consumer.invoke(self._checker, one.claim, one.message)
+                one.returned = self._binding.invoke(one.claim, one.message)
             except Exception as error:
                 (ran if self._is_ignored(one, error) else raised).append(one)
             except BaseException:
@@ -272,15 +264,15 @@ class _Group:
         if not ran:
             return True
         try:
-            kept = self._checker.complete_many(self._completions(ran))
+            kept = self._binding.desk.complete_many(self._completions(ran))
         except StoreError as error:
-            counters.add(self._consumer.name, Event.COMPLETION_NOT_RECORDED, len(ran))
+            counters.add(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for one in ran:
                 self.results[one.index] = Result(
                     Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S
                 )
         except Exception:
-            if not self._checker.group_is_atomic:
+            if not self._binding.checker.group_is_atomic:
                 raise
             # Doomed, or refused at COMMIT: whose fault it is shows when each runs alone.
             self._give_up(claimed)
@@ -288,7 +280,7 @@ class _Group:
         else:
             for one, owned in zip(ran, kept, strict=True):
                 if not owned:
-                    count_lost(self._consumer, one.claim)
+                    count_lost(self._binding, one.claim)
                 self.results[one.index] = _result(one)
         return True
 
@@ -297,9 +289,9 @@ class _Group:
         if not raised:
             return
         try:
-            released = self._checker.release_many([(one.claim, one.failure) for one in raised])
+            released = self._binding.desk.release_many([(one.claim, one.failure) for one in raised])
         except StoreError as error:
-            log.warning("failure_not_recorded", extra={"consumer": self._consumer.name, "error": str(error)})
+            log.warning("failure_not_recorded", extra={"consumer": self._binding.name, "error": str(error)})
             for one in raised:
                 self._failed(one, attempts=1)
             return
@@ -315,42 +307,42 @@ class _Group:
         self._repeat_alone(claimed)
 
     def _repeat_alone(self, members: Sequence[_Member]) -> None:
-        counters.add(self._consumer.name, Event.GROUP_REPEATED)
+        counters.add(self._binding.name, Event.GROUP_REPEATED)
         self._alone.extend(members)
 
     def _release(self, claimed: Sequence[_Member]) -> None:
         if not claimed:
             return
         try:
-            self._checker.release_many([(one.claim, None) for one in claimed])
+            self._binding.desk.release_many([(one.claim, None) for one in claimed])
         except StoreError as error:
             log.warning("release_failed", extra={"keys": len(claimed), "error": str(error)})
 
     def _is_ignored(self, one: _Member, error: Exception) -> bool:
         """Whether what a handler raised counts as processed; noted either way."""
-        handling = self._consumer.options.exceptions.classify(error)
+        handling = self._binding.options.exceptions.classify(error)
         one.error = error
         if handling is not Handling.IGNORE:
-            one.failure = failure_of(self._consumer, error, handling)
+            one.failure = failure_of(self._binding, error, handling)
         return one.failure is None
 
     def _completions(self, ran: Sequence[_Member]) -> list[Completion]:
-        if not self._consumer.options.store_result:
+        if not self._binding.options.store_result:
             return [Completion(one.claim) for one in ran]
-        encode = self._consumer.encode
+        encode = self._binding.encode
         return [Completion(one.claim, encode(one.returned) if one.error is None else None) for one in ran]
 
     def _failed(self, one: _Member, *, attempts: int) -> None:
-        wait_s = self._consumer.options.backoff.delay_s(attempts)
+        wait_s = self._binding.options.backoff.delay_s(attempts)
         self.results[one.index] = Result(Outcome.FAILED, error=one.error, retry_after_s=wait_s)
 
     def _process_alone(self, member: _Member) -> Result:
-        request = self._consumer.alone(member.request)
-        return process_keyed(self._consumer, self._checker, member.message, request)
+        request = self._binding.requests.alone(member.request)
+        return process_keyed(self._binding, member.message, request)
 
     def _result_of_copy(self, member: _Member, first: Result) -> Result:
         """A later copy takes the first one's final outcome, or runs if that failed."""
-        if first.outcome is Outcome.FAILED or self._consumer.disabled:
+        if first.outcome is Outcome.FAILED or self._binding.disabled:
             return self._process_alone(member)
         if first.action is Action.ACK:
             return Result(Outcome.DUPLICATE, value=first.value)

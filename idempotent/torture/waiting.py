@@ -44,7 +44,7 @@ class Waiting:
         return self._process([message])[0]
 
     def _process(self, messages: Sequence[Message]) -> list[Result]:
-        requests = [self._consumer.request(message) for message in messages]
+        requests = [self._consumer.binding.requests.of(message) for message in messages]
         self._messages.update(zip((request.key.hash for request in requests), messages, strict=True))
         results = [self._process_one(messages[0])] if len(messages) == 1 else self._process_many(messages)
         for request, result in zip(requests, results, strict=True):

@@ -8,7 +8,6 @@ import pytest
 from idempotent.admin import KeyFilter
 from idempotent.checkers.sql import admin as sql_admin
 from idempotent.claims import ClaimRequest, KeyStatus, Verdict
-from idempotent.cli.stores import admin_of
 from idempotent.keys import KeySpace
 from tests.cli.support import BILLING, MAIL, dead, done, fill, lapsed, live
 from tests.support.stores import ALL, SQL, open_store
@@ -37,17 +36,14 @@ class _OneChecker:
 
     def leased(self, **options):
         made = self._store.leased(**options)
-        made.entries, made.attempts, made._lock = (
-            self._first.entries,
-            self._first.attempts,
-            self._first._lock,
-        )
+        first = self._first.keys
+        made.keys.entries, made.keys.attempts, made.keys.lock = first.entries, first.attempts, first.lock
         return made
 
 
 @pytest.fixture
 def admin(store):
-    return admin_of(store.leased())
+    return store.leased().admin()
 
 
 def texts(records):
@@ -138,7 +134,7 @@ def test_a_reopened_key_and_its_attempts_are_gone(store, admin, state):
     key = BILLING.key(state)
     assert admin.reopen(admin.get(key))
     assert admin.get(key) is None
-    assert store.leased().claim(ClaimRequest(key)).verdict is Verdict.ACQUIRED
+    assert store.leased().desk.claim(ClaimRequest(key)).verdict is Verdict.ACQUIRED
     assert admin.get(key).attempts == 0
 
 
@@ -148,7 +144,7 @@ def test_a_resolved_key_makes_its_deliveries_duplicates(store, admin, state):
     key = BILLING.key(state)
     assert admin.mark_done(admin.get(key))
     assert admin.get(key).status is KeyStatus.DONE
-    assert store.leased().claim(ClaimRequest(key)).verdict is Verdict.DUPLICATE
+    assert store.leased().desk.claim(ClaimRequest(key)).verdict is Verdict.DUPLICATE
 
 
 def test_a_live_lease_is_left_alone(store, admin):
@@ -200,9 +196,9 @@ def test_pages_of_any_size_show_every_key_once(kind, request, monkeypatch):
         checker = store.leased()
         for start in range(0, 50, 25):
             requests = [ClaimRequest(BILLING.key(str(n))) for n in range(start, start + 25)]
-            for decision in checker.claim_many(requests):
-                checker.complete(decision.claim)
-        admin = admin_of(checker)
+            for decision in checker.desk.claim_many(requests):
+                checker.desk.complete(decision.claim)
+        admin = checker.admin()
         found = list(admin.list(KeyFilter()))
         assert len(found) == 50
         assert [record.hash for record in found] == sorted({record.hash for record in found})

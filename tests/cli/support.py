@@ -56,23 +56,23 @@ def at(store: Store) -> list[str]:
 
 def done(store: Store, key: Key, *, result: bytes | None = None, retention_s: float = DAYS_S) -> None:
     checker = store.leased(retention_s=retention_s)
-    claim = checker.claim(ClaimRequest(key)).claim
+    claim = checker.desk.claim(ClaimRequest(key)).claim
     assert claim is not None
-    assert checker.complete(claim, result)
+    assert checker.desk.complete(claim, result)
 
 
 def dead(store: Store, key: Key, error: str = "ValueError: no such customer") -> None:
     checker = store.leased()
-    claim = checker.claim(ClaimRequest(key)).claim
+    claim = checker.desk.claim(ClaimRequest(key)).claim
     assert claim is not None
-    assert checker.release(claim, Failure(error, max_attempts=5, fatal=True)).dead
+    assert checker.desk.release(claim, Failure(error, max_attempts=5, fatal=True)).dead
 
 
 def live(store: Store, key: Key, *, lease_s: float | None = DAYS_S) -> None:
     checker = store.leased(lease_s=lease_s)
-    claim = checker.claim(ClaimRequest(key)).claim
+    claim = checker.desk.claim(ClaimRequest(key)).claim
     assert claim is not None
-    checker.abandon(claim)
+    checker.desk.abandon(claim)
 
 
 def lapsed(store: Store, key: Key) -> None:

@@ -203,7 +203,7 @@ FAULTS: Final = (
         "the key is completed before the effect",
         _PROCESSING,
         "        value = consumer.invoke(checker, claim, message)\n    except Exception as error:\n        if checker",
-        "        checker.complete(claim)\n        value = consumer.invoke(checker, claim, message)\n"
+        "        checker.desk.complete(claim)\n        value = consumer.invoke(checker, claim, message)\n"
         "    except Exception as error:\n        if checker",
         "tests/guarantees/crash/test_killed.py -k test_between_effect_and_completion_retry",
     ),

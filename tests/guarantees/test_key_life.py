@@ -62,7 +62,7 @@ class Hands:
 
     def lapse(self, key):
         if self.store.kind == "memory":
-            self.checker.entries[key.hash].lease_until = 1.0
+            self.checker.keys.entries[key.hash].lease_until = 1.0
         elif self.store.kind == "redis":
             self.checker.store.client.setrange(
                 self.checker.store.names.name(key.hash), 9, struct.pack(">Q", 1)
@@ -72,7 +72,7 @@ class Hands:
 
     def expire(self, key):
         if self.store.kind == "memory":
-            self.checker.entries[key.hash].expires_at = 1.0
+            self.checker.keys.entries[key.hash].expires_at = 1.0
         else:
             self._update(key, "expires_at")
 
@@ -142,12 +142,14 @@ class KeyLife(RuleBasedStateMachine):
     @rule(number=KEYS, content=CONTENTS, on_lapsed=st.sampled_from(Lapsed))
     def claim(self, number, content, on_lapsed):
         request = self.request(number, content, on_lapsed, group=False)
-        self.check(number, request, self.checker.claim(request))
+        self.check(number, request, self.checker.desk.claim(request))
 
     @rule(contents=st.tuples(CONTENTS, CONTENTS, CONTENTS), order=st.permutations([0, 1, 2]))
     def claim_together(self, contents, order):
         requests = [self.request(number, contents[number], Lapsed.LEAVE, group=True) for number in order]
-        for number, request, decision in zip(order, requests, self.checker.claim_many(requests), strict=True):
+        for number, request, decision in zip(
+            order, requests, self.checker.desk.claim_many(requests), strict=True
+        ):
             self.check(number, request, decision)
 
     @precondition(lambda self: self.claims)
@@ -156,7 +158,7 @@ class KeyLife(RuleBasedStateMachine):
         number, claim = data.draw(st.sampled_from(self.claims))
         row = self.rows[number]
         if row is not None and row.owner == claim.owner:
-            again = self.checker.claim(ClaimRequest(claim.key, claim.owner, row.content, row.status))
+            again = self.checker.desk.claim(ClaimRequest(claim.key, claim.owner, row.content, row.status))
             assert (again.verdict, again.claim.fence) == (Verdict.ACQUIRED, row.fence)
 
     # What becomes of them
@@ -169,14 +171,14 @@ class KeyLife(RuleBasedStateMachine):
     @rule(data=st.data(), result=st.sampled_from([None, b"1"]))
     def complete(self, data, result):
         number, claim = data.draw(st.sampled_from(self.claims))
-        assert self.checker.complete(claim, result) == self.owns(number, claim)
+        assert self.checker.desk.complete(claim, result) == self.owns(number, claim)
         self.done(number, claim)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
     def complete_together(self, data):
         chosen = data.draw(st.lists(st.sampled_from(self.claims), unique_by=lambda one: one[0], min_size=1))
-        kept = self.checker.complete_many([Completion(claim) for _, claim in chosen])
+        kept = self.checker.desk.complete_many([Completion(claim) for _, claim in chosen])
         assert kept == [self.owns(number, claim) for number, claim in chosen]
         for number, claim in chosen:
             self.done(number, claim)
@@ -191,7 +193,9 @@ class KeyLife(RuleBasedStateMachine):
         number, claim = data.draw(st.sampled_from(self.claims))
         row = self.rows[number]
         owned = self.owns(number, claim) and row.in_progress
-        released = self.checker.release(claim, Failure("ValueError: no", MAX_ATTEMPTS) if fails else None)
+        released = self.checker.desk.release(
+            claim, Failure("ValueError: no", MAX_ATTEMPTS) if fails else None
+        )
         assert released.owned == owned
         if not owned:
             return

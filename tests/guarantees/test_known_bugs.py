@@ -174,19 +174,24 @@ def test_qmq_d_a_claim_that_was_not_acquired_cannot_change_the_key(store):
     """Neither the delivery that met a completed key, nor one that met a running one, can free or finish it."""
     checker = store.leased()
     consumer = consumer_of(checker, Raising(), group="d")
-    done, running = (consumer.request(message(name)) for name in ("done", "running"))
-    checker.complete(checker.claim(done).claim)
-    claim = checker.claim(running).claim
+    done, running = (consumer.binding.requests.of(message(name)) for name in ("done", "running"))
+    checker.desk.complete(checker.desk.claim(done).claim)
+    claim = checker.desk.claim(running).claim
     for request in (done, running):
-        assert checker.claim(consumer.request(message(request.key.text.rpartition(":")[2]))).claim is None
+        assert (
+            checker.desk.claim(
+                consumer.binding.requests.of(message(request.key.text.rpartition(":")[2]))
+            ).claim
+            is None
+        )
         stranger = ClaimRequest(request.key)
         forged = type(claim)(request.key, claim.fence, stranger.owner)
-        assert not checker.release(forged).owned
-        assert not checker.release(forged, Failure("no", 1)).owned
-        assert not checker.complete(forged)
-    assert checker.claim(consumer.request(message("done"))).verdict is Verdict.DUPLICATE
-    assert checker.claim(consumer.request(message("running"))).verdict is Verdict.IN_PROGRESS
-    assert checker.complete(claim)
+        assert not checker.desk.release(forged).owned
+        assert not checker.desk.release(forged, Failure("no", 1)).owned
+        assert not checker.desk.complete(forged)
+    assert checker.desk.claim(consumer.binding.requests.of(message("done"))).verdict is Verdict.DUPLICATE
+    assert checker.desk.claim(consumer.binding.requests.of(message("running"))).verdict is Verdict.IN_PROGRESS
+    assert checker.desk.complete(claim)
 
 
 def test_qmq_e_a_failed_commit_is_not_acked(sql_store, monkeypatch):
@@ -361,9 +366,9 @@ def test_qmq_i_a_claim_may_end_in_another_thread_than_it_began_in(store):
     """An `ack()` from another thread committed the wrong transaction or none."""
     for number, checker in enumerate(both_checkers(store)):
         consumer = consumer_of(checker, Raising(), group=str(number))
-        claim = checker.claim(consumer.request(message())).claim
+        claim = checker.desk.claim(consumer.binding.requests.of(message())).claim
         with ThreadPoolExecutor(1) as elsewhere:
-            assert elsewhere.submit(checker.complete, claim).result(WAIT_S)
+            assert elsewhere.submit(checker.desk.complete, claim).result(WAIT_S)
         assert consumer.process(message()).outcome is Outcome.DUPLICATE
 
 
@@ -441,17 +446,17 @@ def test_powertools_a_zombie_that_fails_late_does_not_free_its_successors_key(st
     """A's lease had ended and B ran; A's late failure deleted B's record, and C ran beside B."""
     checker = store.leased(lease_s=0.3)
     consumer = consumer_of(checker, Raising(), group="z")
-    zombie = checker.claim(consumer.request(message())).claim
-    checker.abandon(zombie)
+    zombie = checker.desk.claim(consumer.binding.requests.of(message())).claim
+    checker.desk.abandon(zombie)
     time.sleep(0.4)
-    successor = checker.claim(consumer.request(message()))
+    successor = checker.desk.claim(consumer.binding.requests.of(message()))
     assert successor.verdict is Verdict.ACQUIRED
     assert successor.claim.fence > zombie.fence
-    assert not checker.release(zombie, Failure("late", 1)).owned
-    assert not checker.release(zombie).owned
-    assert not checker.complete(zombie)
-    assert checker.claim(consumer.request(message())).verdict is Verdict.IN_PROGRESS
-    assert checker.complete(successor.claim)
+    assert not checker.desk.release(zombie, Failure("late", 1)).owned
+    assert not checker.desk.release(zombie).owned
+    assert not checker.desk.complete(zombie)
+    assert checker.desk.claim(consumer.binding.requests.of(message())).verdict is Verdict.IN_PROGRESS
+    assert checker.desk.complete(successor.claim)
 
 
 def test_powertools_consumers_that_share_a_checker_keep_their_own_options(store):
@@ -533,12 +538,12 @@ def test_idemkit_contention_counts_as_no_attempt(store):
         for _ in range(3):
             outcomes.append(consumer.process(message()).outcome)
             if outcomes[-1] is Outcome.FAILED and not checker.group_is_atomic:
-                holder = checker.claim(consumer.request(message())).claim
+                holder = checker.desk.claim(consumer.binding.requests.of(message())).claim
                 for _ in range(4):
                     assert consumer.process(message()).outcome is Outcome.IN_PROGRESS
                     busy = consumer.process_many([message(), message(f"other-{len(outcomes)}")])
                     assert busy[0].outcome is Outcome.IN_PROGRESS
-                checker.release(holder)
+                checker.desk.release(holder)
             handle.errors = [OutOfStock()] * (3 - len(outcomes))
         assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.DEAD]
         result = consumer.process(message())
@@ -556,7 +561,7 @@ def test_idemkit_contention_with_a_transaction_counts_as_no_attempt(sql_store):
     handle = Raising(OutOfStock())
     consumer = booking(sql_store, checker, handle, max_attempts=2)
     assert consumer.process(message()).outcome is Outcome.FAILED
-    holder = sql_store.transactional().claim(consumer.request(message())).claim
+    holder = sql_store.transactional().desk.claim(consumer.binding.requests.of(message())).claim
     held = [consumer.process(message()).outcome for _ in range(3)]
     holder.unit.close()
     assert held == [Outcome.IN_PROGRESS] * 3

@@ -90,7 +90,7 @@ def test_whatever_escapes_takes_its_transaction_with_it(sql_store, monkeypatch, 
 def test_a_question_that_fails_leaves_no_transaction_open(sql_store):
     """The table was a leased checker's before, and one of its leases has lapsed."""
     lapsing = sql_store.leased(lease_s=0.05)
-    lapsing.abandon(lapsing.claim(ClaimRequest(ORDERS.key("1"))).claim)
+    lapsing.desk.abandon(lapsing.desk.claim(ClaimRequest(ORDERS.key("1"))).claim)
     time.sleep(0.2)
     engine = sql_store.engine()
 
@@ -150,7 +150,7 @@ def held_for_three_leases(checker):
     running.start()
     started.wait(WAIT_S)
     while running.is_alive():
-        others.append(checker.claim(ClaimRequest(ORDERS.key("slow"))).verdict)
+        others.append(checker.desk.claim(ClaimRequest(ORDERS.key("slow"))).verdict)
         time.sleep(0.02)
     running.join()
     return set(others)
@@ -190,7 +190,7 @@ def test_a_keeper_survives_a_wrong_number_of_answers():
 
     owner = Owner()
     keeper = LeaseKeeper(owner.renew, 0.06)
-    keeper.hold([MemoryChecker().claim(ClaimRequest(ORDERS.key("1"))).claim])
+    keeper.hold([MemoryChecker().desk.claim(ClaimRequest(ORDERS.key("1"))).claim])
     wait(lambda: owner.rounds > 2, "it goes on")
     keeper.close()
 
@@ -223,7 +223,7 @@ def test_an_orderly_end_offers_them_once_more():
     consumer_of(checker).process(message())
     checker.refused.clear()
     checker.close()
-    assert checker.claim(ClaimRequest(ORDERS.key("1"))).verdict is Verdict.DUPLICATE
+    assert checker.desk.claim(ClaimRequest(ORDERS.key("1"))).verdict is Verdict.DUPLICATE
     checker.close()
 
 
@@ -325,7 +325,7 @@ def test_a_pool_without_a_free_connection_is_an_unavailable_store(sql_store):
 
 def test_a_take_over_whose_answer_was_lost_is_still_one(sql_store):
     checker = sql_store.leased(lease_s=0.05)
-    checker.abandon(checker.claim(ClaimRequest(ORDERS.key("1"))).claim)
+    checker.desk.abandon(checker.desk.claim(ClaimRequest(ORDERS.key("1"))).claim)
     time.sleep(0.2)
     request = ClaimRequest(ORDERS.key("1"))
     assert checker._claim(request).lapsed
@@ -348,7 +348,7 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
         return len(asked) > 2
 
     consumer = consumer_of(checker, ran.append, max_attempts=2, on_expired_lease=ask)
-    checker.abandon(checker.claim(consumer.request(message())).claim)
+    checker.desk.abandon(checker.desk.claim(consumer.binding.requests.of(message())).claim)
     clock[0] += 3600
     assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
     assert checker.admin().get(ORDERS.key("1")).attempts == 0, "nobody knows yet whether it was one"
@@ -367,8 +367,8 @@ def test_more_expired_failures_than_a_batch_all_go(sql_store):
     checker = sql_store.leased(retention_s=0.05)
     assert isinstance(checker, SqlChecker)
     for number in range(25):
-        claim = checker.claim(ClaimRequest(ORDERS.key(str(number)))).claim
-        checker.release(claim, Failure("no", 5))
+        claim = checker.desk.claim(ClaimRequest(ORDERS.key(str(number)))).claim
+        checker.desk.release(claim, Failure("no", 5))
     time.sleep(0.1)
     checker.garbage_collect(batch_size=10)
     with sql_store.engine().connect() as connection:
@@ -379,7 +379,9 @@ def test_more_expired_failures_than_a_batch_all_go(sql_store):
 def test_failures_in_memory_are_bounded_too():
     checker = MemoryChecker(max_keys=10)
     for number in range(100):
-        checker.release(checker.claim(ClaimRequest(ORDERS.key(str(number)))).claim, Failure("no", 5))
+        checker.desk.release(
+            checker.desk.claim(ClaimRequest(ORDERS.key(str(number)))).claim, Failure("no", 5)
+        )
     assert len(checker.attempts) <= 10
 
 

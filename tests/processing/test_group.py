@@ -89,12 +89,12 @@ class Shop:
             checker = self.store.leased() if self.transactional else self.checker
         else:
             checker = self.another_checker()
-        claim = checker.claim(consumer.request(message)).claim
+        claim = checker.desk.claim(consumer.binding.requests.of(message)).claim
         assert claim is not None
         try:
             yield
         finally:
-            checker.release(claim)
+            checker.desk.release(claim)
 
 
 def open_shop(mode: str, request: pytest.FixtureRequest) -> Iterator[Shop]:
@@ -291,8 +291,8 @@ def test_a_lapsed_claim_is_taken_over_alone_beside_a_failing_neighbour(shop):
     else:
         lapsing = shop.store.leased(lease_s=0.2)
     consumer = shop.consumer(max_attempts=3)
-    claim = lapsing.claim(consumer.request(message("lapsed"))).claim
-    lapsing.abandon(claim)
+    claim = lapsing.desk.claim(consumer.binding.requests.of(message("lapsed"))).claim
+    lapsing.desk.abandon(claim)
     time.sleep(0.3)
     group = [message("1"), message("lapsed"), message("bad", "ValueError"), message("3")]
     results = consumer.process_many(group)
@@ -310,7 +310,7 @@ def test_a_lapsed_claim_does_not_come_behind_later_messages_of_its_partition(sho
         replace(message(str(offset)), position=Position("t", 0, offset, offset)) for offset in range(4)
     ]
     for left in in_order[:2]:
-        lapsing.abandon(lapsing.claim(consumer.request(left)).claim)
+        lapsing.desk.abandon(lapsing.desk.claim(consumer.binding.requests.of(left)).claim)
     time.sleep(0.3)
     assert outcomes(consumer.process_many(in_order)) == ["processed"] * 4
     assert [name for call in shop.calls for name in call] == ["0", "1", "2", "3"]
@@ -508,7 +508,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("execute", "insert_id", "query"):
         original = getattr(cursor, name)
-        for module in [m for n, m in list(sys.modules.items()) if n.startswith("idempotent.stores.sql")]:
+        for module in [m for n, m in list(sys.modules.items()) if n.startswith("idempotent.")]:
             if getattr(module, name, None) is original:
                 monkeypatch.setattr(module, name, noting(original))
     return sent

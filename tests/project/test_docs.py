@@ -151,9 +151,9 @@ def fresh_store() -> None:
     Path("app.db").unlink(missing_ok=True)
     upgrade("sqlite:///app.db")
     checker = SqlChecker("sqlite:///app.db")
-    claim = checker.claim(ClaimRequest(BILLING.key("4711"))).claim
+    claim = checker.desk.claim(ClaimRequest(BILLING.key("4711"))).claim
     assert claim
-    checker.release(claim, Failure("no such customer", max_attempts=1))
+    checker.desk.release(claim, Failure("no such customer", max_attempts=1))
     checker.close()
 
 

@@ -204,9 +204,9 @@ class Held(MemoryChecker):
     """Somebody else's claim, for as long as a test wants it."""
 
     def hold(self, consumer: Consumer, message_id: str) -> Callable[[], object]:
-        claim = self.claim(ClaimRequest(consumer.key_of(message_id))).claim
+        claim = self.desk.claim(ClaimRequest(consumer.key_of(message_id))).claim
         assert claim is not None
-        return lambda: self.complete(claim)
+        return lambda: self.desk.complete(claim)
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_a_message_in_progress_elsewhere_is_held_and_acked_once_the_other_is_don
     assert dict(summary.outcomes) == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1}
     assert summary.requeued == 1
     assert not broker.dead_letters(SUBJECT)
-    assert not checker.attempts
+    assert not checker.keys.attempts
 
 
 def test_held_deliveries_bound_what_is_received(
@@ -407,8 +407,8 @@ def test_an_exit_inside_a_handler_stops_the_worker_and_its_message_comes_again(
     with broker._changed:
         assert broker._queues[SUBJECT].unsettled == 0
     assert broker.backlog(SUBJECT) >= 80
-    assert not [entry for entry in checker.entries.values() if entry.status.in_progress]
-    assert not checker.attempts
+    assert not [entry for entry in checker.keys.entries.values() if entry.status.in_progress]
+    assert not checker.keys.attempts
 
 
 def test_a_crash_of_the_adapter_stops_the_worker_but_not_before_the_handlers_are_done(
@@ -506,7 +506,7 @@ def test_expired_keys_are_collected_now_and_then_and_a_failure_is_only_logged(
     running = Running(worker)
     until(lambda: broker.backlog(SUBJECT) == 0)
     now[0] += 11.0
-    until(lambda: not [e for e in checker.entries.values() if e.expires_at < now[0]])
+    until(lambda: not [e for e in checker.keys.entries.values() if e.expires_at < now[0]])
     until(lambda: "gc_failed" in [record.message for record in caplog.records])
     worker.stop()
     running.join()

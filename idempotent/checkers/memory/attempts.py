@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from idempotent.checkers.memory.checker import MemoryChecker
+from idempotent.checkers.memory.checker import MemoryBacked
 from idempotent.claims import Completion
 
 
-class AttemptChecker(MemoryChecker):
+class AttemptChecker(MemoryBacked):
     """Lets every delivery run, for consumers where somebody else decides what is done.
 
     That is a transaction of Kafka (`KafkaAdapter(semantics="exactly_once")`): if a checker remembered a message whose
@@ -31,9 +31,4 @@ class AttemptChecker(MemoryChecker):
     remembers_done = False
 
     def _complete(self, completion: Completion) -> bool:
-        with self._lock:
-            entry = self._mine(completion.claim)
-            if entry is None:
-                return False
-            self._forget(entry.key.hash)
-            return True
+        return self.keys.forget(completion.claim)

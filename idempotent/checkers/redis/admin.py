@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
-from idempotent.checkers.memory.admin import consumer_of
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
 from idempotent.checkers.redis.layout import HEAD_BYTES, stored_failure, stored_key
 from idempotent.checkers.redis.scripts import Script
-from idempotent.claims import KeyStatus
-from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key
+from idempotent.keys import Key
 from idempotent.stores.redis.scripts import RedisStore
 
 # A stored result has up to 1 MB, so a page of them must stay small.
@@ -21,8 +19,6 @@ _PAGE: Final = 200
 _SCAN_COUNT: Final = 1000
 _READ: Final = Script("read")
 _WHOLE: Final = -1
-# What a long key's text is cut to, before its hash.
-_READABLE: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
 
 
 class RedisKeyAdmin(KeyAdmin):
@@ -42,24 +38,13 @@ class RedisKeyAdmin(KeyAdmin):
         self._resolves = Script("resolve", retention_us=retention_us)
 
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
-        return islice((record for record in self._records(_WHOLE) if _is_meant(record, selection)), limit)
+        return islice(filter(selection.matches, self._records(_WHOLE)), limit)
 
     def get(self, key: Key) -> KeyRecord | None:
         return next(self._read([self._store.names.name(key.hash)], _WHOLE), None)
 
     def stats(self) -> builtins.list[KeyStats]:
-        counted: dict[tuple[str, KeyStatus], KeyStats] = {}
-        for record in self._records(HEAD_BYTES):
-            name, status = consumer_of(record.text), record.status
-            seen = counted.get((name, status), KeyStats(name, status, 0, 0, record.update_at_us))
-            counted[name, status] = KeyStats(
-                name,
-                status,
-                seen.count + 1,
-                seen.lapsed + record.lapsed,
-                min(seen.oldest_update_us, record.update_at_us),
-            )
-        return [counted[name] for name in sorted(counted)]
+        return counted(self._records(HEAD_BYTES))
 
     def reopen(self, record: KeyRecord) -> bool:
         return self._resolve(record, b"reopen")
@@ -112,11 +97,3 @@ class RedisKeyAdmin(KeyAdmin):
             result=stored.result,
             now_us=now_us,
         )
-
-
-def _is_meant(record: KeyRecord, selection: KeyFilter) -> bool:
-    if selection.consumer is not None and not record.text.startswith(f"{selection.consumer}:"[:_READABLE]):
-        return False
-    if selection.statuses and record.status not in selection.statuses:
-        return False
-    return record.lapsed or not selection.lapsed

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from itertools import tee
 from typing import Any, Final
 
-from idempotent.admin import KeyAdmin
+from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import (
     DEFAULT_LEASE_S,
     DEFAULT_RETENTION_S,
     AbstractIdempotentChecker,
 )
 from idempotent.checkers.redis.admin import RedisKeyAdmin
+from idempotent.checkers.redis.health import redis_findings
 from idempotent.checkers.redis.layout import claim_body, release_body
 from idempotent.checkers.redis.scripts import Script
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
@@ -76,8 +77,10 @@ class RedisChecker(AbstractIdempotentChecker):
         self._renews = Script("renew", lease_us=lease_us)
 
     def admin(self) -> KeyAdmin:
-        """Look at the stored keys, and decide about those that wait for a person."""
         return RedisKeyAdmin(self.store, self._retention_us)
+
+    def findings(self) -> Sequence[Finding]:
+        return redis_findings(self.store.client)
 
     def _claim(self, request: ClaimRequest) -> Decision:
         answer = self.store.run_one(self._claims, self._name(request.key.hash), claim_body(request))

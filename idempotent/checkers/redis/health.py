@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from idempotent.admin import Finding, Level
-from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.redis.checker import RedisChecker
-from idempotent.errors import ConfigurationError
 from idempotent.stores.redis.client import Client, location, open_client, redis
 from idempotent.stores.redis.faults import REDIS_ERRORS, as_store_error
 
@@ -18,25 +15,23 @@ _NO_EVICTION: Final = "noeviction"
 _FULL: Final = 0.8
 
 
-def redis_findings(of: AbstractIdempotentChecker | Client | str) -> list[Finding]:
+def redis_findings(client_or_url: Client | str) -> list[Finding]:
     """Look at the settings of the server, or of each primary of a cluster.
 
     Args:
-        of: a RedisChecker, or what one is made from.
+        client_or_url: what a RedisChecker is made from.
 
     Raises:
-        ConfigurationError: neither.
+        ConfigurationError: neither a client nor a Redis URL.
         StoreError: a server did not answer.
     """
-    if isinstance(of, AbstractIdempotentChecker) and not isinstance(of, RedisChecker):
-        raise ConfigurationError(f"{type(of).__name__} has no Redis to look at")
-    client = of.store.client if isinstance(of, RedisChecker) else open_client(of)
+    client = open_client(client_or_url)
     try:
         return [finding for where, node in _nodes(client) for finding in _look(where, node)]
     except REDIS_ERRORS as error:
         raise as_store_error(error, location(client)) from error
     finally:
-        if isinstance(of, str):
+        if isinstance(client_or_url, str):
             client.close()
 
 

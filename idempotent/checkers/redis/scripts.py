@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from idempotent.checkers.base import UNKNOWN_EFFECT
+from idempotent.claims import UNKNOWN_EFFECT
 from idempotent.stores.redis.scripts import Lua
 
 

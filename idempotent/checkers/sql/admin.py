@@ -10,7 +10,7 @@ from typing import Any, Final
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import KeyStatus
-from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key
+from idempotent.keys import SHOWN, Key
 from idempotent.schema import failures_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
@@ -18,9 +18,7 @@ from idempotent.stores.sql.dialects import SqlDialect
 # A stored result has up to 1 MB, so a page of them must stay small.
 PAGE: Final = 200
 _IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
-# What a long key's text is cut to, before its hash.
-_READABLE: Final = TEXT_LIMIT - 2 * HASH_BYTES - 1
-_K: Final = f"SUBSTR(k, 1, {_READABLE})"
+_K: Final = f"SUBSTR(k, 1, {SHOWN})"
 # The consumer's part of `k` with a ':' behind it, so that a collation that pads blanks tells "b" from "b ".
 _CONSUMER: Final = {
     "mysql": f"CONCAT(SUBSTRING_INDEX({_K}, ':', 2), ':')",
@@ -123,11 +121,10 @@ class _Statements:
     def where(self, selection: KeyFilter) -> tuple[str, tuple[Any, ...]]:
         """The conditions of a filter, each with its AND, and their parameters."""
         conditions, params = "", []
-        if selection.consumer is not None:
-            prefix = f"{selection.consumer}:"[:_READABLE]
+        if selection.head is not None:
             # Not LIKE, whose wildcards a subject may contain, nor a range, which needs the right collation.
-            conditions += f" AND SUBSTR(t.k, 1, {len(prefix)}) = ?"
-            params.append(prefix)
+            conditions += f" AND SUBSTR(t.k, 1, {len(selection.head)}) = ?"
+            params.append(selection.head)
         if selection.statuses:
             conditions += (
                 f" AND t.status IN ({', '.join(f'{status:d}' for status in sorted(selection.statuses))})"

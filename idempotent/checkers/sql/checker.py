@@ -9,9 +9,10 @@ from typing import Final
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from idempotent.admin import KeyAdmin
+from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.admin import SqlKeyAdmin
+from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.keytable import KeyTable, key_hash
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
@@ -57,14 +58,16 @@ class SqlChecker(AbstractIdempotentChecker):
         return self.store.keys(lease_s=self.lease_s, retention_s=self.retention_s)
 
     def admin(self) -> KeyAdmin:
-        """Look at the keys, and decide about those that wait for a person."""
         return SqlKeyAdmin(self.store)
 
+    def findings(self) -> Sequence[Finding]:
+        return sql_findings(self.store)
+
     def _claim(self, request: ClaimRequest) -> Decision:
-        return self._connections.run(self._keys.claim_one, request)
+        return self._connections.run(self._keys.claiming.claim_one, request)
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return self._connections.run(self._keys.claim, requests)
+        return self._connections.run(self._keys.claiming.claim, requests)
 
     def _complete(self, completion: Completion) -> bool:
         return self._connections.run(self._keys.complete, completion)

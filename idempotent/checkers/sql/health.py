@@ -5,27 +5,60 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from idempotent.admin import Finding, Level
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.stores.sql.cursor import DriverConnection, query
+from idempotent.stores.sql.faults import as_store_error
 
 _OFF: Final = ("off", "0", "false", "none")
 _DAY_US: Final = 86_400_000_000
 
 
 def sql_findings(store: SqlStore) -> list[Finding]:
-    """Look at the server's settings and at keys that gc should have deleted.
+    """Look at the tables, the server's settings, and keys that gc should have deleted.
 
     Raises:
-        StoreError: the database did not answer, or has no such table.
+        StoreError: the database did not answer.
     """
+    tables = _tables(store)
+    if any(finding.final for finding in tables):
+        return tables
     dialect = store.connections.dialect
 
     def look(driver: DriverConnection) -> list[Finding]:
         settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
         return [*settings(driver), _backlog(driver, store.table, dialect.now_us)]
 
-    return [*_autocommit(store), *store.connections.run(look)]
+    return [*tables, *_autocommit(store), *store.connections.run(look)]
+
+
+def _tables(store: SqlStore) -> list[Finding]:
+    # Alembic is imported only for this.
+    from idempotent.migrations import DriftKind, check
+
+    try:
+        drifts = check(store.engine, table=store.table)
+    except SQLAlchemyError as error:
+        raise as_store_error(error, store.engine, store.table) from error
+    if not drifts:
+        return [Finding(Level.OK, f"the table {store.table} is as this version needs it")]
+    found = [
+        Finding(Level.ERROR, str(drift), "docs/migrations.md says how each table has to look")
+        for drift in drifts
+    ]
+    if any(drift.kind is DriftKind.MISSING_TABLE for drift in drifts):
+        url = store.engine.url.render_as_string()
+        found.append(
+            Finding(
+                Level.ERROR,
+                "the tables are not there, so nothing else can be looked at",
+                f"idempotent migrate upgrade --url '{url}' --table {store.table}",
+                final=True,
+            )
+        )
+    return found
 
 
 def _autocommit(store: SqlStore) -> Iterator[Finding]:

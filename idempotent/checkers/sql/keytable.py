@@ -8,51 +8,15 @@ condition, and its row count decides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
-from idempotent.checkers.base import UNKNOWN_EFFECT
+from idempotent.checkers.sql.claiming import Claiming, ClaimMode
 from idempotent.checkers.sql.failures import FailureTable
-from idempotent.checkers.sql.statements import Statements
-from idempotent.claims import (
-    Claim,
-    ClaimRequest,
-    Completion,
-    Decision,
-    Failure,
-    KeyStatus,
-    Lapsed,
-    Released,
-    Verdict,
-)
-from idempotent.stores.sql.cursor import DriverConnection, Row, execute, insert_id, query
-from idempotent.stores.sql.dialects import Conflict, SqlDialect
-from idempotent.values import changed
-
-MICROSECONDS: Final = 1_000_000
-# 4 parameters a row: below SQLite's 32,766 and PostgreSQL's 65,535, and well inside a MySQL packet.
-MAX_ROWS: Final = 1000
-_ROUNDS: Final = 4
-_CONTENDED_RETRY_S: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Claiming:
-    """What differs between a claim by itself and a claim inside a transaction.
-
-    Attributes:
-        status: the status to store instead of the requests' own.
-        locking: read other owners' rows with a lock, as a transaction must to see the newest.
-        wait_s: the longest the INSERT waits for a lock, in seconds; None: the server's own limit.
-    """
-
-    status: KeyStatus | None = None
-    locking: bool = False
-    wait_s: float | None = None
-
-
-AUTOCOMMITTED: Final = Claiming()
+from idempotent.checkers.sql.statements import MAX_ROWS, MICROSECONDS, Statements
+from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Released, Verdict
+from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.stores.sql.dialects import SqlDialect
 
 
 class KeyTable:
@@ -69,55 +33,9 @@ class KeyTable:
         """Make the statements."""
         lease_us = None if lease_s is None else max(int(lease_s * MICROSECONDS), 1)
         retention_us = max(int(retention_s * MICROSECONDS), 1)
-        self._dialect = dialect
         self._sql = Statements(dialect, table, lease_us, retention_us)
         self.failures: Final = FailureTable(dialect, table, retention_us)
-
-    def claim(
-        self,
-        connection: DriverConnection,
-        requests: Sequence[ClaimRequest],
-        how: Claiming = AUTOCOMMITTED,
-    ) -> list[Decision]:
-        """Claim different keys; decisions in the order of the requests.
-
-        Args:
-            connection: a driver connection, in autocommit or in a transaction.
-            requests: at most one for each key.
-            how: what differs inside a transaction.
-        """
-        if len(requests) == 1 or (how.status is None and len({request.status for request in requests}) > 1):
-            return [self.claim_one(connection, request, how) for request in requests]
-        decisions: dict[bytes, Decision] = {}
-        # Sorted, so that two batches lock their common keys in one order.
-        in_order = sorted(requests, key=lambda request: request.key.hash)
-        for start in range(0, len(in_order), MAX_ROWS):
-            part = in_order[start : start + MAX_ROWS]
-            rows = self._insert(connection, part, how, decisions)
-            for request in part:
-                hashed = request.key.hash
-                if hashed not in decisions:
-                    row = rows.get(hashed)
-                    decision = row and self._judge(connection, request, row, how)
-                    # Without one it was released or taken over by others meanwhile.
-                    decisions[hashed] = decision or self.claim_one(connection, request, how)
-        return [decisions[request.key.hash] for request in requests]
-
-    def claim_one(
-        self, connection: DriverConnection, request: ClaimRequest, how: Claiming = AUTOCOMMITTED
-    ) -> Decision:
-        """`claim` for one key."""
-        key = request.key
-        insert = self._sql.insert(1, how.status or request.status, how.wait_s)
-        params = (key.hash, key.text, request.owner, request.fingerprint)
-        for _ in range(_ROUNDS):
-            if fence := self._insert_one(connection, insert, params):
-                return _acquired(request, fence)
-            rows = query(connection, self._sql.read(1, locking=how.locking), (key.hash,))
-            decision = self._judge(connection, request, rows[0], how) if rows else None
-            if decision:
-                return decision
-        return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
+        self.claiming: Final = Claiming(dialect, self._sql, self.failures)
 
     def complete(self, connection: DriverConnection, completion: Completion) -> bool:
         """Make a key DONE iff the claim owns it."""
@@ -196,7 +114,9 @@ class KeyTable:
         dead = False
         if failure.kills(attempts) and claim.key:
             request = ClaimRequest(claim.key)
-            decisions = self.claim(connection, [request], Claiming(KeyStatus.DEAD, locking=True, wait_s=0.0))
+            decisions = self.claiming.claim(
+                connection, [request], ClaimMode(KeyStatus.DEAD, locking=True, wait_s=0.0)
+            )
             dead = decisions[0].verdict is Verdict.ACQUIRED
         return Released(owned=True, attempts=attempts, dead=dead)
 
@@ -237,111 +157,11 @@ class KeyTable:
         rows = self.owners(connection, hashes)
         return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
 
-    def _insert_one(self, connection: DriverConnection, statement: str, params: Sequence[Any]) -> int | None:
-        """One INSERT of one row. Its fence, if that is known to be new."""
-        match self._dialect.conflict:
-            case Conflict.RETURNS_NEW:
-                rows = query(connection, statement, params)
-                # Without a new row there are none, or NULLs.
-                return rows[0][1] if rows else None
-            case Conflict.RETURNS_ALL:
-                return insert_id(connection, statement, params)
-            case Conflict.SILENT:
-                execute(connection, statement, params)
-                return None
-
-    def _insert(
-        self,
-        connection: DriverConnection,
-        requests: Sequence[ClaimRequest],
-        how: Claiming,
-        decisions: dict[bytes, Decision],
-    ) -> dict[bytes, Row]:
-        """One INSERT. Fills in what it acquired; returns the rows that were there before, by key hash."""
-        by_hash = {request.key.hash: request for request in requests}
-        params: list[Any] = []
-        for request in requests:
-            params += (request.key.hash, request.key.text, request.owner, request.fingerprint)
-        statement = self._sql.insert(len(requests), how.status or requests[0].status, how.wait_s)
-        if self._dialect.conflict is Conflict.SILENT:
-            execute(connection, statement, params)
-        elif self._dialect.conflict is Conflict.RETURNS_NEW:
-            for hashed, fence, *_ in query(connection, statement, params):
-                if hashed is not None:
-                    request = by_hash.pop(bytes(hashed))
-                    decisions[request.key.hash] = _acquired(request, fence)
-        elif fence := insert_id(connection, statement, params):
-            decisions.update((hashed, _acquired(request, fence)) for hashed, request in by_hash.items())
-            return {}
-        missing = list(by_hash)
-        if not missing:
-            return {}
-        return self._bytes_keyed(
-            query(
-                connection,
-                self._sql.read(len(missing), locking=how.locking),
-                missing,
-                many=len(missing) > 1,
-            )
-        )
-
-    @staticmethod
-    def _bytes_keyed(rows: Iterable[Row]) -> dict[bytes, Row]:
-        return {bytes(row[0]): row for row in rows}
-
-    def _judge(
-        self, connection: DriverConnection, request: ClaimRequest, row: Row, how: Claiming
-    ) -> Decision | None:
-        """What an existing row means to a request; None: the row changed under us, look again."""
-        _, stored, owner, fence, update_at, lease_until, fingerprint, result, now = row
-        found = KeyStatus(stored)
-        if bytes(owner) == request.owner:
-            # The answer to an earlier try was lost. A fresh key has its fence from the clock that dated it.
-            return changed(_acquired(request, fence), lapsed=fence != update_at)
-        content = None if fingerprint is None else bytes(fingerprint)
-        if found is KeyStatus.DONE:
-            stored_result = None if result is None else bytes(result)
-            return Decision(Verdict.DUPLICATE, result=stored_result, fingerprint=content)
-        if found is KeyStatus.DEAD:
-            reason = self.failures.reason(connection, request.key)
-            return Decision(Verdict.DEAD, reason=reason, fingerprint=content)
-        rest_s = float("inf") if lease_until is None else (lease_until - now) / MICROSECONDS
-        waiting = Decision(Verdict.IN_PROGRESS, retry_after_s=rest_s, fingerprint=content)
-        if rest_s >= 0:
-            return waiting
-        other_content = None not in (request.fingerprint, content) and request.fingerprint != content
-        if request.on_lapsed is Lapsed.LEAVE or other_content:
-            return changed(waiting, retry_after_s=0.0, lapsed=True)
-        if request.on_lapsed is Lapsed.PARK:
-            return self._park(connection, request, bytes(owner))
-        params = (
-            how.status or request.status,
-            request.owner,
-            request.fingerprint,
-            request.key.hash,
-            bytes(owner),
-        )
-        if execute(connection, self._sql.take_over, params) != 1:
-            return None
-        alone = found is not KeyStatus.IN_PROGRESS_GROUP
-        return changed(_acquired(request, fence + 1), lapsed=True, alone=alone)
-
-    def _park(self, connection: DriverConnection, request: ClaimRequest, owner: bytes) -> Decision | None:
-        # First the reason: a crash in between must not leave a dead key without one.
-        self.failures.note(connection, Claim(request.key), UNKNOWN_EFFECT, attempts=0)
-        if execute(connection, self._sql.park, (request.key.hash, owner)) != 1:
-            return None
-        return Decision(Verdict.DEAD, reason=UNKNOWN_EFFECT)
-
 
 def key_hash(claim: Claim) -> bytes:
     """The key hash of a claim that has a key."""
     assert claim.key is not None, "a claim of no key never reaches the table"
     return claim.key.hash
-
-
-def _acquired(request: ClaimRequest, fence: int) -> Decision:
-    return Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner))
 
 
 def _by_owner(completions: Sequence[Completion]) -> Iterable[tuple[bytes, list[Completion]]]:

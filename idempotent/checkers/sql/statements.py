@@ -12,6 +12,9 @@ from typing import Final
 from idempotent.claims import KeyStatus
 from idempotent.stores.sql.dialects import Conflict, SqlDialect
 
+MICROSECONDS: Final = 1_000_000
+# 4 parameters a row: below SQLite's 32,766 and PostgreSQL's 65,535, and well inside a MySQL packet.
+MAX_ROWS: Final = 1000
 _IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _LIMIT_BEFORE: Final = "idempotent.lock_timeout"
 # The limit is undone by the statement itself, because the handler's statements have one of their own. The count

@@ -24,7 +24,7 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.output import Unit, count, emit, note, plain, progress, say
 from idempotent.cli.prompt import confirm
-from idempotent.cli.stores import admin_of, checker_at, parsed_key
+from idempotent.cli.stores import checker_at, parsed_key
 
 _OptionalKey = Annotated[
     str | None,
@@ -87,7 +87,7 @@ def reopen(
     """
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with checker_at(url, table=table, prefix=prefix) as checker:
-        _change(admin_of(checker), _REOPEN, key, meant, yes=yes, as_json=json)
+        _change(checker.admin(), _REOPEN, key, meant, yes=yes, as_json=json)
 
 
 def resolve(
@@ -115,7 +115,7 @@ def resolve(
         raise typer.BadParameter("look whether the effect happened, then say --done or --retry")
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with checker_at(url, table=table, prefix=prefix) as checker:
-        _change(admin_of(checker), _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
+        _change(checker.admin(), _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
 
 
 def selection(consumer: str | None, status: list[Status] | None, *, lapsed: bool) -> KeyFilter:

@@ -32,7 +32,7 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.output import Unit, console, emit, note, plain, progress, say
 from idempotent.cli.output import table as new_table
-from idempotent.cli.stores import admin_of, checker_at, parsed_key
+from idempotent.cli.stores import checker_at, parsed_key
 
 _SCREENFUL: Final = 100
 # Rich measures a whole table before it prints it, so a long list is printed as several.
@@ -70,7 +70,7 @@ def list_keys(
     wanted = limit if limit is not None else (0 if json else _SCREENFUL)
     with checker_at(url, table=table, prefix=prefix) as checker:
         # One more than wanted tells whether there are more.
-        found = admin_of(checker).list(selection, limit=wanted + 1 if wanted else None)
+        found = checker.admin().list(selection, limit=wanted + 1 if wanted else None)
         if json:
             for record in islice(found, wanted or None):
                 emit(**as_json(record))
@@ -104,7 +104,7 @@ def show(
     """Show everything about one key. Exit code 1: it is not stored, so its next delivery runs."""
     wanted = parsed_key(key)
     with checker_at(url, table=table, prefix=prefix) as checker:
-        record = admin_of(checker).get(wanted)
+        record = checker.admin().get(wanted)
     if record is None:
         keys_changes.not_stored(key, as_json=json)
     if json:
@@ -124,7 +124,7 @@ def stats(
     """Count keys by consumer and state."""
     with checker_at(url, table=table, prefix=prefix) as checker, progress(Unit.UNBOUNDED, quiet=json) as bar:
         bar.add_task("counting", total=None)
-        admin = admin_of(checker)
+        admin = checker.admin()
         counted = admin.stats()
         now_us = _store_clock(admin)
     if json:

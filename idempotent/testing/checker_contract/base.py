@@ -115,7 +115,7 @@ class ContractBase(ABC):
         self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", **options: Any
     ) -> Decision:
         """What another delivery of this message is told."""
-        return checker.claim(self.request(message_id, **options))
+        return checker.desk.claim(self.request(message_id, **options))
 
     def acquire(
         self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", **options: Any
@@ -127,12 +127,12 @@ class ContractBase(ABC):
         self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", result: bytes | None = None
     ) -> None:
         """A delivery that is processed."""
-        assert checker.complete(self.acquire(checker, message_id), result)
+        assert checker.desk.complete(self.acquire(checker, message_id), result)
 
     def lapse(self, checker: AbstractIdempotentChecker, *claims: Claim) -> None:
         """Let the leases of these claims end, as if their process had stalled."""
         for claim in claims:
-            checker.abandon(claim)
+            checker.desk.abandon(claim)
         time.sleep(self.lease_s * 1.5)
 
 

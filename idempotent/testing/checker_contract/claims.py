@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from idempotent.checkers.transactions import transactions_of
 from idempotent.claims import Guarantee, Verdict, new_owner
 from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, needs
 from idempotent.values import changed
@@ -24,14 +25,14 @@ class ClaimsContract(ContractBase):
     def test_a_free_key_is_acquired(self) -> None:
         checker = self.checker()
         request = self.request()
-        decision = checker.claim(request)
+        decision = checker.desk.claim(request)
         assert decision.verdict is Verdict.ACQUIRED
         assert not decision.lapsed
         assert decision.claim is not None
         assert decision.claim.key == request.key
         assert decision.claim.owner == request.owner
         assert decision.claim.fence > 0
-        checker.release(decision.claim)
+        checker.desk.release(decision.claim)
 
     def test_a_completed_key_is_a_duplicate(self) -> None:
         checker = self.checker()
@@ -49,23 +50,23 @@ class ClaimsContract(ContractBase):
         assert decision.claim is None
         assert not decision.lapsed
         assert 0 < decision.retry_after_s <= LONG_S
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.PARALLEL_CLAIMS)
     def test_a_claim_leaves_other_keys_alone(self) -> None:
         checker = self.checker()
         first = self.acquire(checker, "m-1")
         second = self.acquire(checker, "m-2")
-        checker.release(first)
-        assert checker.complete(second)
+        checker.desk.release(first)
+        assert checker.desk.complete(second)
         assert self.ask(checker, "m-2").verdict is Verdict.DUPLICATE
-        checker.release(self.acquire(checker, "m-1"))
+        checker.desk.release(self.acquire(checker, "m-1"))
 
     def test_a_released_key_is_free_again(self) -> None:
         checker = self.checker()
-        assert checker.release(self.acquire(checker)).owned
+        assert checker.desk.release(self.acquire(checker)).owned
         again = self.acquire(checker)
-        assert checker.complete(again)
+        assert checker.desk.complete(again)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     def test_the_fence_grows_after_a_release(self) -> None:
@@ -74,7 +75,7 @@ class ClaimsContract(ContractBase):
         for _ in range(3):
             claim = self.acquire(checker)
             fences.append(claim.fence)
-            checker.release(claim)
+            checker.desk.release(claim)
         assert fences == sorted(set(fences))
 
     @needs(Capability.RECORDED_CLAIMS)
@@ -82,37 +83,37 @@ class ClaimsContract(ContractBase):
         """Else the owner of a key whose answer was lost on the way would wait for itself."""
         checker = self.checker()
         request = self.request()
-        first, second = checker.claim(request), checker.claim(request)
+        first, second = checker.desk.claim(request), checker.desk.claim(request)
         assert first.claim is not None
         assert second.verdict is Verdict.ACQUIRED
         assert second.claim is not None
         assert second.claim.fence == first.claim.fence
-        assert checker.complete(second.claim)
+        assert checker.desk.complete(second.claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_only_the_owner_completes(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
         stranger = changed(claim, owner=new_owner())
-        assert not checker.complete(stranger, b'"stolen"')
+        assert not checker.desk.complete(stranger, b'"stolen"')
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.complete(claim, b'"mine"')
-        assert not checker.complete(stranger, b'"stolen"')
+        assert checker.desk.complete(claim, b'"mine"')
+        assert not checker.desk.complete(stranger, b'"stolen"')
         assert self.ask(checker).result == b'"mine"'
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_only_the_owner_releases(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        assert not checker.release(changed(claim, owner=new_owner())).owned
+        assert not checker.desk.release(changed(claim, owner=new_owner())).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     def test_a_completed_key_cannot_be_released(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        assert checker.complete(claim)
-        released = checker.release(claim)
+        assert checker.desk.complete(claim)
+        released = checker.desk.release(claim)
         assert not (released.owned and self.has(Capability.RECORDED_CLAIMS))
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
@@ -120,29 +121,29 @@ class ClaimsContract(ContractBase):
     def test_a_released_claim_cannot_complete(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        checker.release(claim)
-        assert not checker.complete(claim)
-        assert not checker.release(claim).owned
+        checker.desk.release(claim)
+        assert not checker.desk.complete(claim)
+        assert not checker.desk.release(claim).owned
         self.finish(checker)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_released_claim_changes_nothing_of_the_next_one(self) -> None:
         checker = self.checker()
         old = self.acquire(checker)
-        checker.release(old)
+        checker.desk.release(old)
         new = self.acquire(checker)
-        assert not checker.complete(old)
-        assert not checker.release(old).owned
+        assert not checker.desk.complete(old)
+        assert not checker.desk.release(old).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.complete(new)
+        assert checker.desk.complete(new)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_completing_twice_changes_nothing(self) -> None:
         """The answer to the first may have been lost on the way."""
         checker = self.checker()
         claim = self.acquire(checker)
-        assert checker.complete(claim, b"1")
-        assert checker.complete(claim, b"1")
+        assert checker.desk.complete(claim, b"1")
+        assert checker.desk.complete(claim, b"1")
         assert self.ask(checker).result == b"1"
 
     @needs(Capability.RECORDED_CLAIMS)
@@ -155,14 +156,14 @@ class ClaimsContract(ContractBase):
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed
         assert decision.retry_after_s > 0
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     def test_no_key_can_be_completed_and_released(self) -> None:
         """A handler that is allowed to run without a key takes the same way."""
         checker = self.checker()
-        assert checker.complete(checker.claim_nothing())
-        assert checker.release(checker.claim_nothing()).owned
+        assert checker.desk.complete(transactions_of(checker).claim_nothing())
+        assert checker.desk.release(transactions_of(checker).claim_nothing()).owned
 
     def test_closing_twice_is_harmless(self) -> None:
         checker = self.checker()

@@ -42,19 +42,19 @@ class ContentContract(ContractBase):
     def test_a_group_stores_each_result_with_its_own_key(self) -> None:
         checker = self.checker()
         names = [*_RESULTS, "nothing"]
-        decisions = checker.claim_many([self.request(name) for name in names])
+        decisions = checker.desk.claim_many([self.request(name) for name in names])
         completions = [
             Completion(acquired(decision), _RESULTS.get(name))
             for name, decision in zip(names, decisions, strict=True)
         ]
-        assert all(checker.complete_many(completions))
-        again = checker.claim_many([self.request(name) for name in names])
+        assert all(checker.desk.complete_many(completions))
+        again = checker.desk.claim_many([self.request(name) for name in names])
         assert [decision.result for decision in again] == [_RESULTS.get(name) for name in names]
 
     def test_a_fingerprint_is_kept_when_the_key_is_completed(self) -> None:
         """Else the same content would later look like other content."""
         checker = self.checker()
-        checker.complete(self.acquire(checker, fingerprint=_OURS))
+        checker.desk.complete(self.acquire(checker, fingerprint=_OURS))
         for asked_with in (None, _OURS, _OTHER):
             decision = self.ask(checker, fingerprint=asked_with)
             assert decision.verdict is Verdict.DUPLICATE
@@ -70,12 +70,12 @@ class ContentContract(ContractBase):
         checker = self.checker()
         claim = self.acquire(checker, fingerprint=_OURS)
         assert self.ask(checker, fingerprint=_OTHER).fingerprint == _OURS
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_the_fingerprint_of_a_dead_key_is_told(self) -> None:
         checker = self.checker()
-        checker.release(self.acquire(checker, fingerprint=_OURS), Failure("no", max_attempts=1))
+        checker.desk.release(self.acquire(checker, fingerprint=_OURS), Failure("no", max_attempts=1))
         decision = self.ask(checker, fingerprint=_OTHER)
         assert decision.verdict is Verdict.DEAD
         assert decision.fingerprint == _OURS
@@ -83,8 +83,8 @@ class ContentContract(ContractBase):
     def test_a_release_forgets_the_fingerprint(self) -> None:
         """A producer that corrects a message nobody has processed may send it again."""
         checker = self.checker()
-        checker.release(self.acquire(checker, fingerprint=_OURS))
-        checker.complete(self.acquire(checker, fingerprint=_OTHER))
+        checker.desk.release(self.acquire(checker, fingerprint=_OURS))
+        checker.desk.complete(self.acquire(checker, fingerprint=_OTHER))
         assert self.ask(checker).fingerprint == _OTHER
 
     @needs(Capability.LEASES)
@@ -96,11 +96,11 @@ class ContentContract(ContractBase):
         assert decision.verdict is Verdict.IN_PROGRESS
         assert decision.lapsed
         assert decision.fingerprint == _OURS
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_with_the_same_content_is_taken_over(self) -> None:
         checker = self.checker(lease_s=self.lease_s)
         self.lapse(checker, self.acquire(checker, fingerprint=_OURS))
-        assert checker.complete(self.acquire(checker, fingerprint=_OURS))
+        assert checker.desk.complete(self.acquire(checker, fingerprint=_OURS))
         assert self.ask(checker).fingerprint == _OURS

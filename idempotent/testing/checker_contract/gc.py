@@ -35,7 +35,7 @@ class GcContract(ContractBase):
     def test_a_key_that_has_not_expired_is_kept(self) -> None:
         checker = self.checker()
         self.finish(checker, "done")
-        checker.release(self.acquire(checker, "dead"), Failure("no", 1))
+        checker.desk.release(self.acquire(checker, "dead"), Failure("no", 1))
         assert checker.garbage_collect() == 0
         assert self.ask(checker, "done").verdict is Verdict.DUPLICATE
         assert self.ask(checker, "dead").verdict is Verdict.DEAD
@@ -47,7 +47,7 @@ class GcContract(ContractBase):
         time.sleep(_SHORT_S * 2)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_claim_without_a_lease_outlives_the_retention(self) -> None:
@@ -56,7 +56,7 @@ class GcContract(ContractBase):
         time.sleep(_SHORT_S * 2)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.GARBAGE_COLLECTION, Capability.LEASES)
     def test_an_expired_key_with_a_lapsed_lease_is_collected(self) -> None:
@@ -79,18 +79,18 @@ class GcContract(ContractBase):
     @needs(Capability.GARBAGE_COLLECTION)
     def test_an_expired_dead_key_is_collected(self) -> None:
         checker = self.checker(retention_s=_SHORT_S)
-        checker.release(self.acquire(checker), Failure("no", 1))
+        checker.desk.release(self.acquire(checker), Failure("no", 1))
         time.sleep(_SHORT_S * 2)
         assert self.ask(checker).verdict is Verdict.DEAD
         assert checker.garbage_collect() == 1
-        checker.release(self.acquire(checker))
+        checker.desk.release(self.acquire(checker))
 
     def test_attempts_of_a_key_that_is_gone_are_forgotten(self) -> None:
         checker = self.checker(retention_s=_SHORT_S)
-        assert checker.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+        assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
         time.sleep(_SHORT_S * 2)
         assert checker.garbage_collect() == 0
-        assert checker.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+        assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_a_duplicate_does_not_make_the_key_live_longer(self) -> None:
@@ -107,7 +107,7 @@ class GcContract(ContractBase):
         for number in range(8):
             self.finish(checker, f"m-{number}")
         time.sleep(_SHORT_S * 2)
-        assert checker._garbage_collect(3) == 3  # noqa: SLF001 - the hook under test
+        assert checker._garbage_collect(3) == 3
         totals: list[int] = []
         assert checker.garbage_collect(batch_size=2, on_batch=totals.append) == 5
         assert totals == [2, 4, 5]
@@ -118,14 +118,14 @@ class GcContract(ContractBase):
         checker = self.checker(retention_s=_SHORT_S)
         self.finish(checker)
         time.sleep(_SHORT_S * 2)
-        collect = checker._garbage_collect  # noqa: SLF001 - watched from inside a run
+        collect = checker._garbage_collect
         meanwhile: list[int | None] = []
 
         def collect_and_look(limit: int) -> int:
             meanwhile.append(checker.garbage_collect_alone())
             return collect(limit)
 
-        checker._garbage_collect = collect_and_look  # type: ignore[method-assign]  # noqa: SLF001
+        checker._garbage_collect = collect_and_look  # type: ignore[method-assign]
         assert checker.garbage_collect_alone() == 1
         assert meanwhile == [None]
         assert checker.garbage_collect_alone() == 0

@@ -42,19 +42,21 @@ class KeysContract(ContractBase):
         checker = self.checker()
         keys = _confusable_keys()
         for key in keys:
-            claim = acquired(checker.claim(ClaimRequest(key)))
-            assert checker.complete(claim, key.hash)
+            claim = acquired(checker.desk.claim(ClaimRequest(key)))
+            assert checker.desk.complete(claim, key.hash)
         for key in keys:
-            decision = checker.claim(ClaimRequest(key))
+            decision = checker.desk.claim(ClaimRequest(key))
             assert decision.verdict is Verdict.DUPLICATE, key
             assert decision.result == key.hash, key
 
     def test_keys_that_look_alike_are_different_in_one_group(self) -> None:
         checker = self.checker()
         keys = _confusable_keys()
-        claims = [acquired(decision) for decision in checker.claim_many([ClaimRequest(key) for key in keys])]
+        claims = [
+            acquired(decision) for decision in checker.desk.claim_many([ClaimRequest(key) for key in keys])
+        ]
         assert [claim.key for claim in claims] == keys
-        assert all(answer.owned for answer in checker.release_many([(claim, None) for claim in claims]))
+        assert all(answer.owned for answer in checker.desk.release_many([(claim, None) for claim in claims]))
 
     def test_text_and_its_bytes_are_the_same_id(self) -> None:
         checker = self.checker()

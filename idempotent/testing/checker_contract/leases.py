@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from idempotent.checkers.base import LAPSED_ERROR
-from idempotent.claims import Failure, KeyStatus, Lapsed, Verdict
+from idempotent.claims import LAPSED_ERROR, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, needs
 
 
@@ -17,7 +16,7 @@ class LeasesContract(ContractBase):
         checker = self.checker(lease_s=60.0)
         claim = self.acquire(checker)
         assert 30.0 < self.ask(checker).retry_after_s <= 60.0
-        checker.release(claim)
+        checker.desk.release(claim)
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_is_taken_over_with_a_greater_fence(self) -> None:
@@ -32,7 +31,7 @@ class LeasesContract(ContractBase):
         self.lapse(checker, second)
         third = self.acquire(checker)
         assert third.fence > second.fence
-        assert checker.complete(third)
+        assert checker.desk.complete(third)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     @needs(Capability.LEASES)
@@ -43,7 +42,7 @@ class LeasesContract(ContractBase):
         decision = self.ask(checker)
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed
-        assert checker.complete(second)
+        assert checker.desk.complete(second)
 
     @needs(Capability.LEASES)
     def test_a_late_completion_counts_when_nobody_took_over(self) -> None:
@@ -51,7 +50,7 @@ class LeasesContract(ContractBase):
         checker = self.checker(lease_s=self.lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
-        assert checker.complete(claim, b"1")
+        assert checker.desk.complete(claim, b"1")
         decision = self.ask(checker)
         assert decision.verdict is Verdict.DUPLICATE
         assert decision.result == b"1"
@@ -62,10 +61,10 @@ class LeasesContract(ContractBase):
         old = self.acquire(checker)
         self.lapse(checker, old)
         new = self.acquire(checker)
-        assert not checker.complete(old, b'"old"')
+        assert not checker.desk.complete(old, b'"old"')
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.complete(new, b'"new"')
-        assert not checker.complete(old, b'"old"')
+        assert checker.desk.complete(new, b'"new"')
+        assert not checker.desk.complete(old, b'"old"')
         assert self.ask(checker).result == b'"new"'
 
     @needs(Capability.LEASES)
@@ -74,20 +73,20 @@ class LeasesContract(ContractBase):
         old = self.acquire(checker)
         self.lapse(checker, old)
         new = self.acquire(checker)
-        assert not checker.release(old).owned
-        assert not checker.release(old, Failure("late", 1)).owned
+        assert not checker.desk.release(old).owned
+        assert not checker.desk.release(old, Failure("late", 1)).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.release(new, Failure("no", 100)).attempts == 1
+        assert checker.desk.release(new, Failure("no", 100)).attempts == 1
 
     @needs(Capability.LEASES)
     def test_a_late_release_frees_the_key_when_nobody_took_over(self) -> None:
         checker = self.checker(lease_s=self.lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
-        assert checker.release(claim, Failure("late", 100)).attempts == 1
+        assert checker.desk.release(claim, Failure("late", 100)).attempts == 1
         decision = self.ask(checker)
         assert not decision.lapsed
-        assert checker.complete(acquired(decision))
+        assert checker.desk.complete(acquired(decision))
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_can_be_left_alone(self) -> None:
@@ -99,7 +98,7 @@ class LeasesContract(ContractBase):
             assert decision.verdict is Verdict.IN_PROGRESS
             assert decision.lapsed
             assert decision.claim is None
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_can_be_parked(self) -> None:
@@ -119,13 +118,13 @@ class LeasesContract(ContractBase):
         claim = self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK)
         decision = self.ask(checker, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
         assert decision.verdict is Verdict.IN_PROGRESS
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_completed_or_dead_key_does_not_lapse(self) -> None:
         checker = self.checker(lease_s=self.lease_s)
         self.finish(checker, "done")
-        checker.release(self.acquire(checker, "dead"), Failure("no", 1))
+        checker.desk.release(self.acquire(checker, "dead"), Failure("no", 1))
         time.sleep(self.lease_s * 1.5)
         for on_lapsed in Lapsed:
             assert self.ask(checker, "done", on_lapsed=on_lapsed).verdict is Verdict.DUPLICATE
@@ -136,7 +135,7 @@ class LeasesContract(ContractBase):
         checker = self.checker(lease_s=self.lease_s)
         self.lapse(checker, self.acquire(checker))
         claim = self.acquire(checker, max_attempts=2)
-        assert checker.release(claim, Failure("no", 2)).attempts == 2
+        assert checker.desk.release(claim, Failure("no", 2)).attempts == 2
         assert self.ask(checker).verdict is Verdict.DEAD
 
     @needs(Capability.LEASES)
@@ -158,7 +157,7 @@ class LeasesContract(ContractBase):
         decision = self.ask(checker, max_attempts=1)
         assert decision.lapsed
         assert not decision.alone
-        assert checker.release(acquired(decision), Failure("no", 100)).attempts == 1
+        assert checker.desk.release(acquired(decision), Failure("no", 100)).attempts == 1
 
     @needs(Capability.LEASES)
     def test_after_a_take_over_the_new_claim_says_whether_it_is_alone(self) -> None:
@@ -167,18 +166,18 @@ class LeasesContract(ContractBase):
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS))
         decision = self.ask(checker)
         assert decision.alone
-        assert checker.complete(acquired(decision))
+        assert checker.desk.complete(acquired(decision))
 
     @needs(Capability.LEASES)
     def test_a_renewal_extends_the_lease(self) -> None:
         checker = self.checker(lease_s=self.lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
-        assert checker._renew_many([claim]) == [True]  # noqa: SLF001 - the hook under test
+        assert checker._renew_many([claim]) == [True]
         decision = self.ask(checker)
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_renewal_gives_nothing_back_to_whom_the_key_is_lost(self) -> None:
@@ -186,13 +185,13 @@ class LeasesContract(ContractBase):
         lost, freed, done = (self.acquire(checker, name) for name in ("lost", "freed", "done"))
         self.lapse(checker, lost)
         new = self.acquire(checker, "lost")
-        checker.release(freed)
-        checker.complete(done)
+        checker.desk.release(freed)
+        checker.desk.complete(done)
         kept = self.acquire(checker, "kept")
-        assert checker._renew_many([lost, kept, freed, done]) == [False, True, False, False]  # noqa: SLF001
-        assert checker.complete(new)
+        assert checker._renew_many([lost, kept, freed, done]) == [False, True, False, False]
+        assert checker.desk.complete(new)
         assert self.ask(checker, "done").verdict is Verdict.DUPLICATE
-        assert checker.complete(self.acquire(checker, "freed"))
+        assert checker.desk.complete(self.acquire(checker, "freed"))
 
     @needs(Capability.LEASES)
     def test_claims_in_flight_are_renewed_in_the_background(self) -> None:
@@ -203,4 +202,4 @@ class LeasesContract(ContractBase):
         decision = self.ask(checker)
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)

@@ -69,7 +69,7 @@ class RacesContract(ContractBase):
 
             _run([work] * _THREADS)
             assert len(claims) == 1
-            assert checker.complete(claims[0])
+            assert checker.desk.complete(claims[0])
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_is_taken_over_by_one(self) -> None:
@@ -78,7 +78,7 @@ class RacesContract(ContractBase):
         names = _names()[:40]
         lapsed = [self.acquire(checker, name) for name in names]
         for claim in lapsed:
-            checker.abandon(claim)
+            checker.desk.abandon(claim)
         time.sleep(lease_s * 1.2)
         taken: Counter[str] = Counter()
         fences: list[tuple[int, int]] = []
@@ -89,7 +89,7 @@ class RacesContract(ContractBase):
                 if claim is not None:
                     taken.update([name])
                     fences.append((old.fence, claim.fence))
-                    assert checker.complete(claim)
+                    assert checker.desk.complete(claim)
 
         _run([work] * _THREADS)
         assert taken == Counter(names)
@@ -119,7 +119,7 @@ class RacesContract(ContractBase):
 
         _run([work] * 4)
         assert processed == Counter(_names())
-        again = checker.claim_many([self.request(name) for name in _names()])
+        again = checker.desk.claim_many([self.request(name) for name in _names()])
         assert {decision.verdict for decision in again} == {Verdict.DUPLICATE}
 
     def _process_group(
@@ -132,10 +132,10 @@ class RacesContract(ContractBase):
         ]
         left = list(names)
         try:
-            decisions = checker.claim_many(requests)
+            decisions = checker.desk.claim_many(requests)
             mine = {n: d.claim for n, d in zip(names, decisions, strict=True) if d.claim is not None}
             if mine:
-                assert all(checker.complete_many([Completion(claim) for claim in mine.values()]))
+                assert all(checker.desk.complete_many([Completion(claim) for claim in mine.values()]))
             processed.update(mine.keys())
             left = [
                 name
@@ -151,7 +151,7 @@ class RacesContract(ContractBase):
 
     def _fail(self, checker: AbstractIdempotentChecker, claim: Claim) -> int:
         try:
-            released = checker.release(claim, Failure("no", 1_000_000))
+            released = checker.desk.release(claim, Failure("no", 1_000_000))
         except StoreBusyError:
             if self.has(Capability.RECORDED_CLAIMS):
                 raise
@@ -177,7 +177,7 @@ class RacesContract(ContractBase):
                 assert decision.verdict is Verdict.IN_PROGRESS
                 time.sleep(random.uniform(0.0, 0.002))
             elif handle(decision.claim):
-                assert checker.complete(decision.claim)
+                assert checker.desk.complete(decision.claim)
                 return
             else:
                 attempts = self._fail(checker, decision.claim)

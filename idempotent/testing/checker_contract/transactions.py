@@ -14,22 +14,26 @@ class TransactionsContract(ContractBase):
     @without(Capability.RECORDED_CLAIMS)
     def test_the_claims_of_a_group_live_in_one_transaction(self) -> None:
         checker = self.checker()
-        decisions = checker.claim_many([self.request(name) for name in ("a", "b", "c")])
+        decisions = checker.desk.claim_many([self.request(name) for name in ("a", "b", "c")])
         units = {id(acquired(decision).unit) for decision in decisions}
         assert len(units) == 1
-        checker.release_many([(acquired(decision), None) for decision in decisions])
+        checker.desk.release_many([(acquired(decision), None) for decision in decisions])
 
     @without(Capability.RECORDED_CLAIMS)
     def test_a_group_that_fails_frees_all_its_keys_and_counts_the_failed_ones(self) -> None:
         checker = self.checker()
-        a, b, c = (acquired(d) for d in checker.claim_many([self.request(name) for name in ("a", "b", "c")]))
-        assert checker.release_many([(a, None), (b, Failure("no", 100)), (c, None)]) == [
+        a, b, c = (
+            acquired(d) for d in checker.desk.claim_many([self.request(name) for name in ("a", "b", "c")])
+        )
+        assert checker.desk.release_many([(a, None), (b, Failure("no", 100)), (c, None)]) == [
             Released(owned=True),
             Released(owned=True, attempts=1),
             Released(owned=True),
         ]
-        again = [acquired(d) for d in checker.claim_many([self.request(name) for name in ("a", "b", "c")])]
-        assert all(checker.complete_many([Completion(claim) for claim in again]))
+        again = [
+            acquired(d) for d in checker.desk.claim_many([self.request(name) for name in ("a", "b", "c")])
+        ]
+        assert all(checker.desk.complete_many([Completion(claim) for claim in again]))
 
     @without(Capability.RECORDED_CLAIMS)
     def test_a_claim_that_waits_for_a_transaction_sees_how_it_ends(self) -> None:
@@ -42,11 +46,11 @@ class TransactionsContract(ContractBase):
             decision = self.ask(checker)
             verdicts.append(decision.verdict)
             if decision.claim is not None:
-                checker.release(decision.claim)
+                checker.desk.release(decision.claim)
 
         waiting = threading.Thread(target=ask)
         waiting.start()
         waiting.join(0.05)
-        assert checker.complete(claim)
+        assert checker.desk.complete(claim)
         waiting.join()
         assert verdicts in ([Verdict.DUPLICATE], [Verdict.IN_PROGRESS])

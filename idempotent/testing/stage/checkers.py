@@ -11,7 +11,7 @@ from idempotent.errors import ConfigurationError
 from idempotent.testing.stage.databases import demo_engine
 from idempotent.testing.stage.redis_keys import PREFIX, is_redis
 
-_IN_THE_DATABASE: Final[Mapping[str, type[TransactionalSqlChecker]]] = {
+_IN_THE_DATABASE: Final[Mapping[str, type[TransactionalSqlChecker | OffsetChecker]]] = {
     "transactional+": TransactionalSqlChecker,
     "offsets+": OffsetChecker,
 }

@@ -43,9 +43,9 @@ def test_waiting_for_another_owner_does_not_eat_the_delivery_limit(rabbit):
     checker, done = MemoryChecker(), []
     registry = Registry()
     consumer = registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.id))
-    claim = checker.claim(ClaimRequest(consumer.request(Message(queue, id="1")).key)).claim
+    claim = checker.desk.claim(ClaimRequest(consumer.binding.requests.of(Message(queue, id="1")).key)).claim
     rabbit.send(Message(queue, id="1"))
-    timer = threading.Timer(1.5, lambda: checker.release(claim))
+    timer = threading.Timer(1.5, lambda: checker.desk.release(claim))
     timer.start()
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
     timer.join()

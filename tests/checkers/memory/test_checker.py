@@ -25,23 +25,23 @@ def test_a_full_one_forgets_its_oldest_hundredth_and_knows_the_others():
     for number in range(MOST + 1):
         consumer(order(number))
     # At once: to look for the oldest one at a time took longer with every key before it.
-    assert len(checker.entries) == MOST - MOST // 100 + 1
+    assert len(checker.keys.entries) == MOST - MOST // 100 + 1
     assert consumer(order(MOST // 100)).outcome is Outcome.DUPLICATE
     assert consumer(order(MOST // 100 - 1)).outcome is Outcome.PROCESSED
 
 
 def test_what_is_in_progress_is_not_forgotten():
     checker, orders = MemoryChecker(max_keys=MOST), KeySpace("orders", "default")
-    running = checker.claim(ClaimRequest(orders.key("runs"))).claim
+    running = checker.desk.claim(ClaimRequest(orders.key("runs"))).claim
     consumer = consumer_behind(checker)
     for number in range(2 * MOST):
         consumer(order(number))
-    assert checker.complete(running)
+    assert checker.desk.complete(running)
 
 
 def test_one_full_of_what_is_in_progress_says_so():
     checker, orders = MemoryChecker(max_keys=2), KeySpace("orders", "default")
     for number in range(2):
-        checker.claim(ClaimRequest(orders.key(str(number))))
+        checker.desk.claim(ClaimRequest(orders.key(str(number))))
     with pytest.raises(StoreError, match="raise max_keys"):
-        checker.claim(ClaimRequest(orders.key("one more")))
+        checker.desk.claim(ClaimRequest(orders.key("one more")))

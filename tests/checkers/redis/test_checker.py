@@ -65,7 +65,7 @@ def test_what_python_reads_is_what_lua_wrote(make, client):
     checker = make(lease_s=20, retention_s=HOUR_S)
     key = KEYS.key("7")
     before = server_time_us(client)
-    claim = checker.claim(ClaimRequest(key, fingerprint=b"f" * 20)).claim
+    claim = checker.desk.claim(ClaimRequest(key, fingerprint=b"f" * 20)).claim
     stored = stored_key(client.get(name_of(checker, key)))
     assert stored.status is KeyStatus.IN_PROGRESS
     assert stored.text == "orders.paid:billing:7"
@@ -74,7 +74,7 @@ def test_what_python_reads_is_what_lua_wrote(make, client):
     assert stored.expires_at_us == stored.fence + 3_600_000_000
     assert stored.result is None
 
-    checker.complete(claim, b'{"paid":true}')
+    checker.desk.complete(claim, b'{"paid":true}')
     done = stored_key(client.get(name_of(checker, key)))
     assert (done.status, done.result, done.lease_until_us) == (KeyStatus.DONE, b'{"paid":true}', None)
     assert (done.text, done.fence, done.expires_at_us) == (stored.text, stored.fence, stored.expires_at_us)
@@ -95,11 +95,11 @@ def test_every_status_and_flag_in_lua_is_that_of_python():
 
 def test_a_result_replaces_an_earlier_one_of_the_same_owner(make, client):
     checker = make()
-    claim = checker.claim(ClaimRequest(KEYS.key("7"), fingerprint=b"f" * 20)).claim
-    checker.complete(claim, b"a long first result")
-    checker.complete(claim, b"")
-    checker.complete(claim)
-    again = checker.claim(ClaimRequest(KEYS.key("7")))
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"), fingerprint=b"f" * 20)).claim
+    checker.desk.complete(claim, b"a long first result")
+    checker.desk.complete(claim, b"")
+    checker.desk.complete(claim)
+    again = checker.desk.claim(ClaimRequest(KEYS.key("7")))
     assert (again.verdict, again.result, again.fingerprint) == (Verdict.DUPLICATE, b"", b"f" * 20)
 
 
@@ -107,7 +107,7 @@ def test_a_value_of_another_layout_is_an_error_not_a_verdict(make, client):
     checker = make()
     client.set(name_of(checker, KEYS.key("7")), b"\x09" + bytes(80))
     with pytest.raises(StoreError, match="layout"):
-        checker.claim(ClaimRequest(KEYS.key("7")))
+        checker.desk.claim(ClaimRequest(KEYS.key("7")))
 
 
 def test_names_lead_back_to_hashes_and_nothing_else_does():
@@ -123,8 +123,8 @@ def test_names_lead_back_to_hashes_and_nothing_else_does():
 
 def test_an_error_is_kept_as_one_line_of_a_thousand_characters(make, client):
     checker = make()
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
-    checker.release(claim, Failure("a\x00b\nc\ud800" + "é" * 2000, max_attempts=9))
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
+    checker.desk.release(claim, Failure("a\x00b\nc\ud800" + "é" * 2000, max_attempts=9))
     attempts, error = stored_failure(client.get(name_of(checker, KEYS.key("7")) + b":f"))
     assert attempts == 1
     assert error == "a b c " + "é" * 994
@@ -139,14 +139,14 @@ def ttl_s(client, name):
 
 def test_a_key_lives_until_its_expiry_which_completing_does_not_move(make, client):
     checker = make(lease_s=1, retention_s=HOUR_S)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
     name = name_of(checker, claim.key)
     expires_at_us = claim.fence + 3_600_000_000
     assert expires_at_us <= client.pexpiretime(name) * 1000 <= expires_at_us + 2000
     time.sleep(0.05)
-    checker.complete(claim)
+    checker.desk.complete(claim)
     assert expires_at_us <= client.pexpiretime(name) * 1000 <= expires_at_us + 2000
-    checker.complete(claim, b"result")  # by the other way through the script
+    checker.desk.complete(claim, b"result")  # by the other way through the script
     assert expires_at_us <= client.pexpiretime(name) * 1000 < expires_at_us + 2000
 
 
@@ -155,12 +155,12 @@ def test_keys_completed_together_keep_their_own_times(make, client):
     endless = make(lease_s=None, retention_s=3 * HOUR_S)
     owner = new_owner()
     claims = [
-        checker.claim(ClaimRequest(KEYS.key(str(n)), owner)).claim
+        checker.desk.claim(ClaimRequest(KEYS.key(str(n)), owner)).claim
         for n, checker in enumerate((early, late, early, endless))
     ]
     names = [name_of(early, claim.key) for claim in claims]
     before = [stored_key(client.get(name)) for name in names]
-    assert early.complete_many([Completion(claim) for claim in claims]) == [True] * 4
+    assert early.desk.complete_many([Completion(claim) for claim in claims]) == [True] * 4
     after = [stored_key(client.get(name)) for name in names]
     assert [key.expires_at_us for key in after] == [key.expires_at_us for key in before]
     assert [key.status for key in after] == [KeyStatus.DONE] * 4
@@ -168,13 +168,13 @@ def test_keys_completed_together_keep_their_own_times(make, client):
 
 def test_a_key_outlives_its_lease_though_its_retention_is_shorter(make, client):
     checker = make(lease_s=60, retention_s=2)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
     name = name_of(checker, claim.key)
     assert 50 < ttl_s(client, name) <= 60.1
     client.pexpire(name, 5000)
     assert checker._renew_many([claim]) == [True]
     assert 50 < ttl_s(client, name) <= 60.1
-    checker.complete(claim)
+    checker.desk.complete(claim)
     assert ttl_s(client, name) <= 2
 
 
@@ -183,12 +183,12 @@ def test_a_key_outlives_its_lease_though_its_retention_is_shorter(make, client):
 )
 def test_what_must_not_be_forgotten_has_no_time_to_live_until_it_is_final(make, client, status, lease_s):
     checker = make(lease_s=lease_s, retention_s=HOUR_S)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"), status=status)).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"), status=status)).claim
     name = name_of(checker, claim.key)
     assert client.pttl(name) == -1
     assert checker._renew_many([claim]) == [True]
     assert client.pttl(name) == -1
-    checker.complete(claim)
+    checker.desk.complete(claim)
     assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S + 0.01  # Redis rounds up
 
 
@@ -198,33 +198,33 @@ def test_a_parked_key_and_its_reason_stay_for_a_person(make, client):
     claim = checker._claim(park).claim  # nobody renews it
     time.sleep(0.1)
     other = make(lease_s=0.05, retention_s=HOUR_S)
-    assert other.claim(ClaimRequest(KEYS.key("7"), on_lapsed=Lapsed.PARK)).verdict is Verdict.DEAD
+    assert other.desk.claim(ClaimRequest(KEYS.key("7"), on_lapsed=Lapsed.PARK)).verdict is Verdict.DEAD
     name = name_of(checker, claim.key)
     assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S + 0.01  # Redis rounds up
     assert ttl_s(client, name) <= ttl_s(client, name + b":f") + 0.01
-    assert "effect unknown" in other.claim(ClaimRequest(KEYS.key("7"))).reason
+    assert "effect unknown" in other.desk.claim(ClaimRequest(KEYS.key("7"))).reason
 
 
 def test_a_key_that_is_final_after_its_expiry_is_kept_once_more(make, client):
     checker = make(lease_s=HOUR_S, retention_s=0.05)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"), status=KeyStatus.IN_PROGRESS_PARK)).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"), status=KeyStatus.IN_PROGRESS_PARK)).claim
     time.sleep(0.1)
-    checker.complete(claim)
+    checker.desk.complete(claim)
     assert 0 < client.pttl(name_of(checker, claim.key)) <= 51
 
 
 def test_failures_are_forgotten_after_the_retention(make, client):
     checker = make(retention_s=HOUR_S)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
     name = name_of(checker, claim.key)
-    checker.release(claim, Failure("boom", max_attempts=5))
+    checker.desk.release(claim, Failure("boom", max_attempts=5))
     assert not client.exists(name)
     assert HOUR_S - 10 < ttl_s(client, name + b":f") <= HOUR_S + 0.01
 
 
 def test_expired_keys_go_by_themselves(make, client):
     checker = make(lease_s=0.05, retention_s=0.05)
-    checker.complete(checker.claim(ClaimRequest(KEYS.key("7"))).claim)
+    checker.desk.complete(checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim)
     time.sleep(0.1)
     assert checker.garbage_collect() == 0
     assert not client.exists(name_of(checker, KEYS.key("7")))
@@ -235,7 +235,7 @@ def test_expired_keys_go_by_themselves(make, client):
 
 def test_the_clock_of_the_client_does_not_matter(make, redis_url, prefix):
     """A process whose clock is a day ahead neither takes over a live lease nor dates a key."""
-    ours = make(lease_s=30).claim(ClaimRequest(KEYS.key("7"))).claim
+    ours = make(lease_s=30).desk.claim(ClaimRequest(KEYS.key("7"))).claim
     script = """
         import sys, time
         real = time.time
@@ -246,8 +246,8 @@ def test_the_clock_of_the_client_does_not_matter(make, redis_url, prefix):
         from idempotent.keys import KeySpace
         checker = RedisChecker(sys.argv[1], prefix=sys.argv[2])
         keys = KeySpace("orders.paid", "billing")
-        print(checker.claim(ClaimRequest(keys.key("7"))).verdict.name)
-        print(checker.claim(ClaimRequest(keys.key("8"))).claim.fence)
+        print(checker.desk.claim(ClaimRequest(keys.key("7"))).verdict.name)
+        print(checker.desk.claim(ClaimRequest(keys.key("8"))).claim.fence)
     """
     said = run_python(script, redis_url, prefix).split()
     assert said[0] == "IN_PROGRESS"
@@ -260,15 +260,15 @@ def test_the_clock_of_the_client_does_not_matter(make, redis_url, prefix):
 def test_a_flushed_script_cache_costs_nothing_but_a_round_trip(make, client):
     checker = make()
     key = KEYS.key("7")
-    checker.claim(ClaimRequest(KEYS.key("warm")))
+    checker.desk.claim(ClaimRequest(KEYS.key("warm")))
     client.script_flush()
-    claim = checker.claim(ClaimRequest(key)).claim
+    claim = checker.desk.claim(ClaimRequest(key)).claim
     client.script_flush()
     assert checker._renew_many([claim]) == [True]
     client.script_flush()
-    assert checker.complete(claim)
+    assert checker.desk.complete(claim)
     client.script_flush()
-    assert [d.verdict for d in checker.claim_many([ClaimRequest(key), ClaimRequest(KEYS.key("8"))])] == [
+    assert [d.verdict for d in checker.desk.claim_many([ClaimRequest(key), ClaimRequest(KEYS.key("8"))])] == [
         Verdict.DUPLICATE,
         Verdict.ACQUIRED,
     ]
@@ -282,18 +282,18 @@ def test_a_command_for_each_125_keys_claims_and_completes(make, private_redis):
         checker = make(client)
         for _ in range(2):  # the first round loads the scripts
             client.config_resetstat()
-            many = checker.claim_many([ClaimRequest(KEYS.key(f"{_}-{n}")) for n in range(500)])
-            checker.complete_many([Completion(decision.claim) for decision in many])
-            checker.complete(checker.claim(ClaimRequest(KEYS.key(f"{_}"))).claim)
+            many = checker.desk.claim_many([ClaimRequest(KEYS.key(f"{_}-{n}")) for n in range(500)])
+            checker.desk.complete_many([Completion(decision.claim) for decision in many])
+            checker.desk.complete(checker.desk.claim(ClaimRequest(KEYS.key(f"{_}"))).claim)
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 4 + 4 + 1 + 1
 
 
 def test_a_batch_beyond_the_bound_of_a_script_is_one_answer(make):
     checker = make()
     requests = [ClaimRequest(KEYS.key(str(n))) for n in range(MAX_KEYS + 7)]
-    decisions = checker.claim_many(requests)
+    decisions = checker.desk.claim_many(requests)
     assert [decision.claim.key for decision in decisions] == [request.key for request in requests]
-    assert checker.complete_many([Completion(decision.claim) for decision in decisions]) == [True] * len(
+    assert checker.desk.complete_many([Completion(decision.claim) for decision in decisions]) == [True] * len(
         requests
     )
 
@@ -304,7 +304,7 @@ def test_a_batch_beyond_the_bound_of_a_script_is_one_answer(make):
 def test_a_claim_whose_answer_was_lost_is_still_a_claim(make, loses_answers):
     checker = made_with_scripts(make, loses_answers)
     loses_answers.lose = 1
-    assert checker.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
+    assert checker.desk.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
 
 
 def test_a_take_over_whose_answer_was_lost_is_still_known_as_one(make, loses_answers):
@@ -312,7 +312,7 @@ def test_a_take_over_whose_answer_was_lost_is_still_known_as_one(make, loses_ans
     checker._claim(ClaimRequest(KEYS.key("7")))
     time.sleep(0.1)
     loses_answers.lose = 1
-    decision = checker.claim(ClaimRequest(KEYS.key("7"), max_attempts=5))
+    decision = checker.desk.claim(ClaimRequest(KEYS.key("7"), max_attempts=5))
     assert (decision.verdict, decision.lapsed, decision.alone) == (Verdict.ACQUIRED, True, True)
     assert checker.admin().get(KEYS.key("7")).attempts == 1
 
@@ -322,61 +322,61 @@ def test_a_lapse_is_counted_once_however_often_its_new_owner_asks(make):
     checker._claim(ClaimRequest(KEYS.key("7")))
     time.sleep(0.1)
     request = ClaimRequest(KEYS.key("7"), max_attempts=5)
-    assert checker.claim(request).alone
-    again = checker.claim(request)
+    assert checker.desk.claim(request).alone
+    again = checker.desk.claim(request)
     assert (again.verdict, again.alone) == (Verdict.ACQUIRED, False)
     assert checker.admin().get(KEYS.key("7")).attempts == 1
 
 
 def test_a_completion_whose_answer_was_lost_counts(make, loses_answers):
     checker = made_with_scripts(make, loses_answers)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
     loses_answers.lose = 1
-    assert checker.complete(claim, b"1")
+    assert checker.desk.complete(claim, b"1")
 
 
 @pytest.mark.parametrize("keep_claim", [False, True])
 @pytest.mark.parametrize("max_attempts", [1, 5])
 def test_a_failure_whose_answer_was_lost_is_counted_once(make, loses_answers, keep_claim, max_attempts):
     checker = made_with_scripts(make, loses_answers)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
     loses_answers.lose = 1
-    released = checker.release(claim, Failure("boom", max_attempts, keep_claim=keep_claim))
+    released = checker.desk.release(claim, Failure("boom", max_attempts, keep_claim=keep_claim))
     assert (released.owned, released.attempts, released.dead) == (True, 1, max_attempts == 1)
 
 
 def test_two_failures_of_one_claim_count_twice(make):
     checker = make()
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
-    assert checker.release(claim, Failure("lapse", 5, keep_claim=True)).attempts == 1
-    assert checker.release(claim, Failure("boom", 5)).attempts == 2
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
+    assert checker.desk.release(claim, Failure("lapse", 5, keep_claim=True)).attempts == 1
+    assert checker.desk.release(claim, Failure("boom", 5)).attempts == 2
 
 
 def test_an_answer_lost_twice_is_an_error(make, loses_answers):
     checker = made_with_scripts(make, loses_answers)
     loses_answers.lose = 2
     with pytest.raises(StoreUnavailableError, match="connection lost"):
-        checker.claim(ClaimRequest(KEYS.key("7")))
+        checker.desk.claim(ClaimRequest(KEYS.key("7")))
 
 
 def test_a_client_that_retries_by_itself_is_not_made_to_retry_more(make, redis_url):
     retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)
     with LosesAnswers.from_url(redis_url, retry=retry) as client:
         checker = make(client)
-        checker.claim(ClaimRequest(KEYS.key("warm")))
+        checker.desk.claim(ClaimRequest(KEYS.key("warm")))
         client.lose = 1
         with pytest.raises(StoreUnavailableError):
-            checker.claim(ClaimRequest(KEYS.key("7")))
+            checker.desk.claim(ClaimRequest(KEYS.key("7")))
 
 
 def test_connections_that_the_server_closed_are_replaced(make, client, redis_url):
     checker = make(redis_url)
-    claim = checker.claim(ClaimRequest(KEYS.key("7"))).claim
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
     # Of this database alone: the server is everybody's, and the others are in the middle of their tests.
     me, db = str(client.client_id()), str(client.connection_pool.connection_kwargs["db"])
     others = [one["id"] for one in client.client_list() if one["db"] == db and one["id"] != me]
     assert sum(client.client_kill_filter(_id=number) for number in others)
-    assert checker.complete(claim)
+    assert checker.desk.complete(claim)
 
 
 # Clients
@@ -386,9 +386,9 @@ def test_a_client_that_decodes_answers_will_do(make, redis_url):
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         checker = make(client)
         key = KEYS.key("é")
-        claim = checker.claim(ClaimRequest(key, fingerprint=b"\xff" * 20)).claim
-        checker.complete(claim, b"\xfe\xff")
-        again = checker.claim(ClaimRequest(key))
+        claim = checker.desk.claim(ClaimRequest(key, fingerprint=b"\xff" * 20)).claim
+        checker.desk.complete(claim, b"\xfe\xff")
+        again = checker.desk.claim(ClaimRequest(key))
         assert (again.result, again.fingerprint) == (b"\xfe\xff", b"\xff" * 20)
         (record,) = checker.admin().list(everything())
         assert (record.text, record.result) == ("orders.paid:billing:é", b"\xfe\xff")
@@ -436,8 +436,8 @@ def test_a_prefix_that_would_break_names_is_refused(prefix):
 
 def test_two_prefixes_share_nothing(client, prefix):
     one, two = (RedisChecker(client, prefix=f"{prefix}{n}:") for n in range(2))
-    assert one.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
-    assert two.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
+    assert one.desk.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
+    assert two.desk.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
     assert len(list(one.admin().list(everything()))) == 1
     one.close()
     two.close()
@@ -445,7 +445,7 @@ def test_two_prefixes_share_nothing(client, prefix):
 
 def test_closing_leaves_the_application_its_client(make, client):
     checker = make()
-    checker.claim(ClaimRequest(KEYS.key("7")))
+    checker.desk.claim(ClaimRequest(KEYS.key("7")))
     checker.close()
     assert client.ping()
 
@@ -458,7 +458,7 @@ def test_a_forked_process_opens_connections_of_its_own(redis_url, prefix):
         from idempotent.keys import KeySpace
         keys = KeySpace("orders.paid", "billing")
         checker = RedisChecker(sys.argv[1], prefix=sys.argv[2])
-        claim = lambda n: checker.claim(ClaimRequest(keys.key(str(n)))).verdict.name
+        claim = lambda n: checker.desk.claim(ClaimRequest(keys.key(str(n)))).verdict.name
         claim("warm")
         child = os.fork()
         verdicts = {claim(n) for n in range(1000 if child else 2000)}
@@ -524,14 +524,14 @@ def cluster(private_redis):
 def test_a_cluster_takes_batches_failures_and_decisions(make, cluster):
     checker = make(cluster)
     requests = [ClaimRequest(KEYS.key(str(n)), owner=b"o" * 16) for n in range(200)]
-    decisions = checker.claim_many(requests)
+    decisions = checker.desk.claim_many(requests)
     assert [decision.claim.key for decision in decisions] == [request.key for request in requests]
     claims = [decision.claim for decision in decisions]
-    released = checker.release_many([(claim, Failure("boom", 1)) for claim in claims[:20]])
+    released = checker.desk.release_many([(claim, Failure("boom", 1)) for claim in claims[:20]])
     assert all(one.dead for one in released)
     assert checker._renew_many(claims) == [False] * 20 + [True] * 180
-    assert checker.complete_many([Completion(claim, b"1") for claim in claims[100:]]) == [True] * 100
-    again = checker.claim_many([ClaimRequest(request.key) for request in requests])
+    assert checker.desk.complete_many([Completion(claim, b"1") for claim in claims[100:]]) == [True] * 100
+    again = checker.desk.claim_many([ClaimRequest(request.key) for request in requests])
     assert [decision.verdict for decision in again] == (
         [Verdict.DEAD] * 20 + [Verdict.IN_PROGRESS] * 80 + [Verdict.DUPLICATE] * 100
     )
@@ -543,7 +543,7 @@ def test_a_cluster_takes_batches_failures_and_decisions(make, cluster):
         (KeyStatus.DONE, 100),
     }
     assert admin.reopen(admin.get(claims[0].key))
-    assert checker.claim(ClaimRequest(claims[0].key)).verdict is Verdict.ACQUIRED
+    assert checker.desk.claim(ClaimRequest(claims[0].key)).verdict is Verdict.ACQUIRED
 
 
 # Ownership that only the stored bytes can tell
@@ -552,6 +552,6 @@ def test_a_cluster_takes_batches_failures_and_decisions(make, cluster):
 def test_an_owner_is_compared_as_bytes(make):
     checker = make()
     owner = b"\x00\xff'\r\n\\%s[[=]]{}0"
-    claim = checker.claim(ClaimRequest(KEYS.key("7"), owner=owner)).claim
-    assert not checker.complete(Claim(claim.key, claim.fence, owner[:-1] + b"1"))
-    assert checker.complete(claim)
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"), owner=owner)).claim
+    assert not checker.desk.complete(Claim(claim.key, claim.fence, owner[:-1] + b"1"))
+    assert checker.desk.complete(claim)

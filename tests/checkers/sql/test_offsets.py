@@ -43,7 +43,7 @@ class Shop:
             raise self.bad[message.position.offset]
 
     def partition(self, number=0):
-        return self.consumer.partition_key(TOPIC, number)
+        return self.consumer.binding.requests.partition(TOPIC, number)
 
     def begin(self, offset=0, number=0):
         key = self.partition(number)
@@ -123,7 +123,7 @@ def test_partitions_do_not_wait_for_each_other(shop):
 def test_a_topic_of_the_same_name_made_later_is_another(shop):
     shop.run(message(0))
     again = Message("orders", position=Position("another-id", 0, 0, 0))
-    key = shop.consumer.partition_key("another-id", 0)
+    key = shop.consumer.binding.requests.partition("another-id", 0)
     assert shop.checker.begin({key: 0}) == {key: 0}
     assert shop.run(again) == ["processed"]
 
@@ -199,10 +199,10 @@ def test_a_partition_that_another_transaction_moves_is_in_progress(sql_store):
         pytest.skip("one writer: the whole file is busy")
     shop = Shop(sql_store)
     shop.begin()
-    held = shop.checker.claim(shop.consumer.request(message(0))).claim
+    held = shop.checker.desk.claim(shop.consumer.binding.requests.of(message(0))).claim
     assert held is not None
     assert shop.run(message(0)) == ["in_progress"]
-    assert shop.checker.complete(held)
+    assert shop.checker.desk.complete(held)
     assert shop.run(message(0)) == ["duplicate"]
 
 

@@ -71,7 +71,7 @@ class TransactionalLife(RuleBasedStateMachine):
 
     def teardown(self):
         for one in self.open:
-            self.checker.release_many([(claim, None) for claim in one.claims.values()])
+            self.checker.desk.release_many([(claim, None) for claim in one.claims.values()])
 
     @property
     def held(self):
@@ -88,7 +88,7 @@ class TransactionalLife(RuleBasedStateMachine):
         requests = [ClaimRequest(self.keys[number]) for number in numbers]
         is_held = bool(self.held.intersection(numbers))
         try:
-            decisions = self.checker.claim_many(requests)
+            decisions = self.checker.desk.claim_many(requests)
         except StoreBusyError:
             # InnoDB locks a duplicate too, until the transaction that saw it ends.
             assert is_held or not all(self.is_left_alone(number) for number in numbers)
@@ -123,10 +123,10 @@ class TransactionalLife(RuleBasedStateMachine):
         completions = [Completion(claim) for claim in one.claims.values()]
         if one.is_dead:
             with pytest.raises((StoreError, DoomedTransactionError, sa.exc.DBAPIError)):
-                self.checker.complete_many(completions)
-            self.checker.release_many([(claim, None) for claim in one.claims.values()])
+                self.checker.desk.complete_many(completions)
+            self.checker.desk.release_many([(claim, None) for claim in one.claims.values()])
             return
-        assert self.checker.complete_many(completions) == [True] * len(completions)
+        assert self.checker.desk.complete_many(completions) == [True] * len(completions)
         for number in one.claims:
             self.rows[number] = Row(KeyStatus.DONE)
             self.place.booked[self.name(number)] = self.place.booked.get(self.name(number), 0) + 1
@@ -140,7 +140,7 @@ class TransactionalLife(RuleBasedStateMachine):
         free = [number for number in one.claims if number not in self.held and self.rows[number] is None]
         if fails and len(free) < len(one.claims):
             failure = None
-        released = self.checker.release_many([(claim, failure) for claim in one.claims.values()])
+        released = self.checker.desk.release_many([(claim, failure) for claim in one.claims.values()])
         assert all(each.owned for each in released)
         if failure is None:
             return
@@ -166,11 +166,11 @@ class TransactionalLife(RuleBasedStateMachine):
         number = next(iter(one.claims))
         for _ in range(1000):
             try:
-                (decision,) = self.checker.claim_many([ClaimRequest(self.keys[number])])
+                (decision,) = self.checker.desk.claim_many([ClaimRequest(self.keys[number])])
             except StoreBusyError:
                 continue
             assert decision.verdict is Verdict.ACQUIRED, "what a lost connection has done was kept"
-            self.checker.release(decision.claim)
+            self.checker.desk.release(decision.claim)
             return
         raise AssertionError("the keys of a lost connection are held for ever")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from idempotent import Outcome
-from idempotent.checkers.base import LAPSED_ERROR, UNKNOWN_EFFECT
-from idempotent.claims import KeyStatus
+from idempotent.claims import LAPSED_ERROR, UNKNOWN_EFFECT, KeyStatus
 from idempotent.outcomes import Action
 from tests.guarantees.crash.scene import deliver, deliver_until_settled, until
 

@@ -1,0 +1,82 @@
+"""CheckerHooks: what a store has to do for the claim protocol, and nothing around it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
+
+
+class CheckerHooks(ABC):
+    """The hooks of a checker. Each is one atomic step in the store, and several threads call them at once.
+
+    A hook raises `StoreError` (or a subclass) when the store fails; any other exception is reported as a bug.
+    Four hooks are required. The `_many` hooks loop over them; override them where the store takes many keys in one
+    round trip.
+
+    Attributes:
+        lease_s: seconds a claim lasts without renewal; None: a claim never lapses (`claim_once`).
+        retention_s: seconds a key is remembered, counted from its claim.
+    """
+
+    lease_s: float | None
+    retention_s: float
+
+    group_is_atomic: bool = False
+    """Whether the claims of one `_claim_many` complete together or not at all."""
+    keeps_positions: bool = False
+    """Whether messages are known by their position in a partition instead of a key."""
+    remembers_done: bool = True
+    """Whether a completed message is a duplicate from then on. If not, another system decides what is done."""
+
+    @abstractmethod
+    def _claim(self, request: ClaimRequest) -> Decision:
+        """Become the key's owner if it is free, in one atomic step.
+
+        A free key is stored with the request's owner, status and fingerprint, a fence from the store's clock in
+        microseconds, and a lease and an expiry counted from the store's clock. For a key that is stored,
+        `idempotent.checkers.judging.judge` says the answer and the change.
+        """
+
+    @abstractmethod
+    def _complete(self, completion: Completion) -> bool:
+        """Make the key DONE if the claim's owner still owns it, lapsed or not. Returns whether it does."""
+
+    @abstractmethod
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        """Delete the key if it is in progress and the claim's owner still owns it.
+
+        With a failure, in the same atomic step: count one attempt beside the key and keep the error; if
+        `failure.kills(attempts)`, make the key DEAD; else, if `failure.keep_claim`, leave it as it is.
+        """
+
+    @abstractmethod
+    def _garbage_collect(self, limit: int) -> int:
+        """Delete at most `limit` keys past their expiry. Returns the number deleted.
+
+        Never a key with a live lease, and never a key in progress of a consumer that parks.
+        """
+
+    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        """`_claim` for different keys; decisions in the order of the requests.
+
+        A group's requests are made while they are read (see `Streamed`): a checker that sends the first ones before
+        it reads on lets the store work meanwhile.
+        """
+        return [self._claim(request) for request in requests]
+
+    def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
+        """`_complete` for different keys; answers in the order of the completions."""
+        return [self._complete(completion) for completion in completions]
+
+    def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        """`_release` for different keys; answers in the order of the releases."""
+        return [self._release(claim, failure) for claim, failure in releases]
+
+    def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
+        """Let the leases of owned claims end `lease_s` from now, on the store's clock. True: still owned.
+
+        The default renews nothing, which suits a checker whose claims do not lapse.
+        """
+        return [True] * len(claims)

@@ -1,0 +1,32 @@
+"""Entry and Attempts: what MemoryKeys stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from idempotent.claims import KeyStatus
+from idempotent.keys import Key
+
+
+@dataclass(slots=True)
+class Entry:
+    """One stored key. Times are seconds of the checker's clock."""
+
+    key: Key
+    status: KeyStatus
+    owner: bytes
+    fence: int
+    lease_until: float
+    fingerprint: bytes | None
+    update_at: float
+    expires_at: float
+    result: bytes | None = None
+
+
+@dataclass(slots=True)
+class Attempts:
+    """How often a key's handler has failed, and with what."""
+
+    count: int
+    error: str
+    expires_at: float = 0.0

@@ -1,0 +1,202 @@
+"""MemoryKeys: the claim protocol in one dict under one lock. The reference for every other store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final
+
+from idempotent.checkers.judging import Change, StoredKey, judge
+from idempotent.checkers.memory.entries import Attempts, Entry
+from idempotent.claims import (
+    UNKNOWN_EFFECT,
+    Claim,
+    ClaimRequest,
+    Decision,
+    Failure,
+    KeyStatus,
+    Released,
+    Verdict,
+)
+from idempotent.errors import ConfigurationError, StoreError
+from idempotent.keys import Key
+
+
+class MemoryKeys:
+    """The keys of one checker, and the attempts of those that failed. Thread-safe.
+
+    Args:
+        lease_s: seconds a claim lasts without renewal; None: for ever.
+        retention_s: seconds a key is remembered, counted from its claim.
+        max_keys: the most keys remembered; beyond it the oldest hundredth of them is forgotten early, as far as it is
+            finished.
+        clock: seconds since the epoch.
+
+    Raises:
+        ConfigurationError: `max_keys` is not positive.
+    """
+
+    def __init__(
+        self, *, lease_s: float | None, retention_s: float, max_keys: int, clock: Callable[[], float]
+    ) -> None:
+        """Start empty."""
+        if max_keys < 1:
+            raise ConfigurationError(f"max_keys must be positive, not {max_keys}")
+        self._lease_s = lease_s
+        self._retention_s = retention_s
+        self._max_keys = max_keys
+        self.clock: Final = clock
+        self.lock: Final = threading.Lock()
+        self.entries: Final[dict[bytes, Entry]] = {}
+        self.attempts: Final[dict[bytes, Attempts]] = {}
+        self._last_fence = 0
+
+    def claim(self, request: ClaimRequest) -> Decision:
+        """Insert a free key, or judge the stored one."""
+        with self.lock:
+            entry = self.entries.get(request.key.hash)
+            if entry is None:
+                return self._insert(request)
+            now = self.clock()
+            judged = judge(self._stored(entry, now), request)
+            if judged.change is Change.PARK:
+                entry.status, entry.update_at = KeyStatus.DEAD, now
+                self._note(request.key, UNKNOWN_EFFECT)
+            elif judged.change is Change.TAKE_OVER and judged.decision.claim is not None:
+                entry.owner, entry.status = request.owner, request.status
+                entry.fence, entry.fingerprint = judged.decision.claim.fence, request.fingerprint
+                entry.lease_until, entry.expires_at = self._lease_end(now), now + self._retention_s
+                entry.update_at = now
+                self._last_fence = max(self._last_fence, entry.fence)
+            return judged.decision
+
+    def complete(self, claim: Claim, result: bytes | None) -> bool:
+        """Make an owned key DONE, and keep the result if there is one."""
+        with self.lock:
+            entry = self._mine(claim)
+            if entry is None:
+                return False
+            entry.status, entry.update_at = KeyStatus.DONE, self.clock()
+            if result is not None:
+                entry.result = result
+            return True
+
+    def forget(self, claim: Claim) -> bool:
+        """Delete an owned key and its attempts."""
+        with self.lock:
+            entry = self._mine(claim)
+            if entry is None:
+                return False
+            self._forget(entry.key.hash)
+            return True
+
+    def release(self, claim: Claim, failure: Failure | None) -> Released:
+        """Delete an owned key in progress; with a failure, count an attempt."""
+        with self.lock:
+            entry = self._mine(claim)
+            if entry is None or not entry.status.in_progress:
+                return Released(owned=False)
+            if failure is None:
+                del self.entries[entry.key.hash]
+                return Released(owned=True)
+            noted = self._note(entry.key, failure.error)
+            noted.count += 1
+            dead = failure.kills(noted.count)
+            if dead:
+                entry.status = KeyStatus.DEAD
+            elif not failure.keep_claim:
+                del self.entries[entry.key.hash]
+            return Released(owned=True, attempts=noted.count, dead=dead)
+
+    def renew(self, claim: Claim) -> bool:
+        """Extend the lease of an owned key in progress."""
+        with self.lock:
+            entry = self._mine(claim)
+            if entry is None or not entry.status.in_progress:
+                return False
+            entry.lease_until = self._lease_end(self.clock())
+            return True
+
+    def collect(self, limit: int) -> int:
+        """Delete at most `limit` expired keys, and the expired attempts of keys that are gone."""
+        with self.lock:
+            now = self.clock()
+            expired = [hashed for hashed, entry in self.entries.items() if _is_garbage(entry, now)]
+            for hashed in expired[:limit]:
+                self._forget(hashed)
+            for hashed in [h for h, noted in self.attempts.items() if noted.expires_at < now]:
+                if hashed not in self.entries:
+                    del self.attempts[hashed]
+            return len(expired[:limit])
+
+    def _insert(self, request: ClaimRequest) -> Decision:
+        if len(self.entries) >= self._max_keys:
+            self._make_room()
+        now = self.clock()
+        # A clock that stands still or goes back must not repeat a fence.
+        self._last_fence = fence = max(int(now * 1_000_000), self._last_fence + 1)
+        self.entries[request.key.hash] = Entry(
+            key=request.key,
+            status=request.status,
+            owner=request.owner,
+            fence=fence,
+            lease_until=self._lease_end(now),
+            fingerprint=request.fingerprint,
+            update_at=now,
+            expires_at=now + self._retention_s,
+        )
+        return Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner))
+
+    def _stored(self, entry: Entry, now: float) -> StoredKey:
+        noted = self.attempts.get(entry.key.hash) if entry.status is KeyStatus.DEAD else None
+        return StoredKey(
+            status=entry.status,
+            owner=entry.owner,
+            fence=entry.fence,
+            rest_s=entry.lease_until - now,
+            fingerprint=entry.fingerprint,
+            result=entry.result,
+            reason=noted.error if noted else None,
+        )
+
+    def _mine(self, claim: Claim) -> Entry | None:
+        entry = self.entries.get(claim.key.hash) if claim.key else None
+        return entry if entry and entry.owner == claim.owner else None
+
+    def _lease_end(self, now: float) -> float:
+        return float("inf") if self._lease_s is None else now + self._lease_s
+
+    def _note(self, key: Key, error: str) -> Attempts:
+        noted = self.attempts.setdefault(key.hash, Attempts(0, ""))
+        if len(self.attempts) > self._max_keys:
+            # Those of deleted keys, oldest first; the attempts of a stored key say why it is dead.
+            gone = (hashed for hashed in self.attempts if hashed not in self.entries and hashed != key.hash)
+            for hashed in self._some(gone):
+                del self.attempts[hashed]
+        noted.error = error
+        noted.expires_at = self.clock() + self._retention_s
+        return noted
+
+    def _make_room(self) -> None:
+        # A dict keeps insertion order, so the first finished keys are the oldest.
+        finished = (hashed for hashed, entry in self.entries.items() if not entry.status.in_progress)
+        oldest = self._some(finished)
+        if not oldest:
+            raise StoreError(f"MemoryChecker is full: {self._max_keys} keys in progress; raise max_keys")
+        for hashed in oldest:
+            self._forget(hashed)
+
+    def _some(self, hashes: Iterable[bytes]) -> list[bytes]:
+        """The first hundredth of `max_keys`: each walk over a dict passes the places of the keys deleted before."""
+        return list(islice(hashes, max(self._max_keys // 100, 1)))
+
+    def _forget(self, hashed: bytes) -> None:
+        del self.entries[hashed]
+        self.attempts.pop(hashed, None)
+
+
+def _is_garbage(entry: Entry, now: float) -> bool:
+    if entry.expires_at >= now or entry.status is KeyStatus.IN_PROGRESS_PARK:
+        return False
+    return not (entry.status.in_progress and entry.lease_until >= now)

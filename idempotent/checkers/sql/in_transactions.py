@@ -1,0 +1,261 @@
+"""InTransactions: claims live in the transaction of the handlers' writes, recorded in a ledger."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any, Final, Generic, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from idempotent.admin import Finding
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.sql.checker import SqlChecker
+from idempotent.checkers.sql.health import sql_findings
+from idempotent.checkers.sql.ledgers import Ledger
+from idempotent.checkers.sql.opening import Database, Units, session_factory
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.checkers.sql.unit import Unit
+from idempotent.checkers.transactions import TransactionHooks
+from idempotent.claims import (
+    Claim,
+    ClaimRequest,
+    Completion,
+    Decision,
+    Failure,
+    Guarantee,
+    Released,
+    Verdict,
+)
+from idempotent.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    DoomedTransactionError,
+    StoreBusyError,
+    StoreError,
+)
+from idempotent.stores.sql.faults import Fault, as_store_error
+from idempotent.values import changed
+
+log = logging.getLogger(__name__)
+
+L = TypeVar("L", bound=Ledger)
+
+_GC_LEASE_S: Final = 60.0
+_UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
+
+
+class InTransactions(AbstractIdempotentChecker, TransactionHooks, Generic[L]):
+    """A checker whose claims commit together with the handlers' writes, or not at all.
+
+    Args:
+        database: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
+        ledger: makes what the transactions record, from the store and `retention_s`.
+        table: the key table, in the same database.
+        retention_s: seconds a key is remembered.
+        lock_timeout_s: seconds a claim waits for another transaction that holds its key.
+        savepoints: isolate the handlers of a group from each other.
+        strict: also detect a transaction that was ended through a raw cursor.
+
+    Raises:
+        ConfigurationError: a wrong URL, table name or duration.
+        MissingExtraError: the database's driver is not installed.
+    """
+
+    group_is_atomic = True
+
+    def __init__(
+        self,
+        database: Database,
+        ledger: Callable[[SqlStore, float], L],
+        *,
+        table: str,
+        retention_s: float,
+        lock_timeout_s: float,
+        savepoints: bool,
+        strict: bool,
+    ) -> None:
+        """Check the arguments; connect at the first claim."""
+        super().__init__(lease_s=None, retention_s=retention_s)
+        if not lock_timeout_s > 0:
+            raise ConfigurationError(f"lock_timeout_s must be positive seconds, not {lock_timeout_s!r}")
+        factory, engine = session_factory(database)
+        self.store: Final = SqlStore(engine, table)
+        self.lock_timeout_s: Final = lock_timeout_s
+        self.isolates = savepoints
+        self.strict: Final = strict
+        self._ledger: Final = ledger(self.store, self.retention_s)
+        self._units: Final = Units(self.store, self._ledger, factory, strict=strict)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Transactional."""
+        return Guarantee.TRANSACTIONAL
+
+    def findings(self) -> Sequence[Finding]:
+        return sql_findings(self.store)
+
+    def _claim(self, request: ClaimRequest) -> Decision:
+        try:
+            return self._units.open([request], self.lock_timeout_s)[0]
+        except StoreBusyError:
+            # Somebody's transaction has held the key for the whole wait; it decides. (Or the file, on SQLite,
+            # which cannot tell the two apart, or deadlocks, several times in a row.)
+            return Decision(Verdict.IN_PROGRESS, retry_after_s=min(self.lock_timeout_s, 1.0))
+
+    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        # Not waiting: one busy key must not stall the others. The caller takes them one by one then.
+        return self._units.open(requests, 0.0)
+
+    def _complete(self, completion: Completion) -> bool:
+        return self._complete_many([completion])[0]
+
+    def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
+        """Commit the unit of these claims, which must be all that it still has."""
+        unit = _unit_of([completion.claim for completion in completions])
+        keyed = [completion for completion in completions if completion.claim.key]
+        try:
+            unit.flush()
+            unit.demand_alive()
+            for completion in keyed:
+                self._ledger.store_result(unit.driver, completion)
+        except BaseException as error:
+            unit.close()
+            if isinstance(error, Exception) and self._units.fault(error) in _UNDONE:
+                raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
+            raise  # what a handler's own statement raises late is its failure
+        try:
+            unit.commit()
+        except Exception as error:
+            unit.close()
+            fault = self._units.fault(error)
+            if fault is Fault.REFUSED:
+                raise  # a deferred constraint: the handler's failure
+            if fault in (Fault.ABORTED, Fault.LOCKED):
+                raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
+            if not self._is_committed(keyed):
+                if fault is None:
+                    raise  # an event of the application's session, before COMMIT
+                raise self._unknown(error, fault) from error
+            log.warning("commit_answer_lost", extra={"keys": len(keyed)})
+        finally:
+            unit.close()
+        return [True] * len(completions)
+
+    def _is_committed(self, completions: Sequence[Completion]) -> bool:
+        """Whether keys of a unit are on record with our owner, seen on another connection.
+
+        Only a yes proves something: the old transaction may still be about to commit.
+        """
+        claims = [completion.claim for completion in completions]
+        try:
+            return self.store.connections.run(self._ledger.are_committed, claims)
+        except StoreError:
+            return False
+
+    def _unknown(self, error: Exception, fault: Fault) -> StoreError:
+        if fault is Fault.DISCONNECTED:
+            return CommitUnknownError(
+                f"the connection was lost during COMMIT: {' '.join(str(error).split())}"
+            )
+        return as_store_error(error, self.store.engine, self.store.table)
+
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        return self._release_many([(claim, failure)])[0]
+
+    def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        """Roll back; then note the failures in transactions of their own."""
+        for claim, _ in releases:
+            claim.unit.close()
+        atomically = self.store.connections.run_atomically
+        escaped = self._escaped([claim for claim, _ in releases if claim.key and not claim.unit.committed])
+        return [
+            atomically(self._ledger.condemn, claim)
+            if claim in escaped
+            else atomically(self._ledger.note_failure, claim, failure)
+            if failure and claim.key
+            else Released(owned=True)
+            for claim, failure in releases
+        ]
+
+    def _escaped(self, claims: Sequence[Claim]) -> set[Claim]:
+        """Claims that were committed although their unit was not: a handler ended the transaction by a raw cursor."""
+        return self.store.connections.run(self._ledger.committed, claims) if claims else set()
+
+    def ignore(self, request: ClaimRequest, claim: Claim) -> None:
+        """Roll back what the handler wrote, and record the key alone.
+
+        Raises:
+            StoreError: not recorded.
+        """
+        claim.unit.close()
+        decision = self.desk.claim(changed(request, owner=claim.owner))
+        if decision.claim:
+            self.desk.complete(decision.claim)
+        elif decision.verdict is not Verdict.DUPLICATE:
+            raise StoreBusyError(f"{claim.key} could not be recorded: somebody holds it. Try again.")
+
+    def claim_nothing(self) -> Claim:
+        """A transaction without a key, for a handler that is allowed to run without one.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        return self._units.open_empty()
+
+    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
+        """A savepoint around one handler of a group, with `savepoints=True`."""
+        unit: Unit = claim.unit
+        return unit.savepoint(takes)
+
+    def forget(self, claim: Claim) -> None:
+        """Take one key out of an open group whose handler was undone by its savepoint."""
+        self._ledger.forget(claim.unit.driver, claim)
+
+    def is_transient(self, claim: Claim, error: Exception) -> bool:
+        """Whether the database undid the transaction, or was lost, under the handler."""
+        if isinstance(error, DoomedTransactionError) or claim.unit.undone:
+            return True
+        # A raw cursor's error is not seen by the unit; a ConnectionError of somebody else's is not the database's.
+        driver_error = self.store.engine.dialect.loaded_dbapi.Error
+        return isinstance(error, driver_error) and self._units.fault(error) in _UNDONE
+
+    def handler_argument(self, claim: Claim, kind: type) -> Any:
+        """The unit's Session or Connection.
+
+        Raises:
+            ConfigurationError: the handler asks for something else.
+        """
+        unit: Unit = claim.unit
+        known = unit.arguments.get(kind)
+        if known is not None:
+            return known
+        if not issubclass(kind, (Session, Connection)):
+            raise ConfigurationError(f"a handler takes a Session or a Connection, not {kind.__name__}")
+        return unit.argument(kind)
+
+    @cached_property
+    def _gc_leader(self) -> SqlChecker:
+        # A lock that is a transaction would stand in the way of the deletes; a leased key does not.
+        return SqlChecker(self.store.engine, table=self.store.table, lease_s=_GC_LEASE_S)
+
+    def _garbage_collect(self, limit: int) -> int:
+        return self.store.connections.run(self._ledger.delete_expired, limit)
+
+    def close(self) -> None:
+        """Close the checker's own connections. Idempotent."""
+        super().close()
+        self._units.close()
+        self.store.connections.close()
+        self._gc_leader.close()
+
+
+def _unit_of(claims: Sequence[Claim]) -> Unit:
+    units = {id(claim.unit): claim.unit for claim in claims}
+    if len(units) != 1:
+        raise ConfigurationError("claims of different transactions cannot complete together")
+    unit: Unit = next(iter(units.values()))
+    return unit

@@ -1,0 +1,111 @@
+"""Ledgers: what a transaction records beside the handlers' effects. KeyLedger records keys."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+from idempotent.checkers.sql.claiming import ClaimMode
+from idempotent.checkers.sql.keytable import KeyTable, key_hash
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, KeyStatus, Released
+from idempotent.stores.sql.cursor import DriverConnection
+
+log = logging.getLogger(__name__)
+
+_ESCAPED: Final = "effect unknown: the handler ended its transaction by itself; look, then resolve the key"
+
+
+class Ledger(ABC):
+    """What transactions record in one database, so that a message takes effect once.
+
+    Each method gets a driver connection: that of the handlers' transaction, or another one in autocommit or in a
+    transaction of its own.
+    """
+
+    @abstractmethod
+    def claim(
+        self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
+    ) -> list[Decision]:
+        """Claim in an open transaction, waiting at most `wait_s` seconds for other transactions."""
+
+    @abstractmethod
+    def store_result(self, driver: DriverConnection, completion: Completion) -> None:
+        """Keep what a handler returned, in its transaction."""
+
+    @abstractmethod
+    def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+        """Whether all these claims are on record with their owner. Only a yes proves something."""
+
+    @abstractmethod
+    def committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
+        """Those of these claims that are on record with their owner."""
+
+    @abstractmethod
+    def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
+        """A claim was committed although its transaction was not: a person has to look. Needs a transaction."""
+
+    @abstractmethod
+    def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
+        """Count an attempt at a claim that was rolled back. Needs a transaction."""
+
+    @abstractmethod
+    def forget(self, driver: DriverConnection, claim: Claim) -> None:
+        """Take one claim out of an open transaction that goes on without it."""
+
+    @abstractmethod
+    def delete_expired(self, driver: DriverConnection, limit: int) -> int:
+        """Delete at most `limit` expired records. Returns how many keys were deleted."""
+
+
+class KeyLedger(Ledger):
+    """One row for each message, in the key table.
+
+    Args:
+        store: where the table is.
+        retention_s: seconds a key is remembered.
+    """
+
+    def __init__(self, store: SqlStore, retention_s: float) -> None:
+        """Connect to nothing yet."""
+        self._store = store
+        self._retention_s = retention_s
+
+    @cached_property
+    def _keys(self) -> KeyTable:
+        return self._store.keys(lease_s=None, retention_s=self._retention_s)
+
+    def claim(
+        self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
+    ) -> list[Decision]:
+        mode = ClaimMode(KeyStatus.DONE, locking=True, wait_s=wait_s)
+        return self._keys.claiming.claim(driver, requests, mode)
+
+    def store_result(self, driver: DriverConnection, completion: Completion) -> None:
+        if completion.result is not None:
+            self._keys.complete(driver, completion)
+
+    def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+        return bool(claims) and len(self.committed(driver, claims)) == len(claims)
+
+    def committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
+        found = self._keys.owners(driver, [key_hash(claim) for claim in claims])
+        stored = {(hashed, owner) for hashed, owner, _ in found}
+        return {claim for claim in claims if (key_hash(claim), claim.owner) in stored}
+
+    def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
+        log.error("transaction_escaped", extra={"key": str(claim.key)})
+        return self._keys.condemn(driver, claim, _ESCAPED)
+
+    def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
+        # Another delivery may have processed the key since the rollback: then the failure is history.
+        return self._keys.fail_free(driver, claim, failure)
+
+    def forget(self, driver: DriverConnection, claim: Claim) -> None:
+        self._keys.forget(driver, claim)
+
+    def delete_expired(self, driver: DriverConnection, limit: int) -> int:
+        return self._keys.delete_expired(driver, limit)

@@ -1,0 +1,144 @@
+"""OffsetLedger: the next offset of each partition, moved on in the transaction of the effects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Final
+
+from idempotent.checkers.sql.failures import FailureTable
+from idempotent.checkers.sql.ledgers import Ledger
+from idempotent.checkers.sql.offsettable import OffsetTable
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
+from idempotent.errors import ConfigurationError, StoreError
+from idempotent.keys import Key
+from idempotent.message import Position
+from idempotent.stores.sql.cursor import DriverConnection
+
+log = logging.getLogger(__name__)
+
+_NOT_YET_S: Final = 0.1
+
+
+class OffsetLedger(Ledger):
+    """One row for each partition, beside the key table.
+
+    Args:
+        store: where the tables are.
+        retention_s: seconds the attempts of a failed message are remembered.
+    """
+
+    def __init__(self, store: SqlStore, retention_s: float) -> None:
+        """Connect to nothing yet."""
+        self._store = store
+        self._retention_us = max(int(retention_s * 1_000_000), 1)
+
+    @cached_property
+    def offsets(self) -> OffsetTable:
+        """The table of offsets.
+
+        Raises:
+            StoreError: the database did not answer when asked what it is.
+        """
+        return OffsetTable(self._store.connections.dialect, self._store.table)
+
+    @cached_property
+    def _failures(self) -> FailureTable:
+        return FailureTable(self._store.connections.dialect, self._store.table, self._retention_us)
+
+    def claim(
+        self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
+    ) -> list[Decision]:
+        decisions: dict[Key, Decision] = {}
+        for partition, run in _runs(requests):
+            decisions |= self._claim_run(driver, partition, run, wait_s)
+        return [decisions[request.key] for request in requests]
+
+    def _claim_run(
+        self,
+        driver: DriverConnection,
+        partition: Key,
+        run: list[tuple[ClaimRequest, Position]],
+        wait_s: float,
+    ) -> dict[Key, Decision]:
+        """Move one partition over as many of these messages as follow each other, in one statement."""
+        following = _following(run)
+        first, last = following[0][1], following[-1][1]
+        owner = following[0][0].owner
+        between = (first.expected, first.offset)
+        decisions = {request.key: _not_yet() for request, _ in run}
+        if self.offsets.advance(driver, partition, between, last.offset + 1, owner, wait_s):
+            for request, position in following:
+                decisions[request.key] = Decision(
+                    Verdict.ACQUIRED, Claim(request.key, position.offset, owner, partition=partition)
+                )
+            return decisions
+        found = self.offsets.read(driver, partition, newest=True)
+        if found is None:
+            raise StoreError(f"{partition} has not begun in the store: begin() comes before its messages")
+        done = [request for request, position in run if position.offset < found[0]]
+        decisions |= {request.key: Decision(Verdict.DUPLICATE) for request in done}
+        rest = run[len(done) :]
+        if done and rest and rest[0][1].expected <= found[0]:
+            decisions |= self._claim_run(driver, partition, rest, wait_s)
+        return decisions
+
+    def store_result(self, driver: DriverConnection, completion: Completion) -> None:
+        """A partition has no place for results."""
+
+    def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+        moved = {(claim.partition, claim.owner) for claim in claims if claim.partition}
+        rows = [(self.offsets.read(driver, partition), owner) for partition, owner in moved]
+        return bool(rows) and all(row and row[1] and bytes(row[1]) == owner for row, owner in rows)
+
+    def committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
+        return set(claims) if self.are_committed(driver, claims) else set()
+
+    def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
+        # The offset has moved on with the commit; there is no key to wait for a person.
+        del driver
+        log.error("transaction_escaped", extra={"position": str(claim.key)})
+        return Released(owned=True, dead=True)
+
+    def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
+        attempts = self._failures.note(driver, claim, failure.error)
+        return Released(owned=True, attempts=attempts, dead=failure.kills(attempts))
+
+    def forget(self, driver: DriverConnection, claim: Claim) -> None:
+        """One statement moved several offsets, so none can be taken out."""
+        del driver, claim
+        raise ConfigurationError("an OffsetChecker has no savepoints")
+
+    def delete_expired(self, driver: DriverConnection, limit: int) -> int:
+        self._failures.delete_expired(driver, limit)
+        return 0
+
+
+def _runs(requests: Sequence[ClaimRequest]) -> Iterator[tuple[Key, list[tuple[ClaimRequest, Position]]]]:
+    """The requests by partition, in the order of their offsets; partitions in one order for everybody."""
+    placed = []
+    for request in requests:
+        if request.partition is None or request.position is None:
+            raise ConfigurationError(
+                "an OffsetChecker needs messages with a Position, as the Kafka adapter's have"
+            )
+        placed.append((request, request.partition, request.position))
+    placed.sort(key=lambda each: (each[1].hash, each[2].offset))
+    for partition, run in groupby(placed, key=lambda each: each[1]):
+        yield partition, [(request, position) for request, _, position in run]
+
+
+def _following(run: list[tuple[ClaimRequest, Position]]) -> list[tuple[ClaimRequest, Position]]:
+    """The beginning of a run in which each message comes right after the one before it."""
+    count = 1
+    while count < len(run) and run[count][1].expected == run[count - 1][1].offset + 1:
+        count += 1
+    return run[:count]
+
+
+def _not_yet() -> Decision:
+    """An earlier message of the partition is not done."""
+    return Decision(Verdict.IN_PROGRESS, retry_after_s=_NOT_YET_S)

@@ -1,0 +1,143 @@
+"""Units: opens transactions on connections of the checker's own, and claims in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session, sessionmaker
+
+from idempotent.checkers.sql.ledgers import Ledger
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.checkers.sql.unit import SessionFactory, Unit
+from idempotent.claims import Claim, ClaimRequest, Decision
+from idempotent.errors import ConfigurationError
+from idempotent.stores.sql.detached import DetachedConnections
+from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+
+Database: TypeAlias = "Engine | URL | str | sessionmaker[Session]"
+
+_CLAIM_TRIES: Final = 3
+
+
+class Units:
+    """The open transactions of one checker.
+
+    Args:
+        store: whose connections.
+        ledger: what the transactions record.
+        factory: makes the handlers' Session on the connection.
+        strict: see `Unit`.
+    """
+
+    def __init__(self, store: SqlStore, ledger: Ledger, factory: SessionFactory, *, strict: bool) -> None:
+        """Connect to nothing yet."""
+        self._store = store
+        self._ledger = ledger
+        self._factory = factory
+        self._strict = strict
+        self._connections = DetachedConnections(store.engine, autocommit=False)
+
+    def open(self, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
+        """Begin a unit and claim in it; the unit stays open if a key was acquired.
+
+        Args:
+            requests: at most one for each key.
+            wait_s: the longest wait for another transaction, in seconds.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        for remaining in reversed(range(_CLAIM_TRIES)):
+            unit: Unit | None = None
+            try:
+                unit = self._begin()
+                decisions = self._ledger.claim(unit.driver, requests, wait_s)
+                if not any(decision.claim for decision in decisions):
+                    unit.close()
+                    return decisions
+                unit.guard()
+            except Exception as error:
+                if unit is not None:
+                    unit.close()
+                fault = self.fault(error)
+                if fault is None:
+                    raise
+                if fault is Fault.DISCONNECTED:
+                    self._connections.close()  # the server may have closed every idle one with this one
+                if remaining and fault in (Fault.ABORTED, Fault.DISCONNECTED):
+                    continue
+                raise as_store_error(error, self._store.engine, self._store.table) from error
+            except BaseException:
+                if unit is not None:
+                    unit.close()
+                raise
+            return [_in_unit(decision, unit) for decision in decisions]
+        raise AssertionError("unreachable")
+
+    def open_empty(self) -> Claim:
+        """A unit without a key.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        unit: Unit | None = None
+        try:
+            unit = self._begin()
+            unit.guard(keyed=False)
+        except BaseException as error:
+            if unit is not None:
+                unit.close()
+            if self.fault(error) is None:
+                raise
+            raise as_store_error(error, self._store.engine, self._store.table) from error
+        return Claim(None, unit=unit)
+
+    def close(self) -> None:
+        """Close idle connections; those in use are closed when their unit is over."""
+        self._connections.close()
+
+    def fault(self, error: BaseException) -> Fault | None:
+        """What kind of database error this is; None: another error."""
+        engine = self._store.engine
+        if isinstance(error, (DBAPIError, PoolTimeoutError, engine.dialect.loaded_dbapi.Error, OSError)):
+            return fault_of(error, engine)
+        return None
+
+    def _begin(self) -> Unit:
+        dialect = self._store.connections.dialect
+        return Unit(self._connections, dialect, self._factory, strict=self._strict)
+
+
+def _in_unit(decision: Decision, unit: Unit) -> Decision:
+    claim = decision.claim
+    if claim is None:
+        return decision
+    # A lapsed lease is that of a leased checker on the same table. Its attempt is not counted here (`alone`): that
+    # would need another transaction, and this one holds the key.
+    return Decision(
+        decision.verdict,
+        Claim(claim.key, claim.fence, claim.owner, unit, claim.partition),
+        lapsed=decision.lapsed,
+    )
+
+
+def session_factory(database: Database) -> tuple[SessionFactory, Engine | URL | str]:
+    """What makes the handlers' Sessions, and the engine or URL behind it.
+
+    Raises:
+        ConfigurationError: a sessionmaker without an engine.
+    """
+    if not isinstance(database, sessionmaker):
+        return Session, database
+    bind = database.kw.get("bind")
+    if not isinstance(bind, Engine):
+        raise ConfigurationError(
+            "the sessionmaker has no engine: write sessionmaker(engine) - one engine, because key and effect "
+            "have to commit in one transaction"
+        )
+    return database, bind

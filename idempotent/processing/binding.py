@@ -1,0 +1,134 @@
+"""Binding: a handler, its options and its keys, bound to the checker in force. Processing knows nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from contextvars import ContextVar
+from types import CoroutineType
+from typing import Any, Final
+
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.desk import ClaimDesk
+from idempotent.checkers.transactions import transactions_of
+from idempotent.claims import Claim
+from idempotent.errors import ConfigurationError
+from idempotent.keys import KeySpace
+from idempotent.message import Message
+from idempotent.observe.counting import Event, counters
+from idempotent.processing.handler import Handler
+from idempotent.processing.options import ConsumerOptions
+from idempotent.processing.requests import Requests
+
+log = logging.getLogger(__name__)
+
+RESULT_LIMIT: Final = 1_000_000
+
+_current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
+
+
+def current_claim() -> Claim:
+    """The claim under which the running handler runs: its key, and the fence to send downstream.
+
+    Raises:
+        LookupError: no handler is running in this context, or it handles a whole batch.
+    """
+    claim = _current_claim.get()
+    if claim is None:
+        raise LookupError("current_claim() is known only inside a handler of single messages")
+    return claim
+
+
+class Binding:
+    """What the life of a message depends on.
+
+    Args:
+        keys: the consumer's keys.
+        handler: its handler.
+        options: what `@consumer` was told.
+        checker: the checker in force.
+        disabled: the kill switch is on: verdicts are ignored.
+
+    Attributes:
+        name: of the consumer, `subject:group`.
+        desk: where its keys are claimed.
+        transactions: what the checker can do with transactions.
+        requests: makes its claims.
+    """
+
+    def __init__(
+        self,
+        keys: KeySpace,
+        handler: Handler,
+        options: ConsumerOptions,
+        checker: AbstractIdempotentChecker,
+        *,
+        disabled: bool,
+    ) -> None:
+        """Look up once what every message needs."""
+        self.name: Final = keys.name
+        self.handler: Final = handler
+        self.options: Final = options
+        self.checker: Final = checker
+        self.disabled: Final = disabled
+        self.desk: Final[ClaimDesk] = checker.desk
+        self.transactions: Final = transactions_of(checker)
+        self.requests: Final = Requests(keys, options, by_position=checker.keeps_positions)
+
+    def invoke(self, claim: Claim, message: Message) -> Any:
+        """Run the handler on one message, and return its value. Its exceptions pass through."""
+        handler = self.handler
+        token = _current_claim.set(claim)
+        try:
+            first: Any = [message] if handler.batch else message
+            if handler.takes is None:
+                returned = handler.function(first)
+            else:
+                returned = handler.function(first, self.transactions.handler_argument(claim, handler.takes))
+            return None if returned is None else _finished(returned)
+        finally:
+            _current_claim.reset(token)
+
+    def invoke_batch(self, claim: Claim, messages: Sequence[Message]) -> None:
+        """Run a batch handler on all messages at once. Its exceptions pass through."""
+        handler = self.handler
+        if handler.takes is None:
+            _finished(handler.function(list(messages)))
+        else:
+            argument = self.transactions.handler_argument(claim, handler.takes)
+            _finished(handler.function(list(messages), argument))
+
+    def encode(self, value: Any) -> bytes | None:
+        """The handler's value as JSON; None where results are not stored or this one cannot be."""
+        if not self.options.store_result:
+            return None
+        try:
+            encoded = json.dumps(value, separators=(",", ":")).encode()
+        except Exception as error:  # a RecursionError too: the effect has happened, whatever its result is
+            self._result_not_stored(f"not JSON: {error}")
+            return None
+        if len(encoded) > RESULT_LIMIT:
+            self._result_not_stored(f"{len(encoded)} bytes; the limit is {RESULT_LIMIT}")
+            return None
+        return encoded
+
+    def decode(self, result: bytes | None) -> Any:
+        """The value of a stored result; None without one."""
+        if result is None or not self.options.store_result:
+            return None
+        return json.loads(result)
+
+    def _result_not_stored(self, why: str) -> None:
+        counters.add(self.name, Event.RESULT_NOT_STORED)
+        log.warning("result_not_stored", extra={"consumer": self.name, "why": why})
+
+
+def _finished(value: Any) -> Any:
+    """The handler's value. A wrapped `async def` looks like any function and has done nothing yet."""
+    if isinstance(value, CoroutineType):
+        value.close()
+        raise ConfigurationError(
+            "the handler returned a coroutine, which was never awaited; run it with asyncio.run()"
+        )
+    return value
