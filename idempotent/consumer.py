@@ -21,7 +21,8 @@ from idempotent.processing.binding import Binding, current_claim
 from idempotent.processing.group import process_many
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
-from idempotent.processing.single import process_one, raised_by_handler
+from idempotent.processing.results import raised_by_handler
+from idempotent.processing.single import process_one
 
 __all__ = ["Consumer", "current_claim"]
 

@@ -15,7 +15,7 @@ from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError, ConfigurationError, MessageError
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
-from idempotent.processing.single import STORE_RETRY_S
+from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
 from idempotent.worker.expired_keys import GarbageCollector
 from idempotent.worker.health_file import HealthFile

@@ -211,8 +211,8 @@ class Held(MemoryChecker):
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look again soon, not when the other's lease ends."""
-    monkeypatch.setattr("idempotent.processing.single._LONGEST_WAIT_S", 0.02)
-    monkeypatch.setattr("idempotent.processing.single._SHORTEST_WAIT_S", 0.02)
+    monkeypatch.setattr("idempotent.processing.results._LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr("idempotent.processing.results._SHORTEST_WAIT_S", 0.02)
 
 
 def test_a_message_in_progress_elsewhere_is_held_and_acked_once_the_other_is_done(
@@ -259,7 +259,7 @@ def test_held_deliveries_bound_what_is_received(
 def test_a_store_that_is_down_costs_no_message_and_no_attempt(
     registry: Registry, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idempotent.processing.single.STORE_RETRY_S", 0.02)
+    monkeypatch.setattr("idempotent.processing.results.STORE_RETRY_S", 0.02)
 
     class Flaky(MemoryChecker):
         down = True

@@ -1,0 +1,86 @@
+"""Unprotected runs: no key, a store that does not answer, or the kill switch, where the consumer allows it."""
+
+from __future__ import annotations
+
+import logging
+
+from idempotent.claims import Claim, ClaimRequest, Decision
+from idempotent.errors import DoomedTransactionError, MessageError, MissingKeyError, StoreError
+from idempotent.message import Message
+from idempotent.observe.counting import Event, counters
+from idempotent.outcomes import Outcome, Result
+from idempotent.policy import Handling, OnMissingKey, OnStoreError
+from idempotent.processing.binding import Binding
+from idempotent.processing.results import answered, processed, unavailable
+
+log = logging.getLogger(__name__)
+
+
+def without_key(binding: Binding, message: Message, error: MessageError) -> Result:
+    """What becomes of a message that has no key."""
+    if isinstance(error, MissingKeyError) and binding.options.on_missing_key is OnMissingKey.PROCESS:
+        return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
+    return Result(Outcome.REJECTED, error=error)
+
+
+def refused(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
+    """What becomes of a message whose claim was not acquired."""
+    if binding.disabled:
+        return run_unprotected(binding, message, Event.RAN_DISABLED)
+    return answered(binding, request, decision)
+
+
+def store_failed(binding: Binding, message: Message, error: StoreError) -> Result:
+    """What becomes of a message whose key is unknown, because the store did not answer."""
+    log.warning("store_failed", extra={"consumer": binding.name, "error": str(error)})
+    if binding.options.on_store_error is OnStoreError.PROCESS:
+        return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
+    if binding.disabled:
+        return run_unprotected(binding, message, Event.RAN_DISABLED)
+    return unavailable(error)
+
+
+def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
+    """Run the handler without a key, as the consumer allows; counted and logged every time."""
+    counters.add(binding.name, why)
+    log.warning(why.value, extra={"consumer": binding.name, "position": message.position})
+    try:
+        claim = binding.transactions.claim_nothing()
+    except StoreError as error:
+        return unavailable(error)
+    try:
+        value = binding.invoke(claim, message)
+    except Exception as error:
+        transient = binding.transactions.is_transient(claim, error)
+        release_quietly(binding, claim)
+        if transient:
+            return unavailable(error)
+        return _failed_without_key(binding, error)
+    except BaseException:
+        release_quietly(binding, claim)
+        raise
+    try:
+        binding.desk.complete(claim)
+    except (StoreError, DoomedTransactionError) as error:
+        return unavailable(error)
+    except Exception as error:
+        return _failed_without_key(binding, error)
+    return processed(value)
+
+
+def _failed_without_key(binding: Binding, error: Exception) -> Result:
+    match binding.options.exceptions.classify(error):
+        case Handling.IGNORE:
+            return Result(Outcome.IGNORED, error=error)
+        case Handling.RETRY:
+            return Result(Outcome.FAILED, error=error, retry_after_s=binding.options.backoff.delay_s(1))
+        case Handling.DEAD:
+            return Result(Outcome.DEAD, error=error)
+
+
+def release_quietly(binding: Binding, claim: Claim) -> None:
+    """Free a key without counting an attempt; if the store does not answer, its lease ends on its own."""
+    try:
+        binding.desk.release(claim)
+    except StoreError as error:
+        log.warning("release_failed", extra={"key": str(claim.key), "error": str(error)})
