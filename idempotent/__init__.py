@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The worker brings threads, signals and adapters; a consumer that is only called needs none of them.
+    # The worker imports threads, signals and adapters; a consumer that is called directly needs none of them.
     if name == "Worker":
         from idempotent.worker import Worker
 

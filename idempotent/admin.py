@@ -1,4 +1,4 @@
-"""What a person may ask of a store and do to its keys: KeyAdmin, and the findings about its configuration."""
+"""KeyAdmin: inspect and change a store's keys by hand. Finding: a result of a check of its configuration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from idempotent.keys import SHOWN, Key, consumer_in
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """One stored key, as people see it.
+    """One stored key, in readable form.
 
     Attributes:
         hash: the exact identity, 20 bytes.
-        text: the readable one, `subject:group:id`.
+        text: the readable text, `subject:group:id`.
         status: its state.
-        fence: how its owner is told from earlier ones.
-        lease_until_us: end of the lease, microseconds since the epoch, UTC, by the store's clock; None: none.
+        fence: distinguishes its owner from earlier owners.
+        lease_until_us: end of the lease, microseconds since the epoch, UTC, by the store's clock; None: no lease.
         update_at_us: last change, likewise.
         expires_at_us: when gc may delete it, likewise.
         attempts: failed executions so far.
-        last_error: what the last one said.
+        last_error: the error of the last failed execution.
         result: what the handler returned, as stored JSON.
         now_us: the store's clock when the record was read.
     """
@@ -43,7 +43,7 @@ class KeyRecord:
 
     @property
     def lapsed(self) -> bool:
-        """In progress, and its lease has ended."""
+        """Whether the key is in progress and its lease has ended."""
         return (
             self.status.in_progress and self.lease_until_us is not None and self.lease_until_us < self.now_us
         )
@@ -51,7 +51,7 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeyFilter:
-    """Which keys are meant.
+    """Which keys to select.
 
     Attributes:
         consumer: `subject:group`; None: all consumers.
@@ -112,15 +112,17 @@ def counted(records: Iterable[KeyRecord]) -> list[KeyStats]:
 
 
 class KeyAdmin(ABC):
-    """Look at keys, and decide about those that wait for a person.
+    """Inspect keys, and resolve those that wait for a person.
 
-    Every change is conditioned on what was seen: a key that changed in between is left alone. Every method
-    raises StoreError when the store does not answer.
+    Every change is conditioned on the record that was read: a key that changed in between is left unchanged.
+
+    Raises:
+        StoreError: the store does not answer (every method).
     """
 
     @abstractmethod
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
-        """The keys meant, read in bounded batches, at most `limit`."""
+        """The selected keys, at most `limit`, read in bounded batches."""
 
     @abstractmethod
     def get(self, key: Key) -> KeyRecord | None:
@@ -132,38 +134,38 @@ class KeyAdmin(ABC):
 
     @abstractmethod
     def reopen(self, record: KeyRecord) -> bool:
-        """Delete the key and its attempts, so that its next delivery runs. Never one with a live lease.
+        """Delete the key and its attempts, so that its next delivery runs. A key with a live lease is not deleted.
 
-        Returns whether it was as recorded, and is gone now.
+        Returns whether the key was unchanged since it was read, and is now deleted.
         """
 
     @abstractmethod
     def mark_done(self, record: KeyRecord) -> bool:
-        """Make a key that is DEAD, or whose lease lapsed, DONE: its effect happened. Deliveries are duplicates.
+        """Make a key that is DEAD, or whose lease lapsed, DONE: its effect happened. Later deliveries are duplicates.
 
-        Returns whether it was as recorded, and is DONE now.
+        Returns whether the key was unchanged since it was read, and is now DONE.
         """
 
 
 class Level(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
-    """As it should be."""
+    """No problem."""
     WARNING = "warning"
-    """Works now; a crash, a failover or a full memory may repeat an effect."""
+    """Works now; a crash, a failover or full memory may repeat an effect."""
     ERROR = "error"
     """Does not work, or will lose keys in normal operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: how bad it is.
+        level: its severity.
         what: what was found, one sentence.
-        hint: what to do about it; empty when nothing is to be done.
+        hint: what to do about it; empty when no action is needed.
         final: nothing else can be looked at.
     """
 

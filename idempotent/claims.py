@@ -1,4 +1,4 @@
-"""The values a checker and a consumer exchange about a key."""
+"""The values that a checker and a consumer exchange about a key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Guarantee(Enum):
     LEASED = "leased"
     """Once, unless a process dies or stalls between effect and completion: then the policy decides."""
     CLAIM_ONCE = "claim_once"
-    """A claim never lapses (QMQ's contract): a process that dies holding one blocks that message."""
+    """A claim never lapses (QMQ's contract): a process that dies with a claim blocks its message."""
 
 
 class Verdict(Enum):
@@ -41,7 +41,7 @@ class Verdict(Enum):
 
 
 class KeyStatus(IntEnum):
-    """The state of a stored key. The number is what stores keep; everything below DONE is in progress."""
+    """The state of a stored key. Stores keep the number; all states below DONE are in progress."""
 
     IN_PROGRESS = 1
     """Claimed alone: a lease that lapses counts as an attempt."""
@@ -72,7 +72,7 @@ class Lapsed(Enum):
 
 
 class _Owners:
-    """Random for each process, and counted within it: a system call a message would cost more than the rest."""
+    """A random prefix for each process, and a counter: a system call for each token would cost more than all else."""
 
     def __init__(self) -> None:
         self.begin()
@@ -87,23 +87,23 @@ in_child(_owners.begin)
 
 
 def new_owner() -> bytes:
-    """An owner token, 16 bytes, that nobody else has had or will have, in this process or another."""
+    """A new owner token, 16 bytes, unique across all processes and calls."""
     return _owners.prefix + next(_owners.numbers).to_bytes(_COUNT_BYTES)
 
 
 @value
 class ClaimRequest:
-    """One delivery asking for its key.
+    """One delivery's request for its key.
 
     Attributes:
         key: the key.
-        owner: its token, 16 bytes (`new_owner`). The members of one batch may share one; two calls never do.
+        owner: the owner token, 16 bytes (`new_owner`). The members of one batch may share a token; two calls never do.
         fingerprint: 20-byte hash of the content, or None when content is not compared.
         status: the in-progress status to store: alone, in a group, or parked when it lapses.
-        on_lapsed: what to do with a lapsed claim of somebody else.
-        max_attempts: attempts after which a lapse of a claim made alone kills the key; None: not counted.
-        partition: the partition that the message is in, for checkers that keep positions.
-        position: the message's place in it.
+        on_lapsed: what to do with a lapsed claim of another owner.
+        max_attempts: the number of attempts at which a lapsed claim made alone makes the key DEAD; None: not counted.
+        partition: the message's partition, for checkers that keep positions.
+        position: the message's place in its partition.
     """
 
     key: Key
@@ -125,11 +125,11 @@ class Claim:
     """One delivery's ownership of a key.
 
     Attributes:
-        key: the key, or None where a handler runs without one (the consumer allows it).
+        key: the key, or None when the consumer allows a handler to run without a key.
         fence: grows with every claim of the key; send it downstream to refuse a stale writer.
         owner: random token; only its holder can complete or release the key.
-        unit: the transaction the claim lives in, for checkers that have one.
-        partition: what the message's position is kept under, for checkers that keep positions.
+        unit: the transaction that contains the claim, for transactional checkers.
+        partition: the message's partition, for checkers that keep positions.
     """
 
     key: Key | None
@@ -140,20 +140,20 @@ class Claim:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to complete or release."""
+        """Whether the claim has no key and no transaction, so that completing or releasing it does nothing."""
         return self.key is None and self.unit is None
 
 
 @value
 class Decision:
-    """A verdict and what goes with it.
+    """A verdict with its details.
 
     Attributes:
         verdict: the answer.
         claim: the ownership, when ACQUIRED.
         retry_after_s: the rest of the owner's lease in seconds, when IN_PROGRESS.
-        lapsed: the lease had ended: taken over when ACQUIRED, left alone when IN_PROGRESS.
-        alone: the lapsed claim had been made alone, so its lapse is an attempt.
+        lapsed: the lease had ended: the key was taken over when ACQUIRED, left unchanged when IN_PROGRESS.
+        alone: the lapsed claim had been made alone, so its lapse counts as an attempt.
         result: what the handler of the first delivery returned, as stored.
         fingerprint: the stored content hash.
         reason: why the key is DEAD.
@@ -171,10 +171,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a claim is given back, where that counts as an attempt.
+    """Why a claim is released, when the release counts as an attempt.
 
     Attributes:
-        error: for people; made one printable line of at most 1000 characters.
+        error: a text for people; reduced to one printable line of at most 1000 characters.
         max_attempts: the key is DEAD once it has this many attempts.
         fatal: the key is DEAD at once.
         keep_claim: count the attempt but stay the owner (unless the key is DEAD now).
@@ -186,7 +186,7 @@ class Failure:
     keep_claim: bool = False
 
     def __post_init__(self) -> None:
-        """Make the error storable: PostgreSQL refuses NUL, every column its excess."""
+        """Make the error storable: PostgreSQL refuses NUL, and every column has a maximum length."""
         line = "".join(char if char.isprintable() else " " for char in self.error[:ERROR_LIMIT])
         object.__setattr__(self, "error", line)
 
@@ -197,10 +197,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What became of a released claim.
+    """The result of releasing a claim.
 
     Attributes:
-        owned: the claim was still the key's owner; if not, nothing was changed.
+        owned: the claim was still the key's owner; if not, the release changed nothing.
         attempts: real executions that failed so far, this one included.
         dead: the key is DEAD now.
     """
@@ -212,7 +212,7 @@ class Released:
 
 @value
 class Completion:
-    """A claim whose effect happened, and the result to store with it (None: none)."""
+    """A claim whose effect happened, and the result to store with it (None: no result)."""
 
     claim: Claim
     result: bytes | None = None

@@ -3,30 +3,30 @@
 ::
 
     IdempotentError
-    ├── ConfigurationError            wrong arguments or combinations, found before a message is touched
+    ├── ConfigurationError            wrong arguments or combinations, found before a message is processed
     │   ├── UnknownCheckerError       a consumer names a checker that the registry does not have
     │   └── MissingExtraError         an optional dependency is not installed (also an ImportError)
     ├── StoreError                    the store did not answer, or answered with an error
     │   ├── StoreUnavailableError     unreachable, refused, connection lost
     │   ├── StoreBusyError            deadlock, lock wait or serialization failure: try again
-    │   ├── SchemaError               the tables are missing, drifted, or somebody else's
-    │   ├── StoreReplacedError        the store is another one, or lost what it had acknowledged
-    │   └── CommitUnknownError        the answer to COMMIT was lost and nothing proves either end
+    │   ├── SchemaError               the tables are missing, differ, or belong to another application
+    │   ├── StoreReplacedError        the store was replaced, or lost acknowledged writes
+    │   └── CommitUnknownError        the answer to COMMIT was lost, and its result cannot be determined
     ├── MessageError                  this message can never be processed as it is
-    │   ├── MissingKeyError           no message id, or the key expression found nothing
+    │   ├── MissingKeyError           no message id, or the key expression returned no key
     │   ├── UndecodableMessageError   the key or fingerprint expression failed on the message
-    │   ├── FingerprintMismatchError  the same key came with other content
-    │   └── OutputError               what its handler returned cannot be sent in its place
-    ├── RunError                      a run cannot go on as it is
-    │   ├── RunFencedError            the run is in a state that does not allow it; mostly: others aborted it
+    │   ├── FingerprintMismatchError  a message with a known key has other content
+    │   └── OutputError               the handler's return value cannot be sent as output
+    ├── RunError                      a run cannot continue
+    │   ├── RunFencedError            the run's state does not allow the step; usually another process aborted it
     │   ├── RunInputChangedError      the run was begun with other input
-    │   ├── RunConflictError          another run holds a key, and is not waited for (any longer)
+    │   ├── RunConflictError          another run holds a key, and the wait for it ended or was not wanted
     │   └── ClaimsExpiredError        the store may have forgotten claims of the run
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
     ├── TransactionEscapedError       a handler tried to end the transaction that holds its key
     ├── DoomedTransactionError        the transaction is lost; nothing was committed, run it again
-    └── AdapterError                  a broker, or its client, did not do its part
-        └── UndecodableRecordError    what arrived is no message; it goes to the adapter's reject target
+    └── AdapterError                  a broker, or its client, failed or refused
+        └── UndecodableRecordError    a record could not be decoded; it goes to the adapter's reject target
 
 The first line of each docstring is the default message.
 """
@@ -43,7 +43,7 @@ class IdempotentError(Exception):
 
 
 class ConfigurationError(IdempotentError):
-    """The configuration cannot work."""
+    """The configuration is invalid."""
 
 
 class UnknownCheckerError(ConfigurationError):
@@ -54,7 +54,7 @@ class MissingExtraError(ConfigurationError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        """Say which `package` is missing and the pip line that installs the `extra` bringing it."""
+        """Name the missing `package` and the pip command that installs it with its `extra`."""
         super().__init__(f'{package} is not installed. Type: pip install "idempotent-consumer[{extra}]"')
 
 
@@ -67,23 +67,23 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreBusyError(StoreError):
-    """The store is busy: a lock or another transaction is in the way."""
+    """The store is busy: a lock or another transaction blocks the statement. Try again."""
 
 
 class SchemaError(StoreError):
-    """The deduplication tables are missing or not as they should be."""
+    """The deduplication tables are missing or differ from the expected ones. Run `idempotent migrate check`."""
 
 
 class StoreReplacedError(StoreError):
-    """The store is another one, or has lost what it had acknowledged."""
+    """The store was replaced, or has lost acknowledged writes."""
 
 
 class CommitUnknownError(StoreError):
-    """The connection was lost during COMMIT and nothing proves whether it happened."""
+    """The connection was lost during COMMIT, and whether the transaction committed is unknown."""
 
 
 class MessageError(IdempotentError):
-    """The message cannot be processed as it is."""
+    """This message can never be processed in its present form."""
 
 
 class MissingKeyError(MessageError):
@@ -95,15 +95,15 @@ class UndecodableMessageError(MessageError):
 
 
 class FingerprintMismatchError(MessageError):
-    """The same key came with other content."""
+    """A message with a known key has other content."""
 
 
 class OutputError(MessageError):
-    """What the handler returned cannot be sent."""
+    """The handler's return value cannot be sent as output."""
 
 
 class RunError(IdempotentError):
-    """The run cannot go on."""
+    """The run cannot continue."""
 
 
 class RunFencedError(RunError):
@@ -111,27 +111,27 @@ class RunFencedError(RunError):
 
 
 class RunInputChangedError(RunError):
-    """The run was begun with other input: a run_id names one unit of work."""
+    """The run was begun with other input: use one run_id for one unit of work."""
 
 
 class RunConflictError(RunError):
-    """Another run that has not ended holds a key of this one."""
+    """Another run that has not ended holds a key of this run."""
 
 
 class ClaimsExpiredError(RunError):
-    """The store may have forgotten claims of this run, so it must not be committed."""
+    """Claims of this run may have expired in the store, so the run must not be committed."""
 
 
 class DeadKeyError(IdempotentError):
-    """The key is dead: a person has to decide."""
+    """The key is dead. Resolve it: `idempotent keys resolve KEY --done` or `--retry`."""
 
 
 class TransactionEscapedError(IdempotentError):
-    """A handler tried to end the transaction that its deduplication key lives in."""
+    """A handler tried to end the transaction that holds its deduplication key."""
 
 
 class DoomedTransactionError(IdempotentError):
-    """The transaction was lost before it could commit; nothing of it is stored."""
+    """The transaction was lost before it could commit; none of its changes are stored."""
 
 
 class AdapterError(IdempotentError):
@@ -139,4 +139,4 @@ class AdapterError(IdempotentError):
 
 
 class UndecodableRecordError(AdapterError):
-    """What arrived is not a message."""
+    """The record could not be decoded as a message."""

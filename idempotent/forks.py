@@ -1,4 +1,4 @@
-"""What a fork changes: threads, connections and random prefixes are the parent's."""
+"""Fork detection: a child must not use the threads, connections and random prefixes of its parent."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 
 def in_child(function: Callable[[], object]) -> None:
-    """Call it in every child after a fork, before anything else runs there."""
-    # Where there is no fork there is no such function.
+    """Call `function` in every child after a fork, before any other code runs in the child."""
+    # Platforms without fork do not have this function.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
 
 
 class _Generation:
-    """How many forks lie between this process and the first one that had this module.
+    """The number of forks between this process and the first process that imported this module.
 
-    `os.getpid()` tells a child from its parent too, at the price of a system call a message.
+    `os.getpid()` would detect a child too, at the price of a system call for each message.
     """
 
     __slots__ = ("number",)

@@ -9,20 +9,20 @@ from urllib.parse import unquote_to_bytes
 HASH_BYTES: Final = 20
 TEXT_LIMIT: Final = 255
 _SEPARATOR: Final = ":"
-# Text longer than the column ends in a mark and the hash, so that two long keys never read the same.
+# Text longer than the column ends in a mark and the hash, so that the texts of two long keys differ.
 _MARK: Final = "~"
 SHOWN: Final = TEXT_LIMIT - 2 * HASH_BYTES - len(_MARK)
 """How many characters of a long text are kept before the mark and the hash."""
-# A character has at most four bytes, and a readable form needs no more of a 1 MB id than fills the column.
+# A character has at most four bytes, and the readable text needs only the part of a 1 MB id that fits the column.
 _READ_BYTES: Final = 4 * (TEXT_LIMIT + 1)
 _tuple: Final = tuple.__new__
 
 
 class Key(NamedTuple):
-    """An exact identity and a readable one.
+    """A message's identity, as an exact hash and as readable text.
 
     Attributes:
-        hash: blake2b-160 over the length-prefixed parts. Stores compare nothing else.
+        hash: blake2b-160 over the length-prefixed parts. Stores compare only this field.
         text: `subject:group:id`, printable, at most 255 characters; for people and logs.
     """
 
@@ -60,7 +60,7 @@ class KeySpace:
         self._head = f"{self.name}{_SEPARATOR}"
 
     def key(self, message_id: str | bytes) -> Key:
-        """The key of one message id. Text and its UTF-8 bytes are the same id; nothing else is folded."""
+        """The key of one message id. Text and its UTF-8 bytes are the same id; all other differences count."""
         data = _encoded(message_id)
         digest = self._prefix.copy()
         digest.update(len(data).to_bytes(8) + data)
@@ -72,7 +72,7 @@ class KeySpace:
         text = self._head + readable
         if len(text) >= TEXT_LIMIT and (len(text) > TEXT_LIMIT or _looks_cut(text)):
             text = f"{text[:SHOWN]}{_MARK}{hashed.hex()}"
-        return _tuple(Key, (hashed, text))  # half the time of Key(): there is one for every message
+        return _tuple(Key, (hashed, text))  # half the time of Key(), and every message needs a key
 
 
 def consumer_in(text: str) -> str:
@@ -84,7 +84,7 @@ def consumer_in(text: str) -> str:
 
 
 def _encoded(part: str | bytes) -> bytes:
-    # surrogatepass: an id with a lone surrogate is still an id, and differs from every other.
+    # surrogatepass: an id with a lone surrogate is valid, and differs from every other id.
     return part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
 
 
@@ -102,7 +102,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _readable(part: bytes, separator: str) -> str:
-    """Printable text from which the part can be told: control characters, '%' and the separator escaped."""
+    """Printable text that identifies the part: control characters, '%' and the separator are escaped."""
     text = part.decode("utf-8", "surrogateescape")
     if _is_plain(text) and not (separator and separator in text):
         return text
@@ -116,9 +116,9 @@ def _escaped(char: str) -> str:
 
 
 def key_from_text(text: str) -> Key | None:
-    """The key that a readable text stands for; None when it is too long to tell, or no such text at all.
+    """The key of a readable text; None when the text is not that of a key.
 
-    A 40-digit hex hash is taken too, with no text to show.
+    A 40-digit hex hash is accepted too; it becomes the text of the key.
     """
     if len(text) == 2 * HASH_BYTES and _SEPARATOR not in text:
         try:

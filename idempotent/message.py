@@ -1,4 +1,4 @@
-"""Message: one delivery, the same for every broker. Position: its place in a partition that is read in order."""
+"""Message: one delivery, in the same form for every broker. Position: its place in an ordered partition."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Message:
     Args:
         subject: queue, destination or topic it came from; not empty.
         body: the payload, undecoded.
-        id: the identity the producer (or, failing that, the broker) gave it; None when there is none.
-        headers: application headers; copied and read-only from here on.
-        redelivered: the broker's hint that it was delivered before. Proves nothing either way.
-        position: where it stood, in the broker's own terms (offset, delivery tag); for people and logs.
+        id: the identity set by the producer, or else by the broker; None when neither set one.
+        headers: application headers; copied, and read-only in the message.
+        redelivered: the broker's hint that it was delivered before. True and False are both unreliable.
+        position: its place in the broker's own terms (offset, delivery tag); for people and logs.
         raw: the client library's own object.
 
     Raises:
@@ -49,14 +49,14 @@ class Message:
         position: Any = None,
         raw: Any = None,
     ) -> None:
-        """Check the types a key is made from, and freeze the headers."""
+        """Check the types of the fields that a key is computed from, and freeze the headers."""
         if not isinstance(subject, str):
             raise TypeError(f"subject must be a str, not {type(subject).__name__}")
         if not subject:
             raise ValueError("subject must not be empty")
         if not isinstance(body, bytes):
             raise TypeError(f"body must be bytes, not {type(body).__name__}")
-        # What a frozen dataclass does by itself takes twice as long, and there is a Message for every delivery.
+        # A generated __init__ of a frozen dataclass takes twice as long, and every delivery creates a Message.
         _SUBJECT(self, subject)
         _BODY(self, body)
         _ID(self, id)
@@ -69,7 +69,7 @@ class Message:
         """The body as JSON.
 
         Raises:
-            ValueError: it is not UTF-8 encoded JSON.
+            ValueError: the body is not UTF-8 encoded JSON.
         """
         return json.loads(self.body)
 
@@ -80,13 +80,13 @@ _SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW = (
 
 
 class Position(NamedTuple):
-    """One message's place, as `Message.position` of adapters that read partitions in order.
+    """One message's place: the `Message.position` that adapters for ordered partitions set.
 
     Attributes:
-        topic_id: the topic's identity, which a topic of the same name made later does not have.
-        partition: its number.
-        offset: the message's own.
-        expected: the offset after the message before it. Offsets have gaps, so it may be smaller than `offset`.
+        topic_id: the topic's identity; a topic that is created later with the same name has another one.
+        partition: the partition's number.
+        offset: the message's offset.
+        expected: the offset after the previous message. Offsets have gaps, so it may be smaller than `offset`.
     """
 
     topic_id: str

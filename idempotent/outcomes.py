@@ -1,4 +1,4 @@
-"""Outcome and Action: what became of one delivery, and what the adapter must do about it."""
+"""Outcome and Action: the result of one delivery, and what the adapter must do with the delivery."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Action(Enum):
     """What the adapter must do with the delivery."""
 
     ACK = "ack"
-    """Acknowledge it: the store has the last word on record."""
+    """Acknowledge it: the store has recorded the final result."""
     HOLD = "hold"
-    """Keep it unacknowledged for `retry_after_s`, then look again."""
+    """Keep it unacknowledged for `retry_after_s`, then check the key again."""
     DELAY = "delay"
     """Deliver it again after `retry_after_s`."""
     DEAD_LETTER = "dead_letter"
@@ -21,32 +21,31 @@ class Action(Enum):
 
 
 class Outcome(Enum):
-    """What became of one delivery."""
+    """The result of one delivery."""
 
-    __hash__ = (
-        object.__hash__
-    )  # by identity, as equality: an enum's own takes longer than the rest of counting
+    # By identity, like equality: Enum's own hash takes longer than all other work of counting an outcome.
+    __hash__ = object.__hash__
 
     PROCESSED = "processed"
-    """The handler ran and its effect is on record."""
+    """The handler ran and its effect is recorded."""
     DUPLICATE = "duplicate"
-    """It had been processed before; the handler did not run."""
+    """The message was processed before; the handler did not run."""
     IGNORED = "ignored"
     """The handler raised an exception that the consumer declares harmless."""
     FAILED = "failed"
-    """The handler raised; the key is free and the message comes again."""
+    """The handler raised; the key is free and the message will be delivered again."""
     IN_PROGRESS = "in_progress"
-    """Another delivery owns the key right now."""
+    """Another delivery owns the key."""
     UNAVAILABLE = "unavailable"
-    """The store did not answer, so nothing is known and nothing may be acknowledged."""
+    """The store did not answer: the state of the key is unknown, and the delivery must not be acknowledged."""
     DEAD = "dead"
-    """Attempts used up, an exception nobody retries, or an effect that is unknown."""
+    """Attempts used up, an exception that is not retried, or an effect that is unknown."""
     REJECTED = "rejected"
     """No key, an undecodable message, or other content under the same key."""
 
     @property
     def action(self) -> Action:
-        """What the adapter must do about it."""
+        """What the adapter must do with the delivery."""
         return _ACTIONS[self]
 
 
@@ -67,10 +66,10 @@ class Result:
     """The answer to one delivery.
 
     Attributes:
-        outcome: what became of it.
+        outcome: what happened to it.
         value: what the handler returned; for a DUPLICATE the stored result, if results are stored.
         error: the exception behind an outcome that is not PROCESSED.
-        retry_after_s: seconds until it is worth looking again; None when it is not.
+        retry_after_s: seconds to wait before the next check or delivery; None when the outcome is final.
     """
 
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""What a consumer wants done about exceptions, lapsed leases, missing keys and a store that is down."""
+"""How a consumer handles exceptions, lapsed leases, missing keys and an unavailable store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OnStoreError(Enum):
 
 
 class OnExpiredLease(Enum):
-    """What to do with a key whose owner never answered."""
+    """What to do with a key whose owner's lease ended without a completion or a release."""
 
     RETRY = "retry"
     PARK = "park"
@@ -40,7 +40,7 @@ class Handling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential delay between attempts.
+    """Exponential backoff: the delays between attempts.
 
     Args:
         initial_s: seconds before the second attempt.
@@ -64,18 +64,18 @@ class Backoff:
 
     def delay_s(self, attempts: int) -> float:
         """Seconds to wait after this many failed attempts."""
-        # min() on the exponent keeps a key with thousands of attempts from overflowing a float.
+        # The limit on the exponent prevents a float overflow after thousands of attempts.
         exponent = min(max(attempts - 1, 0), 64)
         return min(self.initial_s * self.multiplier**exponent, self.maximum_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ExceptionPolicy:
-    """Which exceptions are harmless, which are tried again, and (all others) which kill the message.
+    """Which exceptions are harmless and which are retried. All others make the message dead.
 
-    Both tuples are matched against the exception and everything it was raised `from`, so a wrapper hides
-    nothing. `idempotent_for` wins. Of an exception group every member must be harmless for it to be, and one that
-    is worth another try is enough.
+    Both tuples are matched against the exception and every exception it was raised `from`, so a wrapped exception is
+    found. `idempotent_for` wins. An exception group is harmless only if every member is; it is retried if at least one
+    member is.
     """
 
     retry_for: tuple[type[BaseException], ...] = (Exception,)
@@ -93,7 +93,7 @@ class ExceptionPolicy:
 def _matches(
     error: BaseException, kinds: tuple[type[BaseException], ...], members: Callable[[Iterable[bool]], bool]
 ) -> bool:
-    """Whether the exception, something it was raised from, or `members` (any, all) of a group is of these kinds."""
+    """Whether the exception, one of its causes, or `members` (any, all) of a group is of these kinds."""
     return any(
         isinstance(link, kinds)
         or (
@@ -105,7 +105,7 @@ def _matches(
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and its `__cause__` chain, which may be a circle."""
+    """The exception and its `__cause__` chain, which may contain a cycle."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

@@ -1,7 +1,7 @@
-"""The one definition of the deduplication tables.
+"""The only definition of the deduplication tables.
 
-Times are BIGINT microseconds since 1970-01-01 UTC, by the clock of the store. The migrations keep frozen
-copies of what they once created; a test proves that the newest of them makes exactly these tables.
+Times are BIGINT microseconds since 1970-01-01 UTC, by the clock of the store. Each migration keeps a frozen
+copy of the tables it creates; a test proves that all migrations together create exactly these tables.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from sqlalchemy.types import TypeEngine
 from idempotent.errors import ConfigurationError
 
 DEFAULT_TABLE: Final = "deduplicate_tbl"
-"""The table that checkers and migrations use unless told otherwise."""
+"""The default table of checkers and migrations."""
 
 MAX_TABLE_NAME: Final = 40
-"""Longest table name in characters: ``ix_<table>_failures_expires_at`` has to fit PostgreSQL's 63."""
+"""Longest table name in characters: ``ix_<table>_failures_expires_at`` must fit PostgreSQL's limit of 63."""
 
 OUTPUT_REF_LENGTH: Final = 1000
-"""Width of ``output_ref``, where the output of a run is, in characters."""
+"""Width of ``output_ref``, the location of a run's output, in characters."""
 
 KEY_TEXT_LENGTH: Final = 255
 """Width of ``k``, the readable text of a key, in characters. The key itself is ``key_hash``."""
@@ -54,9 +54,9 @@ class DedupTables:
     """The tables of one store.
 
     Attributes:
-        keys: one row a key.
+        keys: one row for each key.
         failures: attempts and last error, written only when a handler fails.
-        offsets: one row a partition, for those who keep positions instead of keys.
+        offsets: one row for each partition, for checkers that keep positions instead of keys.
     """
 
     keys: Table
@@ -66,11 +66,11 @@ class DedupTables:
 
 @dataclass(frozen=True, slots=True)
 class RunTables:
-    """The tables of one run ledger. They share nothing with the keys but the beginning of their names.
+    """The tables of one run ledger. They are independent of the key tables; only their names begin alike.
 
     Attributes:
-        runs: one row a generation of a run.
-        claims: one row a key that a run has claimed.
+        runs: one row for each generation of a run.
+        claims: one row for each key that a run has claimed.
     """
 
     runs: Table
@@ -78,14 +78,17 @@ class RunTables:
 
 
 def validate_table_name(name: str) -> str:
-    """Return `name` if it can be a table of ours.
+    """Return `name` if it is a valid name for the tables.
 
-    Raises ConfigurationError, which states the rule, unless it has 1 to 40 ASCII letters, digits and
-    underscores and does not start with a digit. No schema prefix: the tables live in the connection's schema.
+    A valid name has 1 to 40 ASCII letters, digits and underscores, does not start with a digit, and has no schema
+    prefix, because the tables live in the connection's schema.
+
+    Raises:
+        ConfigurationError: the name is invalid. The message states the rule.
     """
     if not _NAME.fullmatch(name) or len(name) > MAX_TABLE_NAME:
         raise ConfigurationError(
-            f"invalid table name {name!r}: 1 to {MAX_TABLE_NAME} ASCII letters, digits and underscores, "
+            f"invalid table name {name!r}: use 1 to {MAX_TABLE_NAME} ASCII letters, digits and underscores, "
             "not starting with a digit, without a schema prefix"
         )
     return name
@@ -112,18 +115,18 @@ def run_claims_name(table: str) -> str:
 
 
 def version_name(table: str) -> str:
-    """Name of the table in which the packaged migrations note the revision of `table`."""
+    """Name of the table in which the packaged migrations record the revision of `table`."""
     return f"{table}_alembic_version"
 
 
 def dedup_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> DedupTables:
-    """Define the tables in `metadata`, or find them there from an earlier call.
+    """Define the tables in `metadata`, or return those that an earlier call defined there.
 
     An application calls ``dedup_tables(Base.metadata)`` so that its own Alembic autogenerate knows them.
-    They never take over a default schema of `metadata`.
+    They ignore a default schema of `metadata`.
 
-    Raises ConfigurationError for an invalid name, or if `metadata` already holds a table of that name that
-    is not ours.
+    Raises:
+        ConfigurationError: the name is invalid, or `metadata` already holds another table of that name.
     """
     validate_table_name(table)
     return DedupTables(
@@ -134,9 +137,12 @@ def dedup_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> DedupTables:
 
 
 def run_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> RunTables:
-    """Define the tables of the run ledger beside `table` in `metadata`, or find them there from an earlier call.
+    """Define the tables of the run ledger of `table` in `metadata`, or return those that an earlier call defined.
 
-    Only Spark needs them. Raises what `dedup_tables` raises.
+    Only Spark needs them.
+
+    Raises:
+        ConfigurationError: the name is invalid, or `metadata` already holds another table of that name.
     """
     validate_table_name(table)
     return RunTables(
@@ -161,8 +167,8 @@ def _keys(metadata: MetaData, name: str) -> Table:
         Column("expires_at", BigInteger, nullable=False),
         Index(f"ix_{name}_expires_at", "expires_at"),
     )
-    # Every key is updated once: room on the page keeps that update out of the indexes. An event, because
-    # SQLAlchemy 2.0 has no table option for it.
+    # Every key is updated once: with free space on the page PostgreSQL does not update the indexes. An event,
+    # because SQLAlchemy 2.0 has no table option for it.
     fill = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 70)")  # type: ignore[no-untyped-call]
     event.listen(table, "after_create", fill.execute_if(dialect="postgresql"))
     return table
@@ -239,12 +245,12 @@ def _table(metadata: MetaData, name: str, *columns: SchemaItem, key: str = "key_
     if known is not None:
         if _OURS in known.info:
             return known
-        raise ConfigurationError(f"the metadata has another table {name!r}: choose a name with table=")
+        raise ConfigurationError(f"the metadata has another table {name!r}: choose another name with table=")
     return Table(
         name,
         metadata,
         *columns,
-        # Named, so that an application's naming convention does not change what is created.
+        # Named, so that an application's naming convention does not change the name of the constraint.
         PrimaryKeyConstraint(key, name=f"pk_{name}"),
         schema=BLANK_SCHEMA,
         info={_OURS: True},

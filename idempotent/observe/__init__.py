@@ -1,4 +1,4 @@
-"""What happens to messages, for those who watch. `idempotent.observe.prometheus` exports the counters."""
+"""Counters of what happens to messages. `idempotent.observe.prometheus` exports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers count, in one process-wide place. `idempotent.observe.prometheus` exports it."""
+"""The process-wide counters of consumers. `idempotent.observe.prometheus` exports them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from idempotent.outcomes import Outcome
 
 
 class Event(Enum):
-    """Things worth a counter besides outcomes."""
+    """Events that are counted besides outcomes."""
 
     RAN_WITHOUT_KEY = "ran_without_key"
-    """A handler ran unprotected: no key, or a store that was down, where the consumer allows it."""
+    """A handler ran unprotected: the message had no key or the store was down, and the consumer allows this."""
     RAN_DISABLED = "ran_disabled"
-    """A handler ran although the verdict said no: the kill switch is on."""
+    """A handler ran against the verdict, because the kill switch is on."""
     LEASE_TAKEN_OVER = "lease_taken_over"
     """A delivery became the owner of a key whose lease had ended."""
     COMPLETION_LOST = "completion_lost"
-    """An effect happened, but somebody else owned the key by then: it may happen twice."""
+    """An effect happened, but another delivery owned the key by then: the effect may happen twice."""
     COMPLETION_NOT_RECORDED = "completion_not_recorded"
-    """An effect happened and the store did not take the completion; it is offered again."""
+    """An effect happened, but the store did not record the completion; the completion is retried."""
     RESULT_NOT_STORED = "result_not_stored"
-    """The handler's result could not be stored; duplicates get none."""
+    """The handler's result could not be stored; duplicates get no result."""
     GROUP_REPEATED = "group_repeated"
     """A group was rolled back and its messages ran one by one."""
     TRANSACTION_REPEATED = "transaction_repeated"
-    """The database undid a transaction, and the message ran again."""
+    """The database rolled a transaction back, and the message ran again."""
 
 
 class Counters:
     """Counts by consumer and outcome or event. Thread-safe."""
 
     def __init__(self) -> None:
-        """All zero."""
+        """Start with all counts at zero."""
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, Outcome | Event], int] = {}
 

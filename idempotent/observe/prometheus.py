@@ -1,4 +1,4 @@
-"""IdempotentCollector: the counters, for Prometheus."""
+"""IdempotentCollector: exports the counters to Prometheus."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ try:
 except ImportError as error:
     raise MissingExtraError("prometheus-client", "prometheus") from error
 
-_OUTCOMES: Final = "Deliveries by what became of them."
-_EVENTS: Final = "What is worth knowing besides outcomes; idempotent.observe.Event explains each."
+_OUTCOMES: Final = "Deliveries by outcome."
+_EVENTS: Final = "Events besides outcomes; idempotent.observe.Event explains each."
 
 
 class IdempotentCollector(Collector):
     """`idempotent_outcomes_total{consumer, outcome}` and `idempotent_events_total{consumer, event}`.
 
     Register it once: `prometheus_client.REGISTRY.register(IdempotentCollector())`. It reads the counters when
-    Prometheus asks, and costs a message nothing.
+    Prometheus scrapes, so messages pay nothing for it.
 
     Args:
         source: the counters; default: the process-wide ones.
@@ -34,7 +34,7 @@ class IdempotentCollector(Collector):
         self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        """Both counters as they are now."""
+        """The current values of both counters."""
         outcomes = CounterMetricFamily("idempotent_outcomes", _OUTCOMES, labels=["consumer", "outcome"])
         events = CounterMetricFamily("idempotent_events", _EVENTS, labels=["consumer", "event"])
         for (consumer, what), count in sorted(
