@@ -97,7 +97,7 @@ def test_the_make_targets_of_a_page_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_tests_that_a_page_names_exist(page: Path) -> None:
-    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "idempotent" / "testing").glob("*.py")]
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "idempotent" / "testing").rglob("*.py")]
     known = {name for source in sources for name in re.findall(r"def (test_\w+)", source.read_text())}
     assert set(re.findall(r"`(test_\w+)`", page.read_text())) <= known
 
