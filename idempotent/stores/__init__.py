@@ -1,1 +1,1 @@
-"""How we speak to a store's server. Knows nothing of claims."""
+"""Connections to the servers of stores. Independent of claims."""

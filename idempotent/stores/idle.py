@@ -1,4 +1,4 @@
-"""Idle: connections that wait for their next use, the one used last first."""
+"""Idle: a stack of idle connections; the most recently used one is taken first."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from idempotent.forks import generation
 
 C = TypeVar("C")
 
-# Never collected: a finalizer in the child would end the parent's session.
+# Kept so that they are never garbage-collected: a finalizer in the child would end the parent's session.
 _inherited: Final[list[object]] = []
 
 
 class Idle(Generic[C]):
-    """A stack of connections, for any number of threads, that does not survive a fork.
+    """A thread-safe stack of connections, emptied in the child of a fork.
 
-    Of n threads that use one for a moment, n are made in all, and each thread mostly gets its own again.
+    n threads that use connections at the same time create n of them, and each thread mostly gets its own again.
     """
 
     __slots__ = ("_connections", "_generation")
 
     def __init__(self) -> None:
-        """Empty."""
+        """Start empty."""
         self._connections: deque[C] = deque()
         self._generation = generation.number
 
@@ -30,7 +30,7 @@ class Idle(Generic[C]):
         return bool(self._connections)
 
     def take(self) -> C | None:
-        """The one used last; None when there is none."""
+        """Remove and return the most recently used connection; None when the stack is empty."""
         if self._generation != generation.number:
             self._forget_parents()
         try:
@@ -39,11 +39,11 @@ class Idle(Generic[C]):
             return None
 
     def put(self, connection: C) -> None:
-        """Keep one that is ready to be used again."""
+        """Add a connection that is ready to be used again."""
         self._connections.append(connection)
 
     def _forget_parents(self) -> None:
-        # After fork() the sockets are the parent's: forget them, close nothing.
+        # After fork() the sockets belong to the parent: forget them without closing.
         _inherited.append(self._connections)
         self._connections = deque()
-        self._generation = generation.number  # last: until then every thread comes here
+        self._generation = generation.number  # last, because other threads take connections once it matches

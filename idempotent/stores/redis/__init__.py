@@ -1,1 +1,1 @@
-"""Redis: clients, connections, Lua scripts, and the meaning of errors."""
+"""Redis: clients, connections, Lua scripts, and the translation of errors."""

@@ -1,4 +1,4 @@
-"""The redis-py client behind a checker: made from a URL, or the application's own, looked at before it is used."""
+"""The redis-py client behind a checker: created from a URL, or the application's own, checked before use."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["Client", "decodes", "is_cluster", "location", "open_client", "redis"
 
 Client: TypeAlias = "redis.Redis | redis.RedisCluster"
 
-# redis-py waits for ever by default (before 8); a handler must not. The URL may say otherwise: `?socket_timeout=30`.
+# redis-py waits forever by default (before 8); a handler must not. The URL may override it: `?socket_timeout=30`.
 _SOCKET_TIMEOUT_S: Final = 5.0
 _EXAMPLE: Final = "redis://user:password@host:6379/0"
 
 
 def open_client(client_or_url: object) -> Client:
-    """The client itself, or a new one that connects when it is first used.
+    """Return the given client, or create one from a URL. A new client connects when it is first used.
 
     Raises:
-        ConfigurationError: a URL that cannot work, an asyncio client, or no client at all.
+        ConfigurationError: the URL is invalid, the client is asyncio, or the argument is neither URL nor client.
     """
     if isinstance(client_or_url, str):
         return _from_url(client_or_url)
     if isinstance(client_or_url, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError(
-            "RedisChecker was given an asyncio client, and handlers are synchronous: pass redis.Redis, "
+            "RedisChecker was given an asyncio client, but handlers are synchronous: pass redis.Redis, "
             f"redis.RedisCluster or a URL such as {_EXAMPLE}"
         )
     if not isinstance(client_or_url, (redis.Redis, redis.RedisCluster)) or isinstance(
@@ -53,12 +53,12 @@ def is_cluster(client: Client) -> bool:
 
 
 def decodes(client: Client) -> bool:
-    """Whether the client turns answers into str unless told otherwise."""
+    """Whether the client decodes answers to str by default."""
     return bool(_options(client).get("decode_responses"))
 
 
 def retries_itself(client: Client) -> bool:
-    """Whether the client sends a command again when its answer was lost."""
+    """Whether the client itself retries a command whose answer was lost."""
     if isinstance(client, redis.RedisCluster):
         return True
     # No public accessor in redis-py 5.
@@ -66,7 +66,7 @@ def retries_itself(client: Client) -> bool:
 
 
 def location(client: Client) -> str:
-    """Which server it is, without the password."""
+    """The server's address, database and user, without the password."""
     options = _options(client)
     if isinstance(client, redis.RedisCluster):
         nodes = client.nodes_manager.startup_nodes.values()
@@ -93,17 +93,17 @@ def _from_url(url: str) -> redis.Redis:
             url,
             socket_timeout=_SOCKET_TIMEOUT_S,
             socket_connect_timeout=_SOCKET_TIMEOUT_S,
-            # RedisStore sends again by itself, once and at once.
+            # RedisStore retries once, immediately; the client's own retries are turned off.
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         )
-        # Connects to nothing; finds an option in the URL that redis-py does not know.
+        # Raises for an option in the URL that redis-py does not know, without connecting.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError) as error:
         unknown = f": {error}" if isinstance(error, TypeError) else ""
-        # Not `from error`, nor its words: a ValueError may quote a part of a password with a '/' in it.
+        # Neither `from error` nor its text: a ValueError may quote a part of a password with a '/' in it.
         raise ConfigurationError(
-            f"not a Redis URL that redis-py understands{unknown}. Write {_EXAMPLE} (rediss:// for TLS, "
-            "unix:///path for a socket); in a password, '/', '#', '?' and '@' are written %2F, %23, %3F and %40"
+            f"invalid Redis URL{unknown}. Write {_EXAMPLE} (rediss:// for TLS, "
+            "unix:///path for a socket); in a password write '/', '#', '?' and '@' as %2F, %23, %3F and %40"
         ) from None
     return client

@@ -1,4 +1,4 @@
-"""DirectConnections: commands without the client around them."""
+"""DirectConnections: send commands without the overhead of the client's pool."""
 
 from __future__ import annotations
 
@@ -15,40 +15,38 @@ from idempotent.stores.redis.client import Client, redis, retries_itself
 
 Command: TypeAlias = "tuple[str | bytes | int, ...]"
 
-# redis-py looks at each argument once more before it calls this.
+# Called directly: redis-py inspects each argument again before it calls this.
 _pack: Final = getattr(hiredis, "pack_command", None)
-_OWN_ANSWER: Final = redis.exceptions.ResponseError
-# A credential provider may change the password of a pool's open connections; of ours it knows nothing.
-_ONLY_OF_THE_POOL: Final = ("credential_provider",)
+_SERVER_ERROR: Final = redis.exceptions.ResponseError
+# A credential provider may change the password of the pool's open connections, but cannot reach these.
+_POOL_ONLY: Final = ("credential_provider",)
 
 
 class DirectConnections:
-    """Connections made as the client's pool makes them, and not of it.
+    """Connections with the settings of the client's pool, but outside it.
 
-    Checking one out of redis-py's pool, looking whether it still is connected, timing the command and finding the
-    parser for its answer take as long as the command itself.
+    redis-py checks a connection out of its pool, tests it, times the command and looks up the parser for its answer:
+    together that takes as long as the command itself.
 
     Args:
-        client: whose server.
+        client: the client whose settings are used.
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        """Connect to nothing yet."""
+        """Read the settings. The first command connects."""
         self._pool = client.connection_pool
         self._idle: Idle[Any] = Idle()
         self._retry = client.get_retry() if retries_itself(client) else None
 
     @classmethod
     def of(cls, client: Client) -> DirectConnections | None:
-        """Those of a client, or None where they would leave something out: one with ways of its own keeps them."""
+        """The connections of a client, or None when the client's class or pool customises how commands are sent."""
         if type(client) is not redis.Redis or client.connection is not None:
             return None
         pool = client.connection_pool
         if type(pool) not in (redis.ConnectionPool, redis.BlockingConnectionPool):
             return None
-        if getattr(pool, "cache", None) or any(
-            pool.connection_kwargs.get(name) for name in _ONLY_OF_THE_POOL
-        ):
+        if getattr(pool, "cache", None) or any(pool.connection_kwargs.get(name) for name in _POOL_ONLY):
             return None
         return cls(client)
 
@@ -56,47 +54,47 @@ class DirectConnections:
         """Send a command and wait for its answer, in bytes.
 
         Raises:
-            RedisError: what the server or the network had to say.
+            RedisError: the server answered with an error, or the connection failed.
         """
         (answer,) = self.execute_all([command])
-        if isinstance(answer, _OWN_ANSWER):
+        if isinstance(answer, _SERVER_ERROR):
             raise answer
         return answer
 
     def execute_all(self, commands: Iterable[Command]) -> Iterator[Any]:
-        """Send commands, each as soon as it is made, and then hand over the answers, each as soon as it comes.
+        """Send each command as soon as it is computed, then yield each answer as soon as it arrives.
 
-        Either way the server works on the next ones meanwhile. An error that the server answers is among the
-        answers. They must be short, because nobody reads them while there is something to send.
+        The server works on the next commands in both phases. An error answered by the server is yielded as an
+        answer. Answers must be short, because they are read only after all commands were sent.
 
         Raises:
-            ConnectionError, TimeoutError: this answer is missing, and nothing is known of it or those after it.
+            ConnectionError, TimeoutError: the answer is missing; its result and all later ones are unknown.
         """
         connection = self._idle.take()
         if connection is None:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
         try:
             if self._retry is None:
-                yield from _asked(connection, commands)
+                yield from _pipelined(connection, commands)
             else:
-                again = list(commands)
+                repeatable = list(commands)
                 yield from self._retry.call_with_retry(
-                    lambda: list(_asked(connection, again)), lambda _: connection.disconnect()
+                    lambda: list(_pipelined(connection, repeatable)), lambda _: connection.disconnect()
                 )
         except BaseException:
-            # Answers are left in it, or half of one. The server may have closed the idle ones with this one.
+            # Unread answers may be left in it. The server may have closed the idle connections together with this one.
             connection.disconnect()
             self.close()
             raise
         self._idle.put(connection)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         while (connection := self._idle.take()) is not None:
             connection.disconnect()
 
 
-def _asked(connection: Any, commands: Iterable[Command]) -> Iterator[Any]:
+def _pipelined(connection: Any, commands: Iterable[Command]) -> Iterator[Any]:
     waiting = 0
     for command in commands:
         connection.send_packed_command([_pack(command)] if _pack else connection.pack_command(*command))
@@ -108,5 +106,5 @@ def _asked(connection: Any, commands: Iterable[Command]) -> Iterator[Any]:
 def _answer(connection: Any) -> Any:
     try:
         return connection.read_response(disable_decoding=True)
-    except _OWN_ANSWER as error:
+    except _SERVER_ERROR as error:
         return error

@@ -1,7 +1,7 @@
 """The names of keys in Redis: `<prefix>{<bucket>}:<hash in hex>`.
 
-The bucket is a hash tag: keys of one bucket share a slot of a cluster, so one script can take them together. There are
-few of them, that a batch makes few calls, and enough to spread evenly over some 20 nodes.
+The bucket is a hash tag: keys of one bucket share a slot of a cluster, so one script can take them together. 64 buckets
+are few enough that a batch makes few calls, and enough to spread evenly over about 20 nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class KeyNames:
     """The names of keys under one prefix.
 
     Args:
-        prefix: what all names start with.
+        prefix: the prefix of all names.
     """
 
     __slots__ = ("_heads", "prefix")
 
     def __init__(self, prefix: str) -> None:
-        """Make the part before the hash once for each bucket."""
+        """Compute the part before the hash once for each bucket."""
         self.prefix: Final = prefix.encode()
         self._heads = [b"%b{%02x}:" % (self.prefix, bucket) for bucket in range(BUCKETS)]
 
@@ -34,7 +34,7 @@ class KeyNames:
         return self._heads[key_hash[0] >> _BUCKET_SHIFT] + hexlify(key_hash)
 
     def hash_of(self, name: bytes) -> bytes | None:
-        """The hash in a key's name; None when it is the name of something else."""
+        """The hash in a key's name; None when the name is not that of a key."""
         try:
             key_hash = bytes.fromhex(name[-2 * HASH_BYTES :].decode())
         except ValueError:
@@ -43,5 +43,5 @@ class KeyNames:
 
 
 def bucket_of(name: bytes, prefix_bytes: int) -> bytes:
-    """The bucket in a key's name: what a cluster's slot is computed from."""
+    """The bucket in a key's name. A cluster computes the slot from it."""
     return name[prefix_bytes + 1 : prefix_bytes + 3]

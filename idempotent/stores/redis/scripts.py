@@ -1,4 +1,4 @@
-"""RedisStore: runs the scripts, and survives what a server does to them."""
+"""RedisStore: runs the Lua scripts, and handles lost answers and flushed scripts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from idempotent.stores.redis.connections import Command, DirectConnections
 from idempotent.stores.redis.faults import LOST, REDIS_ERRORS, as_store_error
 from idempotent.stores.redis.names import KeyNames, bucket_of
 
-# A script stops everybody else; this many keys take a few milliseconds.
+# A running script blocks all other clients; this many keys take a few milliseconds.
 MAX_KEYS: Final = 1000
-# So many that a call is worth its while, and so few that the server begins soon.
+# Large enough to make a call efficient, and small enough that the server starts early.
 _STREAM_KEYS: Final = 125
 _NO_SCRIPT = redis.exceptions.NoScriptError
 
 
 def _executing(client: Client) -> Callable[..., Any]:
-    """The client's own way to send a command, with the answer in bytes."""
+    """The client's own method to send a command, with the answer in bytes."""
     if decodes(client):
         return partial(client.execute_command, **{redis.client.NEVER_DECODE: True})
     execute: Callable[..., Any] = client.execute_command
@@ -32,15 +32,15 @@ def _executing(client: Client) -> Callable[..., Any]:
 
 
 def _each(answer: Any, count: int) -> Iterable[Any]:
-    """The answer for each key: a script that has the same number for all of them says it once."""
+    """The answer for each key: a script whose answer is the same number for all keys returns it once."""
     return answer if type(answer) is list else repeat(answer, count)
 
 
 class Lua:
-    """A program for the server, and the name under which the server keeps it.
+    """A Lua script, and the hash by which the server caches it.
 
     Args:
-        text: the program.
+        text: the source of the script.
     """
 
     __slots__ = ("sha", "source")
@@ -52,59 +52,59 @@ class Lua:
 
 
 class RedisStore:
-    """A client and the names of our keys in it.
+    """A client, and the names of the library's keys in its database.
 
     Args:
-        client: a synchronous client. Its pool serves threads, and notices a fork by itself.
-        prefix: what the names start with.
+        client: a synchronous client. Its pool is thread-safe, and detects a fork.
+        prefix: the prefix of all names.
     """
 
     def __init__(self, client: Client, prefix: str) -> None:
-        """Connect to nothing yet."""
+        """Keep the client. The first command connects."""
         self.client: Final = client
         self.names: Final = KeyNames(prefix)
         self.where: Final = location(client)
         self._cluster = is_cluster(client)
-        self._last_try = retries_itself(client)
+        self._client_retries = retries_itself(client)
         self._direct = DirectConnections.of(client)
         self._execute = self._direct.execute if self._direct else _executing(client)
 
     def run(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         """Run a script over keys of one slot.
 
-        A lost answer is asked for again, once, unless the client does that itself: every script of ours may run
-        twice and then answers as it did, or that the key is nobody's any more.
+        When the answer is lost, the script is sent again, once, unless the client itself retries. Every script may run
+        twice: the second run returns the first answer, or reports that the owner no longer holds the key.
 
         Raises:
-            StoreError: the server did not do it, or did not answer.
+            StoreError: the server answered with an error, or did not answer.
         """
         try:
             return self._execute("EVALSHA", script.sha, len(names), *names, *arguments)
         except _NO_SCRIPT:
-            return self._again(script, names, arguments)
+            return self._run_by_source(script, names, arguments)
         except LOST as error:
-            if self._last_try:
+            if self._client_retries:
                 raise as_store_error(error, self.where) from error
-            return self._again(script, names, arguments)
+            return self._run_by_source(script, names, arguments)
         except REDIS_ERRORS as error:
             raise as_store_error(error, self.where) from error
 
     def run_one(self, script: Lua, name: bytes, body: bytes) -> Any:
-        """Run a script over one key, and take its one answer.
+        """Run a script over one key, and return its answer.
 
         Raises:
-            StoreError: the server did not do it, or did not answer.
+            StoreError: the server answered with an error, or did not answer.
         """
         (answer,) = _each(self.run(script, (name,), (body,)), 1)
         return answer
 
     def run_many(self, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]) -> Iterator[Any]:
-        """Run a script over any keys, with one argument each; its answers come in their order, each when it is there.
+        """Run a script over any keys, with one argument each. Yields answers in key order, each when it arrives.
 
-        Nothing is sent before the first of them is asked for.
+        The first command is sent when the first answer is requested.
 
         Raises:
-            StoreError: the server did not do it, or did not answer, for some of them at least.
+            StoreError: the server answered with an error, or did not answer, for at least one key.
         """
         if self._direct is not None:
             return self._run_streamed(self._direct, script, names, bodies)
@@ -119,7 +119,7 @@ class RedisStore:
             try:
                 part = self.run(script, [names[at] for at in positions], [bodies[at] for at in positions])
             except StoreError as error:
-                failed = error  # go on: the leases on the other nodes need their renewal all the same
+                failed = error  # continue: the leases on the other nodes still need their renewal
                 continue
             for at, answer in zip(positions, _each(part, len(positions)), strict=True):
                 answers[at] = answer
@@ -130,7 +130,7 @@ class RedisStore:
     def _run_streamed(
         self, direct: DirectConnections, script: Lua, names: Iterable[bytes], bodies: Iterable[bytes]
     ) -> Iterator[Any]:
-        """Send some keys, and read some answers, while the server is at work on the next."""
+        """Send and read in parts, so that the server and the client work at the same time."""
         waiting: deque[tuple[list[bytes], list[bytes]]] = deque()
         more_names, more_bodies = iter(names), iter(bodies)
 
@@ -145,23 +145,23 @@ class RedisStore:
             for part in parts:
                 some, theirs = waiting.popleft()
                 if isinstance(part, _NO_SCRIPT):
-                    yield from _each(self._again(script, some, theirs), len(some))
+                    yield from _each(self._run_by_source(script, some, theirs), len(some))
                 elif isinstance(part, Exception):
                     for _ in parts:
-                        pass  # to the last: the connection is as good as before
+                        pass  # read all answers, so that the connection can be used again
                     raise as_store_error(part, self.where) from part
                 else:
                     yield from _each(part, len(some))
         except LOST as error:
-            if self._last_try:
+            if self._client_retries:
                 raise as_store_error(error, self.where) from error
             for _ in commands():
-                pass  # what was not sent
+                pass  # adds the parts that were not sent to `waiting`
             for some, theirs in waiting:
-                yield from _each(self._again(script, some, theirs), len(some))
+                yield from _each(self._run_by_source(script, some, theirs), len(some))
 
     def together(self, names: Sequence[bytes]) -> list[list[int]]:
-        """Positions of the names that one call may take: bounded, and in a cluster of one bucket."""
+        """The positions of the names that go into each call: at most MAX_KEYS, and in a cluster of one bucket."""
         groups: dict[bytes, list[int]] = {}
         prefix_bytes = len(self.names.prefix)
         for at, name in enumerate(names):
@@ -173,19 +173,19 @@ class RedisStore:
         ]
 
     def close(self) -> None:
-        """Close the connections that are the store's own."""
+        """Close the store's own connections. The client stays open."""
         if self._direct:
             self._direct.close()
 
     @contextmanager
     def edge(self) -> Iterator[None]:
-        """Turn what the client raises into a StoreError."""
+        """Translate exceptions from the client into a StoreError."""
         try:
             yield
         except REDIS_ERRORS as error:
             raise as_store_error(error, self.where) from error
 
-    def _again(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
+    def _run_by_source(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         with self.edge():
-            # EVAL, which loads the script too: between SCRIPT LOAD and EVALSHA it might be flushed again.
+            # EVAL also loads the script. Between SCRIPT LOAD and EVALSHA it could be flushed again.
             return self._execute("EVAL", script.source, len(names), *names, *arguments)

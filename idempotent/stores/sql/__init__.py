@@ -1,1 +1,1 @@
-"""What the SQL checkers share: statements, dialects, connections and the meaning of driver errors."""
+"""SQL databases: connections, cursors, dialects and the translation of driver errors."""

@@ -1,4 +1,4 @@
-"""Connections of a checker's own, kept ready: a pool checkout for each statement costs half as much again."""
+"""A checker's own connections, kept open: a pool checkout for each statement adds half of the statement's time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TRIES_LEFT: Final = (2, 1, 0)
 
 
 def engine_from(engine_or_url: Engine | URL | str) -> Engine:
-    """The engine itself, or one made from a URL.
+    """Return the given engine, or create one from a URL.
 
     Raises:
-        ConfigurationError: not a URL of a supported database.
-        MissingExtraError: its driver is not installed.
+        ConfigurationError: the URL is invalid, or names an unsupported or an in-memory database.
+        MissingExtraError: the database's driver is not installed.
     """
     if isinstance(engine_or_url, Engine):
         engine = engine_or_url
@@ -42,29 +42,29 @@ def engine_from(engine_or_url: Engine | URL | str) -> Engine:
             raise MissingExtraError(package, _EXTRAS.get(package, "all")) from error
         except (ArgumentError, NoSuchModuleError) as error:
             raise ConfigurationError(
-                "not the URL of a supported database. Examples: sqlite:///app.db, "
+                "the URL is invalid or names an unsupported database. Examples: sqlite:///app.db, "
                 "mysql+pymysql://user:password@host/db, postgresql+psycopg://user:password@host/db"
             ) from error
     if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
         raise ConfigurationError(
-            "an in-memory SQLite database belongs to one connection; use a file, or MemoryChecker"
+            "an in-memory SQLite database exists only within one connection; use a file, or MemoryChecker"
         )
     return engine
 
 
 class Connections:
-    """Driver connections in autocommit, outside the engine's pool: the last one used is the next one taken.
+    """Driver connections in autocommit, outside the engine's pool. The most recently used one is taken next.
 
     Args:
-        engine: whose connections.
-        table: for error messages.
+        engine: creates the connections.
+        table: the table's name, for error messages.
 
     Raises:
         ConfigurationError: the database or its driver is not supported.
     """
 
     def __init__(self, engine: Engine, table: str) -> None:
-        """Open nothing yet."""
+        """Check the dialect. The first statement connects."""
         dialect_for(engine.dialect)
         self.engine: Final = engine
         self._table = table
@@ -72,31 +72,33 @@ class Connections:
 
     @cached_property
     def dialect(self) -> SqlDialect:
-        """What is special about this database. MySQL or MariaDB, and which version, takes a connection to know.
+        """The properties of this database. For MySQL and MariaDB it connects first, to detect product and version.
 
         Raises:
-            StoreError: the store did not answer.
+            StoreError: the database did not answer.
         """
         if self.engine.dialect.name == "mysql" and not self._own:
             self.run(lambda _: None)
         return dialect_for(self.engine.dialect)
 
     def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run statements that may be repeated, on a connection in autocommit.
+        """Run repeatable statements on a connection in autocommit.
 
-        A dead connection, a deadlock or a lock wait costs another try, at most two.
+        After a dead connection, a deadlock or a lock wait it tries again, at most twice.
 
         Args:
             work: called with the connection and the arguments.
-            arguments: for it.
+            arguments: passed to `work`.
 
         Raises:
-            StoreError: the store did not do its part.
+            StoreError: the database failed or did not answer.
         """
         for remaining in _TRIES_LEFT:
             try:
                 detached = self._own.take()
-            except self._driver_errors as error:  # the driver's own too: it may die while it is prepared
+            except (
+                self._driver_errors
+            ) as error:  # also the driver's own: the connection may die while it is prepared
                 raise as_store_error(error, self.engine, self._table) from error
             try:
                 answer = work(detached.driver, *arguments)
@@ -110,21 +112,21 @@ class Connections:
                     continue
                 raise as_store_error(error, self.engine, self._table, detached.driver.raw) from error
             except BaseException:
-                self._own.discard(detached)  # interrupted in the middle: its state is anybody's guess
+                self._own.discard(detached)  # interrupted in the middle: the connection's state is unknown
                 raise
             self._own.put(detached)
             return answer
         raise AssertionError("unreachable")
 
     def run_atomically(self, work: Callable[..., T], *arguments: Any) -> T:
-        """`run` with the statements in one transaction of its own.
+        """Like `run`, with the statements in one new transaction.
 
         Args:
             work: called with the connection and the arguments.
-            arguments: for it.
+            arguments: passed to `work`.
 
         Raises:
-            StoreError: the store did not do its part.
+            StoreError: the database failed or did not answer.
         """
 
         def in_transaction(driver: DriverConnection) -> T:
@@ -134,7 +136,7 @@ class Connections:
         return self.run(in_transaction)
 
     def close(self) -> None:
-        """Close what is idle; connections in use are closed by being forgotten."""
+        """Close the idle connections. A connection in use closes when its last reference is gone."""
         self._own.close()
 
     @property
@@ -144,7 +146,7 @@ class Connections:
     def _worth_another_try(self, fault: Fault) -> bool:
         if fault is Fault.DISCONNECTED:
             return True
-        # SQLite has already waited its busy timeout for the one writer.
+        # SQLite has already waited its busy timeout for the current writer.
         if fault in (Fault.ABORTED, Fault.LOCKED) and self.dialect.name != "sqlite":
             time.sleep(random.uniform(0.001, 0.02))
             return True
@@ -152,7 +154,7 @@ class Connections:
 
     def _give_back_or_discard(self, detached: Detached, fault: Fault) -> None:
         if fault is Fault.DISCONNECTED:
-            # The server may have closed every idle connection with this one.
+            # The server may have closed every idle connection together with this one.
             self._own.discard(detached)
             self.close()
         else:
@@ -161,7 +163,7 @@ class Connections:
 
 @contextlib.contextmanager
 def _transaction(driver: DriverConnection, dialect: SqlDialect) -> Iterator[None]:
-    """BEGIN and COMMIT typed by hand, on a driver connection that is in autocommit."""
+    """Send BEGIN and COMMIT as statements, on a driver connection in autocommit."""
     execute(driver, "BEGIN IMMEDIATE" if dialect.name == "sqlite" else "BEGIN")
     try:
         yield

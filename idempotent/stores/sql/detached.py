@@ -1,4 +1,4 @@
-"""DetachedConnections: connections of a checker's own, so that no message pays for a pool."""
+"""DetachedConnections: a checker's own connections, so that no message pays for a pool checkout."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Detached:
     """A connection outside its engine's pool.
 
     Attributes:
-        connection: as SQLAlchemy sees it.
-        driver: as the driver sees it.
+        connection: SQLAlchemy's connection.
+        driver: the driver's connection behind it.
     """
 
     connection: Connection
@@ -27,7 +27,7 @@ class Detached:
 
     @property
     def intact(self) -> bool:
-        """Whether both still are the same connection, after an application had it."""
+        """Whether both are still the same open connection, after the application used it."""
         connection = self.connection
         if connection.closed or connection.invalidated:
             return False
@@ -35,31 +35,31 @@ class Detached:
 
 
 class DetachedConnections:
-    """Connections made by an engine and kept outside its pool, which is left to the application.
+    """Connections created by an engine and kept outside its pool, which stays free for the application.
 
     A checkout, and the rollback with which a pool takes a connection back, cost half as much as a statement.
 
     Args:
-        engine: who makes them.
-        autocommit: whether each statement is final at once.
+        engine: creates the connections.
+        autocommit: whether each statement commits immediately.
     """
 
     def __init__(self, engine: Engine, *, autocommit: bool) -> None:
-        """Open nothing yet."""
+        """Start without connections."""
         self._engine = engine
         self._autocommit = autocommit
         self._idle: Idle[Detached] = Idle()
         self.put: Final = self._idle.put
-        """Keep one whose transaction is over."""
+        """Keep a connection whose transaction has ended."""
 
     def __bool__(self) -> bool:
         return bool(self._idle)
 
     def take(self) -> Detached:
-        """One that is idle, or a new one.
+        """An idle connection, or a new one.
 
         Raises:
-            SQLAlchemyError: the database cannot be reached, or refuses.
+            SQLAlchemyError: the database is unreachable, or refuses the connection.
         """
         return self._idle.take() or self._connected()
 
@@ -69,7 +69,7 @@ class DetachedConnections:
         try:
             if self._autocommit:
                 connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-            # Out of the pool: kept connections must not use up the application's.
+            # Detached from the pool: these connections must not use up the application's limit.
             connection.detach()
             dialect_for(self._engine.dialect).prepare(raw)
             return Detached(connection, DriverConnection(raw))
@@ -79,17 +79,17 @@ class DetachedConnections:
 
     @staticmethod
     def discard(detached: Detached) -> None:
-        """Close one. Never raises."""
+        """Close a connection. Never raises."""
         _close(detached.connection, detached.driver.raw)
 
     def close(self) -> None:
-        """Close what is idle; a connection in use is closed by being forgotten."""
+        """Close the idle connections. A connection in use closes when its last reference is gone."""
         while (detached := self._idle.take()) is not None:
             self.discard(detached)
 
 
 def _close(connection: Connection, raw: Any) -> None:
-    # Detached from its pool, it has nobody else to close it; whether it is still alive does not matter.
+    # No pool owns it: close it here. Errors are ignored, because the connection may be dead already.
     with contextlib.suppress(Exception):
         raw.close()
     with contextlib.suppress(Exception):

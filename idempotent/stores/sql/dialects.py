@@ -1,4 +1,4 @@
-"""What differs between the SQL dialects, in one small table each."""
+"""The differences between the SQL dialects: one SqlDialect for each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sqlalchemy.engine import Dialect
 from idempotent.errors import ConfigurationError
 from idempotent.stores.sql.cursor import NUMBERED
 
-# The server's clock when the statement acts, not when it or its transaction began: a claim that waited for a
-# lock must not go back in time. SYSDATE follows the session's zone; the second difference takes that out.
+# The server's clock when the statement acts, not when the statement or its transaction began: a claim that waited for
+# a lock must not go back in time. SYSDATE uses the session's zone; the second difference removes it.
 _MYSQL_NOW: Final = (
     "(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))-TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),NOW(6)))"
 )
@@ -30,17 +30,17 @@ class Conflict(Enum):
     """How an INSERT that meets existing keys reports them."""
 
     RETURNS_NEW = "returns_new"
-    """ON CONFLICT DO NOTHING RETURNING: the new rows come back."""
+    """ON CONFLICT DO NOTHING RETURNING: returns the new rows."""
     RETURNS_ALL = "returns_all"
-    """ON DUPLICATE KEY UPDATE, where RETURNING brings every row back, whoever owns it (MariaDB). A claim asks only for
-    its fence, by LAST_INSERT_ID, or 0 if any key was there: reading rows takes PyMySQL longer than all the rest."""
+    """ON DUPLICATE KEY UPDATE, where RETURNING returns every row, new or not (MariaDB). A claim returns only its
+    fence, by LAST_INSERT_ID, or 0 if any key existed: reading rows takes PyMySQL longer than all other work."""
     SILENT = "silent"
-    """ON DUPLICATE KEY UPDATE (MySQL): the rows have to be read back."""
+    """ON DUPLICATE KEY UPDATE (MySQL): returns no rows, so the checker reads them back."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlDialect:
-    """The differences.
+    """The properties of one SQL dialect.
 
     Attributes:
         name: SQLAlchemy's name of the family: mysql, postgresql or sqlite.
@@ -48,10 +48,10 @@ class SqlDialect:
         now_us: the clock in microseconds since the epoch, UTC, as an SQL expression.
         blob: the binary type to CAST to.
         conflict: how INSERT reports existing keys.
-        locking_read: what makes a read see the newest committed rows inside a transaction.
+        locking_read: the suffix with which a SELECT sees the newest committed rows inside a transaction.
         autocommits: whether a driver connection is in autocommit.
-        in_transaction: whether, for all the driver knows, that transaction is still open and usable.
-        prepare: makes a driver connection ready for our statements; cheap, may be called again.
+        in_transaction: whether, as far as the driver knows, the transaction is still open and usable.
+        prepare: prepares a driver connection for the library's statements; cheap, may be called again.
     """
 
     name: str
@@ -65,10 +65,10 @@ class SqlDialect:
     prepare: Callable[[Any], None]
 
     def waiting(self, insert: str, wait_s: float | None) -> str:
-        """The INSERT, waiting for locks at most `wait_s` seconds; 0 does not wait. None: the server's own limit.
+        """The INSERT with a limit of `wait_s` seconds for lock waits; 0: no wait. None: the server's own limit.
 
         MariaDB only. PostgreSQL's limit is part of the statement (see `Statements`), SQLite's is the file's busy
-        timeout, MySQL's is its session's.
+        timeout, and MySQL's is a setting of the session.
         """
         if wait_s is None or self.conflict is not Conflict.RETURNS_ALL:
             return insert
@@ -83,14 +83,14 @@ class SqlDialect:
 
 
 def dialect_for(dialect: Dialect) -> SqlDialect:
-    """The differences for an engine's dialect.
+    """The properties of an engine's dialect.
 
     Raises:
         ConfigurationError: the database, or its driver's parameter style, is not supported.
     """
     if dialect.paramstyle not in ("qmark", "format", "pyformat"):
         raise ConfigurationError(
-            f"the driver {dialect.driver!r} uses the parameter style {dialect.paramstyle!r}; "
+            f"the driver {dialect.driver!r} uses the parameter style {dialect.paramstyle!r}, which is not supported; "
             "use pymysql, psycopg or sqlite3"
         )
     marker = "?" if dialect.paramstyle == "qmark" else NUMBERED if dialect.driver == "psycopg" else "%s"
@@ -105,7 +105,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             locking_read=" LOCK IN SHARE MODE",
             autocommits=lambda connection: bool(connection.get_autocommit()),
             in_transaction=_mysql_in_transaction,
-            prepare=_nothing,
+            prepare=_no_preparation,
         )
     if dialect.name == "postgresql":
         return SqlDialect(
@@ -117,7 +117,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             locking_read="",
             autocommits=lambda connection: bool(connection.autocommit),
             in_transaction=_postgresql_in_transaction,
-            prepare=_nothing,
+            prepare=_no_preparation,
         )
     if dialect.name == "sqlite":
         return SqlDialect(
@@ -129,13 +129,13 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             locking_read="",
             autocommits=lambda connection: not connection.in_transaction,
             in_transaction=lambda connection: bool(connection.in_transaction),
-            prepare=_give_sqlite_a_clock,
+            prepare=_add_sqlite_clock,
         )
     raise ConfigurationError(f"{dialect.name} is not supported; use MySQL, MariaDB, PostgreSQL or SQLite")
 
 
-def _nothing(connection: Any) -> None:
-    """There is nothing to do."""
+def _no_preparation(connection: Any) -> None:
+    """Prepare a connection that needs no preparation."""
 
 
 def _mysql_in_transaction(connection: Any) -> bool:
@@ -143,11 +143,11 @@ def _mysql_in_transaction(connection: Any) -> bool:
 
 
 def _postgresql_in_transaction(connection: Any) -> bool:
-    # Not INERROR: COMMIT would be answered by ROLLBACK, without an error.
+    # INERROR does not count: the server would answer COMMIT with ROLLBACK, without an error.
     pgconn = getattr(connection, "pgconn", None)
     return pgconn is None or pgconn.transaction_status == _PQTRANS_INTRANS
 
 
-def _give_sqlite_a_clock(connection: Any) -> None:
-    # SQLite's own clock has milliseconds; the file is on this machine, so is its clock.
+def _add_sqlite_clock(connection: Any) -> None:
+    # SQLite's own clock has only milliseconds. The file is on this machine, so the machine's clock is the store's.
     connection.create_function("idempotent_now_us", 0, lambda: time.time_ns() // 1000)

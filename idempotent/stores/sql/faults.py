@@ -1,4 +1,4 @@
-"""The one place where a driver's error becomes one of ours."""
+"""Translate errors of SQL drivers into StoreErrors. Only this module does so."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Fault(Enum):
     """What kind of error a driver raised."""
 
     DISCONNECTED = "disconnected"
-    """The connection is gone, or never came to be."""
+    """The connection was lost, or could not be opened."""
     LOCKED = "locked"
-    """A lock was not granted in time. The transaction is still there (MySQL, SQLite)."""
+    """A lock was not granted in time. The transaction is still open (MySQL, SQLite)."""
     ABORTED = "aborted"
-    """A deadlock, a serialization failure, a lost savepoint: the server has undone the transaction."""
+    """A deadlock, a serialization failure, a lost savepoint: the server has rolled the transaction back."""
     SCHEMA = "schema"
     """A table or column is missing."""
     REFUSED = "refused"
-    """A constraint, a data type or a trigger said no to the statement's own data."""
+    """A constraint, a data type or a trigger refused the statement's data."""
     OTHER = "other"
 
 
@@ -42,7 +42,7 @@ _MYSQL: Final = {
     1045: Fault.DISCONNECTED,
     1049: Fault.DISCONNECTED,
     1053: Fault.DISCONNECTED,
-    # A primary that has become a replica: another connection finds the new one.
+    # A primary that has become a replica: a new connection reaches the new primary.
     1290: Fault.DISCONNECTED,
     1836: Fault.DISCONNECTED,
     1927: Fault.DISCONNECTED,
@@ -86,12 +86,12 @@ def original(error: BaseException) -> BaseException:
 
 
 def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fault:
-    """What kind of error this is.
+    """Classify an error.
 
     Args:
-        error: a driver's exception, or SQLAlchemy's around one.
-        engine: whose dialect raised it.
-        connection: the driver's connection it happened on, if any.
+        error: a driver's exception, or SQLAlchemy's exception around it.
+        engine: the engine whose dialect raised it.
+        connection: the driver's connection on which it happened, if known.
     """
     driver_error = original(error)
     if isinstance(error, PoolTimeoutError) or (
@@ -106,7 +106,7 @@ def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fa
         return Fault.REFUSED
     if isinstance(driver_error, dbapi.Error) and engine.dialect.is_disconnect(driver_error, connection, None):
         return Fault.DISCONNECTED
-    # PyMySQL raises InterfaceError(0, '') and psycopg OperationalError without a state once a socket is dead.
+    # On a dead socket PyMySQL raises InterfaceError(0, '') and psycopg an OperationalError without a state.
     if isinstance(driver_error, (dbapi.InterfaceError, OSError)):
         return Fault.DISCONNECTED
     if isinstance(driver_error, dbapi.OperationalError) and not getattr(driver_error, "sqlstate", "unknown"):
@@ -136,24 +136,24 @@ def _lacks_table_or_column(text: str) -> bool:
 
 
 def as_store_error(error: BaseException, engine: Engine, table: str, connection: Any = None) -> StoreError:
-    """The error to raise, saying which store, what happened, and what to do. Raise it `from` the original."""
+    """The error to raise: it names the store, what happened, and what to do. Raise it `from` the original."""
     if isinstance(error, StoreError):
         return error
     store = engine.url.render_as_string(hide_password=True)
-    said = " ".join(str(original(error)).split())
+    text = " ".join(str(original(error)).split())
     match fault_of(error, engine, connection):
         case Fault.DISCONNECTED:
             return StoreUnavailableError(
-                f"cannot use the store {store}: {said}. "
+                f"cannot use the store {store}: {text}. "
                 "Check that the server runs, the host, port and database, the user and the password."
             )
         case Fault.LOCKED | Fault.ABORTED:
-            return StoreBusyError(f"the store {store} is busy: {said}. Try again.")
+            return StoreBusyError(f"the store {store} is busy: {text}. Try again.")
         case Fault.SCHEMA:
             return SchemaError(
-                f"the table {table} in {store} is missing or not as this version needs it: {said}. "
+                f"the table {table} in {store} is missing or differs from what this version expects: {text}. "
                 f"Type: idempotent migrate upgrade --url '{store}' --table {table} "
                 "(and `idempotent migrate check` to see what differs)"
             )
         case _:
-            return StoreError(f"the store {store} failed: {said}")
+            return StoreError(f"the store {store} failed: {text}")
