@@ -1,7 +1,7 @@
 """Create, change, check and remove the deduplication tables.
 
 Either the library runs the migrations (`upgrade`), or the application's own Alembic history does
-(`create_dedup_table`, `create_run_tables`, and back). A checker never creates or alters tables by itself.
+(`create_dedup_table`, `create_run_tables` and their `drop_` functions). Checkers never create or alter tables.
 """
 
 from idempotent.migrations.autogenerate import ignore_dedup_tables

@@ -1,4 +1,4 @@
-"""Keep an application's autogenerate away from tables that the library manages."""
+"""Make an application's autogenerate ignore the tables that the library manages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from idempotent.schema import (
 )
 
 IncludeObject = Callable[[Any, str | None, Any, bool, Any], bool]
-"""The shape of Alembic's ``include_object`` hook: object, name, type, reflected, compare_to."""
+"""The signature of Alembic's ``include_object`` hook: object, name, type, reflected, compare_to."""
 
 
 def ignore_dedup_tables(*tables: str, include_object: IncludeObject | None = None) -> IncludeObject:
-    """Make an ``include_object`` hook under which autogenerate neither creates, alters nor drops our tables.
+    """Return an ``include_object`` hook with which autogenerate neither creates, alters nor drops the library's tables.
 
     Use it in env.py: ``context.configure(..., include_object=ignore_dedup_tables())``.
-    `tables`: the names in use, by default ``deduplicate_tbl``; the tables that go with them are covered too.
-    `include_object`: the application's own hook, asked about everything else.
 
-    Raises ConfigurationError for an invalid name.
+    Args:
+        tables: the names in use, by default ``deduplicate_tbl``; their failures, offsets, runs, run claims and version
+            tables are covered too.
+        include_object: the application's own hook, called for everything else.
+
+    Raises:
+        ConfigurationError: a table name is invalid.
     """
     ours = {
         name

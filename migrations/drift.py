@@ -1,4 +1,4 @@
-"""Where the tables in a store differ from what they should be."""
+"""Find the differences between the tables in a store and the expected ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QMQ_COLUMNS = {"id", "k", "update_at"}
 
 
 class DriftKind(Enum):
-    """What is different."""
+    """The kind of a difference."""
 
     FOREIGN_TABLE = "foreign table"
     MISSING_TABLE = "missing table"
@@ -39,7 +39,14 @@ _UNFINISHED = (DriftKind.MISSING_TABLE, DriftKind.MISSING_INDEX)
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One difference: its kind, the table, the column or index (empty for the table itself), and words."""
+    """One difference.
+
+    Attributes:
+        kind: what differs.
+        table: the table.
+        name: the column or index; empty for the table itself.
+        detail: the difference in words.
+    """
 
     kind: DriftKind
     table: str
@@ -47,18 +54,20 @@ class Drift:
     detail: str = ""
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """The difference in one line."""
         place = f"{self.table}.{self.name}" if self.name else self.table
         return f"{place}: {self.kind.value}" + (f": {self.detail}" if self.detail else "")
 
 
 def check(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> list[Drift]:
-    """Compare the tables in the store at `target` with what this version of the library expects.
+    """Compare the tables in the store at `target` with those that this version of the library expects.
 
-    Empty when they are equal. Reads only. An index that is not unique, or a storage parameter, that somebody
-    added is no drift, nor that an application's own history made no run ledger.
+    Returns an empty list when they are equal. Only reads. An added non-unique index or storage parameter is not
+    drift, and neither is a missing run ledger in an application's own history.
 
-    Raises ConfigurationError for an invalid name or database, and the database's own errors.
+    Raises:
+        ConfigurationError: the table name is invalid, or the database is not supported.
+        SQLAlchemyError: the database failed or is unreachable.
     """
     metadata = MetaData()
     dedup_tables(metadata, table)
@@ -92,10 +101,10 @@ def compare(connection: Connection, metadata: MetaData) -> list[Drift]:
 
 
 def refuse_foreign(context: MigrationContext, metadata: MetaData) -> None:
-    """Raise SchemaError if a table of that name exists and is anything but what `metadata` says.
+    """Raise SchemaError if a table of that name exists and differs from its definition in `metadata`.
 
-    A missing table or index is no reason: MySQL commits each DDL statement, so a killed run leaves a part.
-    Offline (``--sql``) there is nothing to look at.
+    A missing table or index is accepted: MySQL commits each DDL statement, so a killed run leaves only some of them.
+    Offline (``--sql``) no database is inspected.
     """
     if context.as_sql or context.connection is None:
         return
@@ -104,9 +113,9 @@ def refuse_foreign(context: MigrationContext, metadata: MetaData) -> None:
         return
     qmq = next((drift.detail for drift in wrong if drift.kind is DriftKind.FOREIGN_TABLE), None)
     differences = "; ".join(map(str, wrong))
-    reason = qmq or f"a table in the way is not what the migration would create: {differences}"
+    reason = qmq or f"an existing table differs from the one that the migration would create: {differences}"
     raise SchemaError(
-        f'{reason}. Nothing was changed. Choose another name with table="...", or rename the table in the way'
+        f'{reason}. Nothing was changed. Choose another name with table="...", or rename the existing table'
     )
 
 
@@ -132,7 +141,7 @@ def _alembic_differences(connection: Connection, metadata: MetaData, tables: set
 
 
 def _translate(step: tuple[Any, ...], connection: Connection) -> Drift | None:
-    """One of Alembic's difference tuples in our words; None for what does no harm or is found elsewhere."""
+    """One of Alembic's difference tuples as a Drift; None for a harmless one or one found by `_other_differences`."""
 
     def sql(type_: Any) -> str:
         return str(type_.compile(dialect=connection.dialect))
@@ -157,7 +166,7 @@ def _translate(step: tuple[Any, ...], connection: Connection) -> Drift | None:
 
 
 def _other_differences(connection: Connection, inspector: Inspector, table: Table) -> Iterator[Drift]:
-    """What Alembic does not compare: the primary key, and on MySQL an engine without transactions."""
+    """The differences that Alembic does not find: the primary key, and on MySQL an engine without transactions."""
     found = inspector.get_pk_constraint(table.name)["constrained_columns"]
     expected = [column.name for column in table.primary_key.columns]
     if found != expected:

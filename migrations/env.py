@@ -1,6 +1,6 @@
-"""Environment for the plain ``alembic`` command, for whoever wants its history, stamp or ``--sql`` output.
+"""Environment for the plain ``alembic`` command, for its history, stamp and ``--sql`` output.
 
-The library itself does not use it (see runner.py). Another table: ``alembic -x table=NAME ...``.
+The library itself does not use it (see runner.py). To name another table: ``alembic -x table=NAME ...``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from idempotent.schema import DEFAULT_TABLE, validate_table_name
 table = validate_table_name(context.get_x_argument(as_dictionary=True).get("table", DEFAULT_TABLE))
 url = context.config.get_main_option("sqlalchemy.url")
 if not url:
-    raise ConfigurationError("sqlalchemy.url is not set in the Alembic configuration")
+    raise ConfigurationError("sqlalchemy.url is not set: add it to the Alembic configuration")
 
 if context.is_offline_mode():
     context.configure(url=url, literal_binds=True, **options(table))

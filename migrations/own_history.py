@@ -1,4 +1,4 @@
-"""The same steps inside an application's own Alembic history."""
+"""The library's revisions as functions for an application's own Alembic history."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from idempotent.schema import DEFAULT_TABLE, validate_table_name
 
 
 def create_dedup_table(*, table: str = DEFAULT_TABLE) -> None:
-    """Create the tables; call it in ``upgrade()`` of a migration of your own.
+    """Create the tables; call it in ``upgrade()`` of your own migration.
 
-    It makes what revision 0001 of the library makes, for ever, so your history stays what it was. A later
-    revision has a function of its own, like `create_run_tables`. Tables that are there already and equal are kept.
+    It always creates the tables of revision 0001 of the library, so your history keeps its meaning. Each later
+    revision has its own function, such as `create_run_tables`. Existing tables that are equal are kept.
 
-    Raises SchemaError if a table of that name is not ours, ConfigurationError for an invalid name.
+    Raises:
+        SchemaError: another table has that name. Nothing was changed.
+        ConfigurationError: the table name is invalid.
     """
     validate_table_name(table)
     context = op.get_context()
@@ -26,21 +28,24 @@ def create_dedup_table(*, table: str = DEFAULT_TABLE) -> None:
 
 
 def drop_dedup_table(*, table: str = DEFAULT_TABLE) -> None:
-    """Drop the tables with all their keys; call it in ``downgrade()`` of a migration of your own.
+    """Drop the tables with all their keys; call it in ``downgrade()`` of your own migration.
 
-    Raises ConfigurationError for an invalid name.
+    Raises:
+        ConfigurationError: the table name is invalid.
     """
     validate_table_name(table)
     first.downgrade(Operations(op.get_context()), table)
 
 
 def create_run_tables(*, table: str = DEFAULT_TABLE) -> None:
-    """Create the tables of the run ledger beside `table`; call it in ``upgrade()`` of a migration of your own.
+    """Create the tables of the run ledger of `table`; call it in ``upgrade()`` of your own migration.
 
-    Only Spark needs them. It makes what revision 0002 of the library makes, for ever. Tables that are there
-    already and equal are kept.
+    Only Spark needs them. It always creates the tables of revision 0002 of the library. Existing tables that are
+    equal are kept.
 
-    Raises what `create_dedup_table` raises.
+    Raises:
+        SchemaError: another table has one of the names. Nothing was changed.
+        ConfigurationError: the table name is invalid.
     """
     validate_table_name(table)
     context = op.get_context()
@@ -49,9 +54,10 @@ def create_run_tables(*, table: str = DEFAULT_TABLE) -> None:
 
 
 def drop_run_tables(*, table: str = DEFAULT_TABLE) -> None:
-    """Drop the tables of the run ledger with all their claims; call it in ``downgrade()`` of a migration of your own.
+    """Drop the tables of the run ledger with all their claims; call it in ``downgrade()`` of your own migration.
 
-    Raises ConfigurationError for an invalid name.
+    Raises:
+        ConfigurationError: the table name is invalid.
     """
     validate_table_name(table)
     second.downgrade(Operations(op.get_context()), table)

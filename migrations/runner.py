@@ -1,4 +1,4 @@
-"""Run the packaged revisions, without Alembic's process-wide proxies, config files or logging set-up."""
+"""Run the packaged revisions without Alembic's process-wide proxies, config files and logging set-up."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ _REVISIONS: Final = (first, second)
 
 
 def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = HEAD) -> None:
-    """Bring the tables in the store at `target` up to `revision`; no-op when they are there.
+    """Bring the tables in the store at `target` up to `revision`; do nothing when they are there already.
 
-    Processes that do it at the same time take turns. Tables that exist already and are exactly what the
-    migration would create (an application's own history made them, or an earlier run was killed half-way)
-    are kept, and the revision is noted.
+    Processes that call it at the same time take turns. Existing tables that equal those of the migration (an
+    application's own history created them, or an earlier run was killed half-way) are kept, and the revision is
+    recorded.
 
-    Raises SchemaError, having changed nothing, if a table of that name is not ours (QMQ's own, for instance)
-    or the store's revision is newer than this library; ConfigurationError for an invalid name, revision or
-    database; StoreBusyError if another migration does not end; and the database's own errors.
+    Raises:
+        SchemaError: another table has that name (QMQ's own, for instance), or a newer version of this library created
+            the tables. Nothing was changed.
+        ConfigurationError: the table name or the revision is invalid, or the database is not supported.
+        StoreBusyError: another migration did not end within LOCK_TIMEOUT_S.
+        SQLAlchemyError: the database failed or is unreachable.
     """
     validate_table_name(table)
     script = scripts()
     _known(script, revision, HEAD)
     with exclusive(target, table) as connection:
-        # Private, but what Alembic's own upgrade command calls; its public form needs process-wide proxies.
+        # Private, but Alembic's own upgrade command calls it; the public form needs process-wide proxies.
         steps = partial(script._upgrade_revs, revision)  # noqa: SLF001
         run(_context(connection, table, script, steps), table, upto=revision)
 
@@ -47,9 +50,13 @@ def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision:
 def downgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = BASE) -> None:
     """Take the tables in the store at `target` back to `revision`; ``"base"`` removes them and all keys.
 
-    Tables that no `upgrade` has noted (an application's own history made them) are left alone.
+    Tables without a recorded revision (an application's own history created them) are left unchanged.
 
-    Raises what `upgrade` raises.
+    Raises:
+        SchemaError: a newer version of this library created the tables. Nothing was changed.
+        ConfigurationError: the table name or the revision is invalid, or the database is not supported.
+        StoreBusyError: another migration did not end within LOCK_TIMEOUT_S.
+        SQLAlchemyError: the database failed or is unreachable.
     """
     validate_table_name(table)
     script = scripts()
@@ -64,9 +71,11 @@ def downgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revisio
 
 
 def current(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> str | None:
-    """Revision that `upgrade` noted in the store at `target`; None if there is none. Reads only.
+    """The revision that `upgrade` recorded in the store at `target`; None without a recorded revision. Only reads.
 
-    Raises ConfigurationError for an invalid name or database, and the database's own errors.
+    Raises:
+        ConfigurationError: the table name is invalid, or the database is not supported.
+        SQLAlchemyError: the database failed or is unreachable.
     """
     validate_table_name(table)
     with connect(target) as connection:
@@ -74,7 +83,7 @@ def current(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> str | 
 
 
 def scripts() -> ScriptDirectory:
-    """The packaged revisions, wherever the package is installed."""
+    """The revisions in the installed package."""
     return ScriptDirectory(str(files("idempotent.migrations")))
 
 
@@ -84,7 +93,7 @@ def options(table: str) -> dict[str, Any]:
 
 
 def run(context: MigrationContext, table: str, *, upto: str = HEAD) -> None:
-    """Run the steps of `context`. What revisions up to `upto` are to make is not there yet, or is what they make."""
+    """Run the steps of `context`, after checking that existing tables equal those of the revisions up to `upto`."""
     heads = () if context.as_sql else context.get_current_heads()
     wanted = MetaData()
     for revision in _REVISIONS:
@@ -108,7 +117,8 @@ def _context(
         if head not in known:
             raise SchemaError(
                 f"table {table!r} is at revision {head!r}, unknown to this version of idempotent-consumer "
-                f"(it knows {', '.join(known)}): a newer version made it. Nothing was changed"
+                f"(it knows {', '.join(known)}): a newer version created it. Nothing was changed. "
+                "Update idempotent-consumer"
             )
     return context
 

@@ -12,8 +12,8 @@ depends_on = ${repr(depends_on)}
 
 
 def upgrade(op: Operations, table: str) -> None:
-    """Change `table` and what belongs to it."""
+    """Change `table` and the tables that belong to it."""
 
 
 def downgrade(op: Operations, table: str) -> None:
-    """Undo it."""
+    """Undo the changes of `upgrade`."""

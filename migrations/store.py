@@ -1,4 +1,4 @@
-"""One connection for one migration, held by one process at a time."""
+"""The connection and the lock of a migration: one process at a time migrates a table."""
 
 from __future__ import annotations
 
@@ -20,23 +20,29 @@ _MYSQL_LOCK = "SHA1(CONCAT_WS('.', 'idempotent-consumer', DATABASE(), :table))"
 
 @contextmanager
 def connect(target: str | URL | Engine) -> Iterator[Connection]:
-    """Connect to `target`. Raises ConfigurationError for a database that has no migrations here."""
+    """Connect to `target`.
+
+    Raises:
+        ConfigurationError: the database is not supported.
+    """
     engine = target if isinstance(target, Engine) else create_engine(target, poolclass=NullPool)
     dialect = engine.dialect.name
     if dialect not in (*_SERVERS, "sqlite"):
         raise ConfigurationError(f"no migrations for {dialect!r}: use MySQL, MariaDB, PostgreSQL or SQLite")
     with engine.connect() as connection:
         if dialect in _SERVERS:
-            # A snapshot taken before waiting for the lock would hide what the winner did.
+            # A snapshot taken before waiting for the lock would hide the changes of the previous owner of the lock.
             connection.execution_options(isolation_level="READ COMMITTED")
         yield connection
 
 
 @contextmanager
 def exclusive(target: str | URL | Engine, table: str) -> Iterator[Connection]:
-    """Connect, begin, and keep other migrations of `table` out until the block has committed.
+    """Connect, begin, and lock out other migrations of `table` until the block has committed.
 
-    Raises StoreBusyError if another migration holds the lock for longer than LOCK_TIMEOUT_S.
+    Raises:
+        ConfigurationError: the database is not supported.
+        StoreBusyError: another migration held the lock for longer than LOCK_TIMEOUT_S.
     """
     with connect(target) as connection:
         if connection.dialect.name in ("mysql", "mariadb"):
@@ -53,7 +59,7 @@ def exclusive(target: str | URL | Engine, table: str) -> Iterator[Connection]:
 
 @contextmanager
 def _mysql_lock(connection: Connection, table: str) -> Iterator[None]:
-    """DDL commits implicitly here, so the lock has to outlive transactions."""
+    """Hold a lock that outlives transactions, because DDL commits implicitly on MySQL."""
     name = {"table": table}
     taken = connection.scalar(
         text(f"SELECT GET_LOCK({_MYSQL_LOCK}, :timeout_s)"), {**name, "timeout_s": LOCK_TIMEOUT_S}
@@ -64,7 +70,7 @@ def _mysql_lock(connection: Connection, table: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # A lost connection has already given the lock back.
+        # The server has already released the lock of a lost connection.
         if not connection.invalidated:
             connection.execute(text(f"SELECT RELEASE_LOCK({_MYSQL_LOCK})"), name)
             connection.rollback()
@@ -72,7 +78,7 @@ def _mysql_lock(connection: Connection, table: str) -> Iterator[None]:
 
 def _lock_postgresql(connection: Connection, table: str) -> None:
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
-    # The schema is part of the name: two applications may keep a table of the same name in two schemas.
+    # The schema is part of the lock's name: two applications may have a table of the same name in two schemas.
     statement = text(
         "SELECT pg_advisory_xact_lock(hashtext('idempotent-consumer'), "
         "hashtext(concat_ws('.', current_schema(), CAST(:table AS text))))"
@@ -86,7 +92,7 @@ def _lock_postgresql(connection: Connection, table: str) -> None:
 
 
 def _lock_sqlite(connection: Connection, table: str) -> None:
-    # An engine whose "begin" event already said BEGIN has done nothing in that transaction yet.
+    # An engine's "begin" event may have sent BEGIN already. That transaction has no statements yet: end it.
     if getattr(connection.connection.dbapi_connection, "in_transaction", False):
         connection.exec_driver_sql("ROLLBACK")
     before_ms = connection.exec_driver_sql("PRAGMA busy_timeout").scalar()
@@ -103,6 +109,6 @@ def _lock_sqlite(connection: Connection, table: str) -> None:
 
 def _busy(table: str) -> StoreBusyError:
     return StoreBusyError(
-        f"another migration of table {table!r} (SQLite: any other writer of the file) has been running for "
-        f"{LOCK_TIMEOUT_S} s; nothing was changed"
+        f"another migration of table {table!r} (SQLite: another writer of the file) has held the lock for "
+        f"{LOCK_TIMEOUT_S} s. Nothing was changed. Try again when it has ended"
     )

@@ -1,1 +1,1 @@
-"""The revisions. A released one is never edited; its definitions are its own."""
+"""The revisions. A released revision is never edited, so it keeps its own copy of the table definitions."""

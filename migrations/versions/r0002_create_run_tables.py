@@ -13,7 +13,7 @@ depends_on = None
 
 
 def tables(table: str) -> sa.MetaData:
-    """Return what this revision creates."""
+    """Define the tables that this revision creates."""
     metadata = sa.MetaData()
     runs, claims = f"{table}_runs", f"{table}_run_claims"
     _define(
@@ -53,7 +53,7 @@ def tables(table: str) -> sa.MetaData:
 
 
 def upgrade(op: Operations, table: str) -> None:
-    """Create what is not there: an earlier run may have been killed between any two statements."""
+    """Create the missing tables and indexes: an earlier run may have been killed between any two statements."""
     context = op.get_context()
     inspector = None if context.as_sql else sa.inspect(op.get_bind())
     for name, definition in tables(table).tables.items():
