@@ -1,4 +1,4 @@
-"""A service over ActiveMQ: one row for each order, however often its message comes. Ctrl-C or SIGTERM ends it.
+"""A service over ActiveMQ: one row for each order, however often its message is delivered. Ctrl-C or SIGTERM ends it.
 
 STOMP_URL=stomp://user:password@host:61613 python examples/activemq_service.py
 """

@@ -1,4 +1,4 @@
-"""A service over Kafka: one row for each order, however often its message comes. Ctrl-C or SIGTERM ends it.
+"""A service over Kafka: one row for each order, however often its message is delivered. Ctrl-C or SIGTERM ends it.
 
 KAFKA_BOOTSTRAP=host:9092 python examples/kafka_service.py
 """
@@ -32,5 +32,5 @@ with create_engine(DATABASE).begin() as connection:
 if "KAFKA_BOOTSTRAP" not in os.environ:
     print("KAFKA_BOOTSTRAP is not set, so there is nothing to consume")
     sys.exit()
-# Orders of one customer have that customer as Kafka key; they stay in order, the others do not wait.
+# The Kafka key is the customer: orders of one customer stay in order, other orders do not wait.
 print(Worker(registry, KafkaAdapter(os.environ["KAFKA_BOOTSTRAP"], ordering="key"), concurrency=4).run())

@@ -1,4 +1,4 @@
-"""Mail is no database: a leased checker, and a person decides about the mail nobody knows the fate of."""
+"""Sending mail has no transaction: a leased checker, and a person decides about mail that may have been sent."""
 
 from idempotent import Backoff, Message, Outcome, Registry, current_claim
 from idempotent.checkers import SqlChecker
@@ -19,7 +19,7 @@ sent: list[dict[str, object]] = []
     backoff=Backoff(initial_s=5),
 )
 def send(message: Message) -> None:
-    # The receiving side can drop what it has seen: the token is the same for every delivery of this message.
+    # The receiver can drop duplicates: the token is the same for every delivery of this message.
     key = current_claim().key
     assert key is not None, "a message without an id never gets here"
     sent.append({"Idempotency-Key": key.token, "body": message.body})

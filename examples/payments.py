@@ -1,4 +1,4 @@
-"""A payment is booked once, although it is delivered three times and the first try fails half-way."""
+"""A payment is booked once, although it is delivered three times and the first attempt fails half-way."""
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select
 from sqlalchemy.orm import Session

@@ -1,4 +1,4 @@
-"""A service over RabbitMQ: one row for each payment, however often its message comes. Ctrl-C or SIGTERM ends it.
+"""A service over RabbitMQ: one row for each payment, however often its message is delivered. Ctrl-C or SIGTERM ends it.
 
 RABBITMQ_URL=amqp://user:password@host python examples/rabbitmq_service.py
 """

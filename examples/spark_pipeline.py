@@ -1,4 +1,4 @@
-"""A daily pipeline: each order is in the report once, however often it is delivered, and whenever this is killed."""
+"""A daily pipeline: each order is in the report once, however often it is delivered or the driver is killed."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ DELIVERED = {
     "2026-11-20": [(1, 100), (2, 250), (2, 250), (3, 70)],
     "2026-11-21": [(4, 120), (3, 70), (1, 100)],
 }
-# Executors start whatever python3 is in PATH otherwise.
+# Without it executors start the python3 of their PATH.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 Path("report").mkdir(exist_ok=True)
 builder = SparkSession.builder.master("local[2,4]").config("spark.sql.shuffle.partitions", 2)
@@ -28,7 +28,7 @@ for day, orders in DELIVERED.items():
             continue
         new = run.dedup(spark.createDataFrame(orders, "id long, cents long"), key="id")
         new.withColumn("euros", new.cents / 100).write.mode("overwrite").parquet(f"staging/{day}")
-        with run.publishing():  # nobody else can have these orders any more
+        with run.publishing():  # from here on no other run can claim these orders
             shutil.rmtree(f"report/day={day}", ignore_errors=True)
             Path(f"staging/{day}").rename(f"report/day={day}")
 

@@ -1,4 +1,4 @@
-"""A worker over an in-process broker that duplicates, reorders and redelivers, like the real ones."""
+"""A worker over an in-process broker that duplicates, reorders and redelivers messages, like real brokers."""
 
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
