@@ -14,7 +14,7 @@ from idempotent.checkers.transactions import TransactionHooks
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key, KeySpace
 from idempotent.message import Message
-from idempotent.observe.counting import counters
+from idempotent.observe.observers import Observers
 from idempotent.outcomes import Result
 from idempotent.policy import OnStoreError
 from idempotent.processing.binding import Binding, current_claim
@@ -47,12 +47,14 @@ class Consumer:
         handler: Handler,
         options: ConsumerOptions,
         resolve: Callable[[], AbstractIdempotentChecker],
+        observers: Observers,
     ) -> None:
         """Nothing is checked here that needs the checker; see `check`."""
         self.subject: Final = subject
         self.group: Final = group
         self.handler: Final = handler
         self.options: Final = options
+        self.observers: Final = observers
         self._resolve = resolve
         self._binding: Binding | None = None
         self._keys = KeySpace(subject, group)
@@ -86,7 +88,7 @@ class Consumer:
             ConfigurationError: the checker and the consumer do not go together.
         """
         result = process_one(self.binding, message)
-        counters.add(self.name, result.outcome)
+        self.observers.count(self.name, result.outcome)
         error = raised_by_handler(result)
         if error is not None:
             raise error
@@ -100,7 +102,7 @@ class Consumer:
             ConfigurationError: the checker and the consumer do not go together.
         """
         result = process_one(self.binding, message)
-        counters.add(self.name, result.outcome)
+        self.observers.count(self.name, result.outcome)
         return result
 
     def process_many(self, messages: Sequence[Message]) -> list[Result]:
@@ -112,7 +114,7 @@ class Consumer:
         """
         results = process_many(self.binding, messages)
         for outcome, count in Counter([result.outcome for result in results]).items():
-            counters.add(self.name, outcome, count)
+            self.observers.count(self.name, outcome, count)
         return results
 
     def check(self) -> None:
@@ -129,7 +131,7 @@ class Consumer:
         disabled = _is_disabled(self.name)
         if disabled:
             log.warning("consumer_disabled", extra={"consumer": self.name, "variable": DISABLED_VARIABLE})
-        return Binding(self._keys, self.handler, self.options, checker, disabled=disabled)
+        return Binding(self._keys, self.handler, self.options, checker, self.observers, disabled=disabled)
 
     def _check(self, checker: AbstractIdempotentChecker) -> None:
         transactional = isinstance(checker, TransactionHooks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,6 +12,8 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
+from idempotent.observe.counting import counters
+from idempotent.observe.observers import Observer, Observers
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
 from idempotent.processing.handler import handler_of
 from idempotent.processing.options import ConsumerOptions, ExpiredLeasePolicy, KeyFunction
@@ -20,10 +22,18 @@ _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 
 class Registry:
-    """A set of consumers and the checkers they use. `idempotent.consumer` belongs to a default one."""
+    """A set of consumers and the checkers they use. `idempotent.consumer` belongs to a default one.
 
-    def __init__(self) -> None:
-        """Empty."""
+    Args:
+        observers: watch the messages of these consumers; the default counts in `idempotent.observe.counters`.
+
+    Attributes:
+        observers: those; `registry.observers.add(observer)` adds one.
+    """
+
+    def __init__(self, observers: Iterable[Observer] = (counters,)) -> None:
+        """Register nothing yet."""
+        self.observers: Final = Observers(observers)
         self._consumers: dict[str, Consumer] = {}
         self._checkers: dict[str, AbstractIdempotentChecker] = {}
         self._overrides: dict[str, AbstractIdempotentChecker] = {}
@@ -157,7 +167,7 @@ class Registry:
 
         def decorate(function: Callable[..., Any]) -> Consumer:
             handler = handler_of(function, batch=batch)
-            made = Consumer(subject, group, handler, options, resolve)
+            made = Consumer(subject, group, handler, options, resolve, self.observers)
             if made.name in self._consumers:
                 raise ConfigurationError(
                     f"{made.name} has a consumer already, {self._consumers[made.name].handler.name}; give this one "

@@ -9,7 +9,8 @@ from typing import Final
 from idempotent.claims import ClaimRequest, Completion, Decision, Verdict
 from idempotent.errors import StoreError
 from idempotent.keys import Key
-from idempotent.observe.counting import Event, counters
+from idempotent.observe.counting import counters
+from idempotent.observe.events import Event
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,9 @@
-"""Counters of what happens to messages. `idempotent.observe.prometheus` exports them."""
+"""What happens to messages, for those who watch. `idempotent.observe.prometheus` exports the counters."""
 
 from __future__ import annotations
 
-from idempotent.observe.counting import Counters, Event, counters
+from idempotent.observe.counting import Counters, counters
+from idempotent.observe.events import Event
+from idempotent.observe.observers import Observer, Observers
 
-__all__ = ["Counters", "Event", "counters"]
+__all__ = ["Counters", "Event", "Observer", "Observers", "counters"]

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import threading
-from enum import Enum
 from typing import Final
 
+from idempotent.observe.events import Event
+from idempotent.observe.observers import Observer
 from idempotent.outcomes import Outcome
 
 
-class Event(Enum):
-    """Events that are counted besides outcomes."""
-
-    RAN_WITHOUT_KEY = "ran_without_key"
-    """A handler ran unprotected: the message had no key or the store was down, and the consumer allows this."""
-    RAN_DISABLED = "ran_disabled"
-    """A handler ran against the verdict, because the kill switch is on."""
-    LEASE_TAKEN_OVER = "lease_taken_over"
-    """A delivery became the owner of a key whose lease had ended."""
-    COMPLETION_LOST = "completion_lost"
-    """An effect happened, but another delivery owned the key by then: the effect may happen twice."""
-    COMPLETION_NOT_RECORDED = "completion_not_recorded"
-    """An effect happened, but the store did not record the completion; the completion is retried."""
-    RESULT_NOT_STORED = "result_not_stored"
-    """The handler's result could not be stored; duplicates get no result."""
-    GROUP_REPEATED = "group_repeated"
-    """A group was rolled back and its messages ran one by one."""
-    TRANSACTION_REPEATED = "transaction_repeated"
-    """The database rolled a transaction back, and the message ran again."""
-
-
-class Counters:
+class Counters(Observer):
     """Counts by consumer and outcome or event. Thread-safe."""
 
     def __init__(self) -> None:
@@ -43,6 +23,9 @@ class Counters:
         name = (consumer, what)
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + count
+
+    def counted(self, consumer: str, what: Outcome | Event, count: int) -> None:
+        self.add(consumer, what, count)
 
     def snapshot(self) -> dict[tuple[str, Outcome | Event], int]:
         """A copy of all counts so far."""

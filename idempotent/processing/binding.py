@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from types import CoroutineType
@@ -16,7 +17,8 @@ from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
 from idempotent.message import Message
-from idempotent.observe.counting import Event, counters
+from idempotent.observe.events import Event
+from idempotent.observe.observers import Observers
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
 from idempotent.processing.requests import Requests
@@ -48,6 +50,7 @@ class Binding:
         handler: its handler.
         options: what `@consumer` was told.
         checker: the checker in force.
+        observers: of the registry.
         disabled: the kill switch is on: verdicts are ignored.
 
     Attributes:
@@ -63,6 +66,7 @@ class Binding:
         handler: Handler,
         options: ConsumerOptions,
         checker: AbstractIdempotentChecker,
+        observers: Observers,
         *,
         disabled: bool,
     ) -> None:
@@ -71,6 +75,7 @@ class Binding:
         self.handler: Final = handler
         self.options: Final = options
         self.checker: Final = checker
+        self.observers: Final = observers
         self.disabled: Final = disabled
         self.desk: Final[ClaimDesk] = checker.desk
         self.transactions: Final = transactions_of(checker)
@@ -82,6 +87,8 @@ class Binding:
         token = _current_claim.set(claim)
         try:
             first: Any = [message] if handler.batch else message
+            if self.observers.watch_runs:
+                return self._watched((message,), self._arguments(claim, first))
             if handler.takes is None:
                 returned = handler.function(first)
             else:
@@ -92,12 +99,26 @@ class Binding:
 
     def invoke_batch(self, claim: Claim, messages: Sequence[Message]) -> None:
         """Run a batch handler on all messages at once. Its exceptions pass through."""
-        handler = self.handler
-        if handler.takes is None:
-            _finished(handler.function(list(messages)))
+        arguments = self._arguments(claim, list(messages))
+        if self.observers.watch_runs:
+            self._watched(messages, arguments)
         else:
-            argument = self.transactions.handler_argument(claim, handler.takes)
-            _finished(handler.function(list(messages), argument))
+            _finished(self.handler.function(*arguments))
+
+    def _arguments(self, claim: Claim, first: Any) -> tuple[Any, ...]:
+        takes = self.handler.takes
+        return (first,) if takes is None else (first, self.transactions.handler_argument(claim, takes))
+
+    def _watched(self, messages: Sequence[Message], arguments: tuple[Any, ...]) -> Any:
+        began = time.perf_counter()
+        error: BaseException | None = None
+        try:
+            return _finished(self.handler.function(*arguments))
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.observers.ran(self.name, messages, time.perf_counter() - began, error)
 
     def encode(self, value: Any) -> bytes | None:
         """The handler's value as JSON; None where results are not stored or this one cannot be."""
@@ -120,7 +141,7 @@ class Binding:
         return json.loads(result)
 
     def _result_not_stored(self, why: str) -> None:
-        counters.add(self.name, Event.RESULT_NOT_STORED)
+        self.observers.count(self.name, Event.RESULT_NOT_STORED)
         log.warning("result_not_stored", extra={"consumer": self.name, "why": why})
 
 

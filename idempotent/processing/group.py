@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from typing import Final
 
-from idempotent.claims import ClaimRequest, new_owner
+from idempotent.claims import ClaimRequest, Decision, new_owner
 from idempotent.errors import MessageError, StoreBusyError, StoreError
 from idempotent.message import Message, Position
 from idempotent.outcomes import Action, Outcome, Result
@@ -100,9 +100,12 @@ class _Group:
             self._run.repeat_alone([*members, *firsts])
             return []
         except StoreError as error:
-            for member in (*members, *firsts):
+            members += firsts
+            self._tell(members, repeat(error))
+            for member in members:
                 self.results[member.index] = store_failed(self._binding, member.message, error)
             return []
+        self._tell(members, decisions)
         claimed = []
         for member, decision in zip(members, decisions, strict=True):
             if decision.claim is not None:
@@ -118,6 +121,12 @@ class _Group:
             self._run.alone.sort(key=lambda member: member.index)
             return []
         return claimed
+
+    def _tell(self, members: Sequence[Member], answers: Iterable[Decision | StoreError]) -> None:
+        observers = self._binding.observers
+        if observers.watch_claims:
+            for member, answer in zip(members, answers, strict=False):
+                observers.claimed(self._binding.name, member.message, member.request, answer)
 
     def _process_alone(self, member: Member) -> Result:
         request = self._binding.requests.alone(member.request)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from idempotent.claims import Completion
 from idempotent.errors import StoreError
-from idempotent.observe.counting import Event, counters
+from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
@@ -56,7 +56,7 @@ class GroupRun:
 
     def repeat_alone(self, members: Sequence[Member]) -> None:
         """Leave these to claims of their own."""
-        counters.add(self._binding.name, Event.GROUP_REPEATED)
+        self._binding.observers.count(self._binding.name, Event.GROUP_REPEATED)
         self.alone.extend(members)
 
     def _run(self, claimed: list[Member]) -> None:
@@ -156,7 +156,7 @@ class GroupRun:
         try:
             kept = self._binding.desk.complete_many(self._completions(ran))
         except StoreError as error:
-            counters.add(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
+            self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for one in ran:
                 self.results[one.index] = unavailable(error)
         except Exception:

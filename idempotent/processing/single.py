@@ -14,7 +14,7 @@ from idempotent.errors import (
     StoreError,
 )
 from idempotent.message import Message
-from idempotent.observe.counting import Event, counters
+from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
@@ -41,13 +41,17 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
     doomed: DoomedTransactionError | None = None
     for attempt in range(_TRANSACTION_TRIES):
         if attempt:
-            counters.add(binding.name, Event.TRANSACTION_REPEATED)
+            binding.observers.count(binding.name, Event.TRANSACTION_REPEATED)
             time.sleep(random.uniform(0.0, 0.02) * attempt)
             request = changed(request, owner=new_owner())
         try:
             decision = binding.desk.claim(request)
         except StoreError as error:
+            if binding.observers.watch_claims:
+                binding.observers.claimed(binding.name, message, request, error)
             return store_failed(binding, message, error)
+        if binding.observers.watch_claims:
+            binding.observers.claimed(binding.name, message, request, decision)
         if decision.claim is None:
             return refused(binding, message, request, decision)
         try:
@@ -69,7 +73,7 @@ def _run_claimed(
     claim = decision.claim
     assert claim is not None
     if decision.lapsed:
-        counters.add(binding.name, Event.LEASE_TAKEN_OVER)
+        binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
         log.warning("lease_taken_over", extra={"consumer": binding.name, "key": str(request.key)})
         if callable(binding.options.on_expired_lease):
             known = _ask(binding, claim)
@@ -130,7 +134,7 @@ def _record(binding: Binding, request: ClaimRequest, claim: Claim, value: Any) -
     except DoomedTransactionError:
         raise
     except StoreError as error:
-        counters.add(binding.name, Event.COMPLETION_NOT_RECORDED)
+        binding.observers.count(binding.name, Event.COMPLETION_NOT_RECORDED)
         return Result(Outcome.UNAVAILABLE, value=value, error=error, retry_after_s=STORE_RETRY_S)
     except Exception as error:
         return after_exception(binding, request, claim, error)
@@ -166,7 +170,7 @@ def after_exception(
 
 def count_lost(binding: Binding, claim: Claim) -> None:
     """An effect happened under a claim that somebody else has taken over."""
-    counters.add(binding.name, Event.COMPLETION_LOST)
+    binding.observers.count(binding.name, Event.COMPLETION_LOST)
     log.error(
         "completion_lost", extra={"consumer": binding.name, "key": str(claim.key), "fence": claim.fence}
     )

@@ -7,7 +7,7 @@ import logging
 from idempotent.claims import Claim, ClaimRequest, Decision
 from idempotent.errors import DoomedTransactionError, MessageError, MissingKeyError, StoreError
 from idempotent.message import Message
-from idempotent.observe.counting import Event, counters
+from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling, OnMissingKey, OnStoreError
 from idempotent.processing.binding import Binding
@@ -42,7 +42,7 @@ def store_failed(binding: Binding, message: Message, error: StoreError) -> Resul
 
 def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
     """Run the handler without a key, as the consumer allows; counted and logged every time."""
-    counters.add(binding.name, why)
+    binding.observers.count(binding.name, why)
     log.warning(why.value, extra={"consumer": binding.name, "position": message.position})
     try:
         claim = binding.transactions.claim_nothing()

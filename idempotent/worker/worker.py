@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -79,6 +80,7 @@ class Worker:
         max_held: deliveries kept for another look, beyond which no new ones are received.
         gc_interval_s: seconds between two deletions of expired keys, one worker at a time; None: never.
         health_file: a file for liveness and readiness probes, see `HealthFile`; None: none.
+        services: context managers that are entered while the worker works, and left, last first, when it has drained.
         on_result: called in the thread of `run` with each settled message and its result.
 
     Raises:
@@ -97,6 +99,7 @@ class Worker:
         max_held: int = 200,
         gc_interval_s: float | None = 3600.0,
         health_file: str | os.PathLike[str] | None = None,
+        services: Iterable[AbstractContextManager[object]] = (),
         on_result: Callable[[Message, Result], object] | None = None,
     ) -> None:
         """Check the numbers; the consumers are checked by `run`."""
@@ -115,6 +118,7 @@ class Worker:
         self._drain_timeout_s = drain_timeout_s
         self._names = consumers
         self._gc_interval_s = gc_interval_s
+        self._services = tuple(services)
         self._on_result = on_result
         self._health = HealthFile(health_file) if health_file is not None else None
         self._most_in_flight = 2 * concurrency * batch_size
@@ -154,7 +158,9 @@ class Worker:
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})
                 self._pool.start()
-                with collector:
+                with ExitStack() as services:
+                    for service in (collector, *self._services):
+                        services.enter_context(service)
                     try:
                         self._work()
                     finally:
@@ -255,6 +261,7 @@ class Worker:
                     "retry_after_s": result.retry_after_s,
                 },
             )
+        self._registry.observers.settled(delivery.message, result)
         if self._on_result is not None:
             try:
                 self._on_result(delivery.message, result)

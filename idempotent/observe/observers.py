@@ -1,0 +1,97 @@
+"""Observer: watches what happens to messages. Observers: those of one registry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from idempotent.claims import ClaimRequest, Decision
+from idempotent.errors import StoreError
+from idempotent.message import Message
+from idempotent.observe.events import Event
+from idempotent.outcomes import Outcome, Result
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """Derive from it and override what you watch; every method does nothing by default.
+
+    A method is called in the thread of the message, so it must be quick. An exception from it is logged, and the
+    message goes on. `consumer` is the consumer's name, `subject:group`.
+    """
+
+    def counted(self, consumer: str, what: Outcome | Event, count: int) -> None:
+        """A consumer had `count` more messages with this outcome, or events of this kind."""
+
+    def claimed(
+        self, consumer: str, message: Message, request: ClaimRequest, answer: Decision | StoreError
+    ) -> None:
+        """The checker answered a claim, or its store failed. Called before any handler of the group runs."""
+
+    def ran(
+        self, consumer: str, messages: Sequence[Message], took_s: float, error: BaseException | None
+    ) -> None:
+        """A handler returned after `took_s` seconds, or raised `error`. Several messages: a batch handler."""
+
+    def settled(self, message: Message, result: Result) -> None:
+        """A worker has settled the delivery by this result."""
+
+
+class Observers:
+    """Tells each event to every observer.
+
+    Args:
+        observers: who is told, in this order.
+
+    Attributes:
+        watch_claims: an observer watches claims.
+        watch_runs: an observer watches handlers.
+    """
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        """Find out once what is watched: a message pays only for that."""
+        self._all: tuple[Observer, ...] = ()
+        self.watch_claims = False
+        self.watch_runs = False
+        for observer in observers:
+            self.add(observer)
+
+    def add(self, observer: Observer) -> None:
+        """Tell this one too from now on."""
+        self._all = (*self._all, observer)
+        self.watch_claims |= type(observer).claimed is not Observer.claimed
+        self.watch_runs |= type(observer).ran is not Observer.ran
+
+    def count(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
+        """See `Observer.counted`."""
+        for observer in self._all:
+            _tell(observer.counted, consumer, what, count)
+
+    def claimed(
+        self, consumer: str, message: Message, request: ClaimRequest, answer: Decision | StoreError
+    ) -> None:
+        """See `Observer.claimed`."""
+        for observer in self._all:
+            _tell(observer.claimed, consumer, message, request, answer)
+
+    def ran(
+        self, consumer: str, messages: Sequence[Message], took_s: float, error: BaseException | None
+    ) -> None:
+        """See `Observer.ran`."""
+        for observer in self._all:
+            _tell(observer.ran, consumer, messages, took_s, error)
+
+    def settled(self, message: Message, result: Result) -> None:
+        """See `Observer.settled`."""
+        for observer in self._all:
+            _tell(observer.settled, message, result)
+
+
+def _tell(method: Callable[..., None], *event: Any) -> None:
+    try:
+        method(*event)
+    except Exception:
+        # It only watches: a broken metric must not stop the messages.
+        log.exception("observer_failed")
