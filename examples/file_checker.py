@@ -10,6 +10,7 @@ Where it fits, SqlChecker over SQLite does the same without a line of yours.
 
 import fcntl
 import json
+import math
 import os
 import tempfile
 import time
@@ -21,6 +22,7 @@ from typing import Self
 
 from idempotent import Message, Registry
 from idempotent.checkers import AbstractIdempotentChecker
+from idempotent.checkers.judging import Change, StoredKey, judge
 from idempotent.claims import (
     UNKNOWN_EFFECT,
     Claim,
@@ -29,9 +31,7 @@ from idempotent.claims import (
     Decision,
     Failure,
     KeyStatus,
-    Lapsed,
     Released,
-    Verdict,
 )
 from idempotent.errors import StoreError, StoreUnavailableError
 from idempotent.keys import Key
@@ -39,7 +39,7 @@ from idempotent.keys import Key
 
 @dataclass
 class Record:
-    """What a file holds. Without a status the key is nobody's; fence and attempts are what is left of it."""
+    """What a file holds. Without a status the key is free; its fence and attempts are kept."""
 
     text: str = ""
     status: KeyStatus | None = None
@@ -79,9 +79,13 @@ class Record:
         finally:
             os.close(folder)
 
-    def rest_s(self, now: float) -> float:
-        """The rest of the lease; without leases it never ends."""
-        return 60.0 if self.lease_end is None else self.lease_end - now
+    def stored(self, now: float) -> StoredKey | None:
+        if self.status is None or self.owner is None:
+            return None
+        rest_s = math.inf if self.lease_end is None else self.lease_end - now
+        return StoredKey(
+            self.status, self.owner, self.fence, rest_s, self.fingerprint, self.result, self.error
+        )
 
     def in_progress_by(self, claim: Claim) -> bool:
         return self.status is not None and self.status.in_progress and self.owner == claim.owner
@@ -126,32 +130,18 @@ class FileChecker(AbstractIdempotentChecker):
     def _claim(self, request: ClaimRequest) -> Decision:
         with opened(self._path(request.key)) as record:
             now = time.time()
-            if record.status is None:
-                return self._take(record, request, now, fence=max(int(now * 1e6), record.fence + 1))
-            if record.owner == request.owner:
-                return Decision(Verdict.ACQUIRED, Claim(request.key, record.fence, request.owner))
-            if record.status is KeyStatus.DONE:
-                return Decision(Verdict.DUPLICATE, result=record.result, fingerprint=record.fingerprint)
-            if record.status is KeyStatus.DEAD:
-                return Decision(Verdict.DEAD, reason=record.error, fingerprint=record.fingerprint)
-            rest_s = record.rest_s(now)
-            if rest_s > 0:
-                return Decision(Verdict.IN_PROGRESS, retry_after_s=rest_s, fingerprint=record.fingerprint)
-            differs = None not in (prints := {record.fingerprint, request.fingerprint}) and len(prints) > 1
-            if differs or request.on_lapsed is Lapsed.LEAVE:
-                return Decision(Verdict.IN_PROGRESS, lapsed=True, fingerprint=record.fingerprint)
-            if request.on_lapsed is Lapsed.PARK:
+            judged = judge(record.stored(now), request, fence=max(int(now * 1e6), record.fence + 1))
+            if judged.change is Change.PARK:
                 record.status, record.error = KeyStatus.DEAD, UNKNOWN_EFFECT
-                return Decision(Verdict.DEAD, reason=record.error)
-            alone = record.status is not KeyStatus.IN_PROGRESS_GROUP
-            taken = self._take(record, request, now, fence=record.fence + 1)
-            return replace(taken, lapsed=True, alone=alone)
-
-    def _take(self, record: Record, request: ClaimRequest, now: float, *, fence: int) -> Decision:
-        record.text, record.status, record.owner = request.key.text, request.status, request.owner
-        record.fence, record.fingerprint, record.result = fence, request.fingerprint, None
-        record.lease_end, record.expiry = self._lease_end(now), now + self.retention_s
-        return Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner))
+            elif judged.change is Change.STORE:
+                record.text, record.status, record.owner = request.key.text, request.status, request.owner
+                record.fence, record.fingerprint, record.result = (
+                    judged.claim.fence,
+                    request.fingerprint,
+                    None,
+                )
+                record.lease_end, record.expiry = self._lease_end(now), now + self.retention_s
+            return judged.decision
 
     def _complete(self, completion: Completion) -> bool:
         with opened(self._path(completion.claim.key)) as record:
@@ -206,7 +196,7 @@ class FileChecker(AbstractIdempotentChecker):
             return record.failed_at + self.retention_s <= now
         if record.status is KeyStatus.IN_PROGRESS_PARK:
             return False
-        held = record.status.in_progress and record.rest_s(now) > 0
+        held = record.status.in_progress and (record.lease_end is None or record.lease_end > now)
         return record.expiry <= now and not held
 
     def _lease_end(self, now: float) -> float | None:

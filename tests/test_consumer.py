@@ -318,7 +318,7 @@ def generator_handler(message):
         (lambda: declare(print_message, batch=True, on_expired_lease="park"), "cannot go with batch"),
         (lambda: declare(print_message, batch=True, store_result=True), "cannot go with batch"),
         (lambda: Registry().consumer("", checker=MemoryChecker()), "subject"),
-        (lambda: declare(print_message, checker="nonsense://x"), "URL of a supported database"),
+        (lambda: declare(print_message, checker="nonsense://x"), "the URL is invalid"),
         (lambda: SqlChecker("sqlite://"), "in-memory"),
         (lambda: SqlChecker("sqlite:///x.db", table="a; DROP TABLE b"), "table"),
         (lambda: MemoryChecker(lease_s=0), "lease_s"),

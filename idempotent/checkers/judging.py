@@ -16,8 +16,8 @@ class Change(Enum):
     """What the store has to do before it gives the answer."""
 
     NONE = "none"
-    TAKE_OVER = "take_over"
-    """Store the request's owner, status and fingerprint, the fence of the answer's claim, a new lease and expiry."""
+    STORE = "store"
+    """Store the request's owner, status and fingerprint, the claim's fence, a new lease and expiry, and no result."""
     PARK = "park"
     """Make the key DEAD, with `UNKNOWN_EFFECT` as its last error. Its attempts stay."""
 
@@ -54,15 +54,28 @@ class Judgement:
     decision: Decision
     change: Change = Change.NONE
 
+    @property
+    def claim(self) -> Claim:
+        """The claim to store, of `Change.STORE`."""
+        assert self.decision.claim is not None, "only a key that was acquired is stored"
+        return self.decision.claim
+
 
 _PARKED: Final = Judgement(Decision(Verdict.DEAD, reason=UNKNOWN_EFFECT), Change.PARK)
 
 
-def judge(stored: StoredKey, request: ClaimRequest) -> Judgement:
+def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) -> Judgement:
     """What a stored key means to a request.
+
+    Args:
+        stored: the key; None: it is free.
+        request: asks for the key.
+        fence: for a free key: the store's clock in microseconds, greater than any earlier fence of the key.
 
     Returns the answer, and what the store has to change for it in the same atomic step.
     """
+    if stored is None:
+        return Judgement(Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner)), Change.STORE)
     if stored.owner == request.owner:
         # The answer to an earlier try was lost.
         claim = Claim(request.key, stored.fence, request.owner)
@@ -80,4 +93,4 @@ def judge(stored: StoredKey, request: ClaimRequest) -> Judgement:
         return _PARKED
     claim = Claim(request.key, stored.fence + 1, request.owner)
     alone = stored.status is not KeyStatus.IN_PROGRESS_GROUP
-    return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=True, alone=alone), Change.TAKE_OVER)
+    return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=True, alone=alone), Change.STORE)

@@ -63,9 +63,9 @@ class MemoryKeys:
             if judged.change is Change.PARK:
                 entry.status, entry.update_at = KeyStatus.DEAD, now
                 self._note(request.key, UNKNOWN_EFFECT)
-            elif judged.change is Change.TAKE_OVER and judged.decision.claim is not None:
+            elif judged.change is Change.STORE:
                 entry.owner, entry.status = request.owner, request.status
-                entry.fence, entry.fingerprint = judged.decision.claim.fence, request.fingerprint
+                entry.fence, entry.fingerprint = judged.claim.fence, request.fingerprint
                 entry.lease_until, entry.expires_at = self._lease_end(now), now + self._retention_s
                 entry.update_at = now
                 self._last_fence = max(self._last_fence, entry.fence)
