@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, final
 
 from idempotent.consumer import Consumer
 from idempotent.message import Message
-from idempotent.outcomes import Result
+from idempotent.outcomes import Action, Result
 from idempotent.values import value
 
 
@@ -41,6 +41,9 @@ class Adapter(ABC):
     A new adapter is one subclass; nothing in the core knows it.
     """
 
+    token_type: ClassVar[type] = object
+    """The class of this adapter's tokens. A delivery with another one came from another adapter."""
+
     stale_settlements: int = 0
     """Settlements dropped because the epoch of their delivery was over."""
 
@@ -68,24 +71,58 @@ class Adapter(ABC):
             AdapterError: there is no going on; the worker stops.
         """
 
-    @abstractmethod
+    @final
     def settle(self, delivery: Delivery, result: Result) -> None:
-        """Do what `result.action` says.
-
-        ACK; DELAY: deliver again after `result.retry_after_s`; DEAD_LETTER: a confirmed copy with the reason,
-        then acknowledge. HOLD never comes here: the Worker keeps such a delivery and looks again.
+        """Do what `result.action` says, through one of the hooks below.
 
         Raises:
-            AdapterError: there is no going on; the worker stops, and the message comes again.
+            AdapterError: unrecoverable: the worker stops, and the message is delivered again.
+            TypeError: the delivery came from another adapter.
+            ValueError: the action is HOLD.
         """
+        self._check_token(delivery)
+        action = result.action
+        if action is Action.ACK:
+            is_settled = self._acknowledge(delivery, result)
+        elif action is Action.DELAY:
+            is_settled = self._delay(delivery, result.retry_after_s or 0.0)
+        elif action is Action.DEAD_LETTER:
+            is_settled = self._dead_letter(delivery, result)
+        else:
+            raise ValueError("HOLD is handled by the Worker and never settled")
+        if not is_settled:
+            self.stale_settlements += 1
+
+    @final
+    def requeue(self, delivery: Delivery) -> None:
+        """Return a delivery unprocessed, to be delivered again soon: at shutdown, or when it was held long enough.
+
+        Raises:
+            AdapterError: unrecoverable: the worker stops, and the message is delivered again.
+            TypeError: the delivery came from another adapter.
+        """
+        self._check_token(delivery)
+        if not self._give_back(delivery):
+            self.stale_settlements += 1
+
+    # Hooks of `settle` and `requeue`. Each returns False when the epoch of the delivery is over: nothing was sent, or
+    # the connection was lost and the broker may not have received it.
 
     @abstractmethod
-    def requeue(self, delivery: Delivery) -> None:
-        """Give it back unprocessed, for anybody and soon: at shutdown, or when it was held long enough.
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        """Tell the broker that the message is done. `result.value` is what its handler returned."""
 
-        Raises:
-            AdapterError: there is no going on; the worker stops, and the message comes again.
-        """
+    @abstractmethod
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        """Have the message delivered again after `after_s` seconds."""
+
+    @abstractmethod
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        """Send a confirmed copy with the reason to the dead-letter target, then acknowledge."""
+
+    @abstractmethod
+    def _give_back(self, delivery: Delivery) -> bool:
+        """Have the message delivered again as soon as possible."""
 
     @abstractmethod
     def publish(self, message: Message) -> None:
@@ -132,6 +169,10 @@ class Adapter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Disconnect. Deliveries that are not settled come again. Idempotent."""
+
+    def _check_token(self, delivery: Delivery) -> None:
+        if not isinstance(delivery.token, self.token_type):
+            raise TypeError("this delivery came from another adapter")
 
 
 def reason_of(result: Result) -> str:

@@ -23,7 +23,7 @@ from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
 __all__ = ["AckMode", "StompAdapter"]
@@ -66,6 +66,8 @@ class StompAdapter(Adapter):
     Raises:
         ConfigurationError: the URL or an option cannot work.
     """
+
+    token_type = Token
 
     def __init__(
         self,
@@ -136,24 +138,29 @@ class StompAdapter(Adapter):
                 return found
             self._arrived.wait(min(left_s, _LOOK_S))
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
-        token, message = _token(delivery), delivery.message
-        match result.action:
-            case Action.ACK:
-                self._settle(token, lambda epoch: epoch.done(token))
-            case Action.DELAY:
-                self._delay(token, message, result.retry_after_s or 0.0)
-            case Action.DEAD_LETTER:
-                target = self._dead_letter_destination or dead_letters_of(token.destination)
-                headers = dead_letter_headers(message, token.destination, result)
-                headers.pop("expires", None)  # a dead letter waits for a person
-                frame = send_frame(destination_of(target), message.body, headers)
-                self._copy(token, lambda: frame)
-            case Action.HOLD:
-                raise ValueError("HOLD is the worker's affair")
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        del result
+        token: Token = delivery.token
+        return self._settle(token, lambda epoch: epoch.done(token))
 
-    def requeue(self, delivery: Delivery) -> None:
-        self._replace(_token(delivery), delivery.message, 0.0)
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        if self._epoch and self._epoch.missed_scheduler:
+            self._scheduler = False
+        if self._scheduler is not False or after_s <= 0:
+            return self._replace(delivery, after_s)
+        token: Token = delivery.token
+        return self._settle(token, lambda epoch: epoch.keep(token, after_s))
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        token, message = delivery.token, delivery.message
+        target = self._dead_letter_destination or dead_letters_of(token.destination)
+        headers = dead_letter_headers(message, token.destination, result)
+        headers.pop("expires", None)  # a dead letter waits for a person
+        frame = send_frame(destination_of(target), message.body, headers)
+        return self._copy(token, lambda: frame)
+
+    def _give_back(self, delivery: Delivery) -> bool:
+        return self._replace(delivery, 0.0)
 
     def publish(self, message: Message) -> None:
         connection, to = self._connected().connection, f"a message to {message.subject}"
@@ -227,44 +234,35 @@ class StompAdapter(Adapter):
                 # For example a broker that ends the connection because of what it is sent: no hot loop.
                 self._reconnecting.failed(error)
 
-    def _delay(self, token: Token, message: Message, delay_s: float) -> None:
-        has_scheduler = self._scheduler is not False and not (self._epoch and self._epoch.missed_scheduler)
-        if not has_scheduler:
-            self._scheduler = False
-        if has_scheduler or delay_s <= 0:
-            self._replace(token, message, delay_s)
-        else:
-            self._settle(token, lambda epoch: epoch.keep(token, delay_s))
-
-    def _replace(self, token: Token, message: Message, delay_s: float) -> None:
-        """Put a copy of the message where it came from, and acknowledge it."""
+    def _replace(self, delivery: Delivery, delay_s: float) -> bool:
+        """Send a copy of the message to where it came from, and acknowledge the original."""
+        token, message = delivery.token, delivery.message
         headers = delayed_headers(message, token.destination)
         due = time.monotonic() + delay_s
 
         def copy() -> Frame:
             return send_frame(token.destination, message.body, headers, due - time.monotonic())
 
-        self._copy(token, copy, delay_s)
+        return self._copy(token, copy, delay_s)
 
-    def _copy(self, token: Token, copy: CopyOf, at_least_s: float = 0.0) -> None:
+    def _copy(self, token: Token, copy: CopyOf, at_least_s: float = 0.0) -> bool:
         position = token.held.position
         wait_s = self._losses.wait_s(position)
         if wait_s > 0:
             # It waits here, unacknowledged, and comes to the worker again.
-            self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
-        elif self._settle(token, lambda epoch: epoch.replaced(token, copy)):
+            return self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
+        is_copied = self._settle(token, lambda epoch: epoch.replaced(token, copy))
+        if is_copied:
             self._losses.copied(position)
+        return is_copied
 
     def _settle(self, token: Token, act: Callable[[Epoch], object]) -> bool:
-        """Settle a delivery of this epoch; one of another is dropped and counted. False: it was not."""
+        """Settle a delivery once. False: it is stale, or the connection was lost and its message may come again."""
         if self._epoch is None or not self._epoch.holds(token):
-            self.stale_settlements += 1
             return False
         try:
             act(self._epoch)
         except LostError as error:
-            # Nobody knows whether it was settled. If not, it comes again.
-            self.stale_settlements += 1
             self._lose(error)
             return False
         return True
@@ -275,9 +273,3 @@ def _send(message: Message) -> Frame:
     if message.id is not None:
         headers[KEY_HEADER] = message.id
     return send_frame(destination_of(message.subject), message.body, headers)
-
-
-def _token(delivery: Delivery) -> Token:
-    if not isinstance(delivery.token, Token):
-        raise TypeError("this delivery came from another adapter")
-    return delivery.token

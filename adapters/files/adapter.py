@@ -19,7 +19,7 @@ from idempotent.adapters.files.records import RecordFormat
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecordError
 from idempotent.message import Message
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import Result
 
 __all__ = ["STANDARD_INPUT", "FileAdapter", "FileCounts"]
 
@@ -72,6 +72,8 @@ class FileAdapter(Adapter):
         ConfigurationError: `max_line_bytes` is not positive.
     """
 
+    token_type = int
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -99,7 +101,7 @@ class FileAdapter(Adapter):
         self._subjects: tuple[str, ...] = ()
         self._ended = False
         self._unsettled: dict[int, Message] = {}
-        self._again: deque[Message] = deque()
+        self._requeued: deque[Message] = deque()
         self._delayed: list[tuple[float, int, Message]] = []
         self._delivered = self._malformed = self._dead = 0
 
@@ -121,28 +123,29 @@ class FileAdapter(Adapter):
         self._woken.clear()
         return found
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
-        message = self._unsettled.get(delivery.token)
-        if message is None:
-            self.stale_settlements += 1
-            return
-        if result.action is Action.DEAD_LETTER:
-            reason = reason_of(result)
-            self._reject(message.position, reason, message.raw, result.outcome.value)
-            self._dead += 1
-        elif result.action is Action.DELAY:
-            due = self._clock() + (result.retry_after_s or 0.0)
-            heapq.heappush(self._delayed, (due, message.position, message))
-        elif result.action is Action.HOLD:
-            raise ValueError("HOLD is the worker's affair")
-        del self._unsettled[delivery.token]
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        del result
+        return self._unsettled.pop(delivery.token, None) is not None
 
-    def requeue(self, delivery: Delivery) -> None:
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
         message = self._unsettled.pop(delivery.token, None)
-        if message is None:
-            self.stale_settlements += 1
-        else:
-            self._again.append(message)
+        if message is not None:
+            heapq.heappush(self._delayed, (self._clock() + after_s, message.position, message))
+        return message is not None
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        message = self._unsettled.get(delivery.token)
+        if message is not None:
+            self._reject(message.position, reason_of(result), message.raw, result.outcome.value)
+            self._dead += 1
+            del self._unsettled[delivery.token]
+        return message is not None
+
+    def _give_back(self, delivery: Delivery) -> bool:
+        message = self._unsettled.pop(delivery.token, None)
+        if message is not None:
+            self._requeued.append(message)
+        return message is not None
 
     def publish(self, message: Message) -> None:
         raise AdapterError(f"{self._name} is only read; nothing can be sent to {message.subject!r} here")
@@ -152,13 +155,13 @@ class FileAdapter(Adapter):
 
     @property
     def finished(self) -> bool:
-        return self._ended and not (self._unsettled or self._again or self._delayed)
+        return self._ended and not (self._unsettled or self._requeued or self._delayed)
 
     @property
     def counts(self) -> FileCounts:
         """How far it is. Any thread may ask, and a closed adapter still knows."""
         file = self._file
-        waiting = len(self._unsettled) + len(self._again) + len(self._delayed)
+        waiting = len(self._unsettled) + len(self._requeued) + len(self._delayed)
         return FileCounts(
             self._delivered,
             self._malformed,
@@ -179,8 +182,8 @@ class FileAdapter(Adapter):
         """The next message to deliver; None when there is none now."""
         if self._delayed and self._delayed[0][0] <= self._clock():
             return replace(heapq.heappop(self._delayed)[2], redelivered=True)
-        if self._again:
-            return replace(self._again.popleft(), redelivered=True)
+        if self._requeued:
+            return replace(self._requeued.popleft(), redelivered=True)
         if self._source is None:
             raise ConfigurationError("open() comes before receive()")
         for _ in range(_LINES_AT_ONCE):

@@ -27,7 +27,7 @@ from idempotent.adapters.kafka.options import (
     transactional_config,
 )
 from idempotent.adapters.kafka.outputs import Produced, outputs_of
-from idempotent.adapters.kafka.partition import Partition, Token, limits_of, token_of
+from idempotent.adapters.kafka.partition import Partition, Token, limits_of
 from idempotent.adapters.kafka.records import DUE_HEADER, origin_text
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.transactions import Transactions
@@ -35,7 +35,7 @@ from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.message import Message
-from idempotent.outcomes import Action, Outcome, Result
+from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Backoff
 
 __all__ = ["KafkaAdapter", "Ordering", "Semantics"]
@@ -89,6 +89,8 @@ class KafkaAdapter(Adapter):
     Raises:
         ConfigurationError: settings that cannot work, or cannot work together.
     """
+
+    token_type = Token
 
     def __init__(
         self,
@@ -218,42 +220,47 @@ class KafkaAdapter(Adapter):
             return group.assignment.give_up(group.consumer, deliveries)
         return deliveries
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
-        if result.action is Action.HOLD:
-            raise ValueError("HOLD is the worker's affair")
-        token = self._settled(delivery)
-        if token is None:
-            return
-        partition, record = token.partition, token.record
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        token: Token = delivery.token
+        if not token.partition.settled(token):
+            return False
         if self._semantics is Semantics.EXACTLY_ONCE and result.outcome is Outcome.PROCESSED:
-            result = self._keep_outputs(partition, delivery.message, record, result)
-        match result.action:
-            case Action.ACK:
-                self._finish(partition, record)
-            case Action.DEAD_LETTER:
-                headers = dead_letter_headers(delivery.message, origin_text(record.raw), result)
-                position = delivery.message.position
-                self._copy(
-                    partition,
-                    record,
-                    self.dead_letter_subject(partition.subject),
-                    headers,
-                    lambda: self._stored.skip(partition.subject, position),
-                )
-            case Action.DELAY if partition.subject in self._retry_topics:
-                headers = delayed_headers(delivery.message, origin_text(record.raw))
-                headers[DUE_HEADER] = round((time.time() + (result.retry_after_s or 0.0)) * 1000)
-                self._copy(partition, record, self._retry_topics[partition.subject], headers)
-            case Action.DELAY if self._semantics is not Semantics.AT_MOST_ONCE:
-                partition.again(record, time.monotonic() + (result.retry_after_s or 0.0))
-            case Action.DELAY:
-                log.warning("message_given_up", extra={"position": origin_text(record.raw)})
-                self._finish(partition, record)
+            refused = self._keep_outputs(delivery, result.value)
+            if refused is not None:
+                self._bury(delivery, refused)
+                return True
+        self._finish(token.partition, token.record)
+        return True
 
-    def requeue(self, delivery: Delivery) -> None:
-        token = self._settled(delivery)
-        if token is not None:
-            token.partition.again(token.record, 0.0)
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        token: Token = delivery.token
+        partition, record = token.partition, token.record
+        if not partition.settled(token):
+            return False
+        if partition.subject in self._retry_topics:
+            headers = delayed_headers(delivery.message, origin_text(record.raw))
+            headers[DUE_HEADER] = round((time.time() + after_s) * 1000)
+            self._copy(partition, record, self._retry_topics[partition.subject], headers)
+        elif self._semantics is not Semantics.AT_MOST_ONCE:
+            partition.again(record, time.monotonic() + after_s)
+        else:
+            log.warning("message_given_up", extra={"position": origin_text(record.raw)})
+            self._finish(partition, record)
+        return True
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        token: Token = delivery.token
+        if not token.partition.settled(token):
+            return False
+        self._bury(delivery, result)
+        return True
+
+    def _give_back(self, delivery: Delivery) -> bool:
+        token: Token = delivery.token
+        if not token.partition.settled(token):
+            return False
+        token.partition.again(token.record, 0.0)
+        return True
 
     def publish(self, message: Message) -> None:
         """Send to the topic of its `subject`, its id as `x-idempotent-key` and as Kafka key.
@@ -292,20 +299,35 @@ class KafkaAdapter(Adapter):
             timeout_s=self._publish_timeout_s,
             own=self._producer_config,
         )
-        return Transactions(config, is_ours_alone=self._transactional_id is None, on_refused=self._bury)
+        return Transactions(
+            config, is_ours_alone=self._transactional_id is None, on_refused=self._bury_refused
+        )
 
-    def _keep_outputs(self, partition: Partition, message: Message, record: Record, result: Result) -> Result:
+    def _keep_outputs(self, delivery: Delivery, value: Any) -> Result | None:
         """Keep what the handler returned until the commit; what cannot be sent makes the message a dead letter."""
+        token, message = delivery.token, delivery.message
         try:
-            outputs = outputs_of(message, result.value)
+            outputs = outputs_of(message, value)
         except OutputError as error:
             log.warning("output_refused", extra={"id": message.id, "error": str(error)})
             return Result(Outcome.REJECTED, error=error)
         if outputs:
-            partition.outputs.add(Produced(message, record.raw, outputs))
-        return result
+            token.partition.outputs.add(Produced(message, token.record.raw, outputs))
+        return None
 
-    def _bury(self, produced: Produced, refusal: Refusal) -> None:
+    def _bury(self, delivery: Delivery, result: Result) -> None:
+        token, message = delivery.token, delivery.message
+        partition, record = token.partition, token.record
+        headers = dead_letter_headers(message, origin_text(record.raw), result)
+        self._copy(
+            partition,
+            record,
+            self.dead_letter_subject(partition.subject),
+            headers,
+            lambda: self._stored.skip(partition.subject, message.position),
+        )
+
+    def _bury_refused(self, produced: Produced, refusal: Refusal) -> None:
         """Send a dead letter of a message that is finished, but whose outputs the broker does not take."""
         partition = refusal.partition
         result = Result(Outcome.REJECTED, error=OutputError(refusal.reason))
@@ -344,13 +366,6 @@ class KafkaAdapter(Adapter):
                 partition.again(record, time.monotonic() + _COPY_AGAIN.delay_s(record.refusals))
 
         self._sender.copy(topic, record.raw, headers, report)
-
-    def _settled(self, delivery: Delivery) -> Token | None:
-        token = token_of(delivery)
-        if token.partition.settled(token):
-            return token
-        self.stale_settlements += 1
-        return None
 
     def _finish(self, partition: Partition, record: Record) -> None:
         partition.finish(record)

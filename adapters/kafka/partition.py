@@ -174,15 +174,3 @@ def limits_of(ordering: Ordering, in_flight: int | None, pending: int) -> Limits
             "max_in_flight_per_partition and max_pending_per_partition must be at least 1"
         )
     return Limits(ordering, most, pending)
-
-
-def token_of(delivery: Delivery) -> Token:
-    """The adapter's own handle on a delivery.
-
-    Raises:
-        TypeError: it is another adapter's.
-    """
-    token = delivery.token
-    if not isinstance(token, Token):
-        raise TypeError("this delivery came from another adapter")
-    return token

@@ -10,7 +10,7 @@ from idempotent.adapters.memory.broker import Copy, DeadLetter, MemoryBroker, de
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import Result
 
 __all__ = ["DeadLetter", "MemoryAdapter", "MemoryBroker"]
 
@@ -28,6 +28,8 @@ class MemoryAdapter(Adapter):
         broker: shared by as many adapters as you like.
         until_empty: finish, and so end the worker, as soon as the queues hold nothing at all.
     """
+
+    token_type = _Token
 
     def __init__(self, broker: MemoryBroker, *, until_empty: bool = False) -> None:
         """Connect in `open`."""
@@ -55,22 +57,18 @@ class MemoryAdapter(Adapter):
         self._subjects = (*self._subjects[1:], *self._subjects[:1])
         return [self._delivery(copy) for copy in copies]
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
-        token = _token(delivery)
-        match result.action:
-            case Action.ACK:
-                settled = self.broker.acknowledge(token.epoch, token.number)
-            case Action.DELAY:
-                settled = self.broker.delay(token.epoch, token.number, result.retry_after_s or 0.0)
-            case Action.DEAD_LETTER:
-                settled = self.broker.bury(token.epoch, token.number, reason_of(result))
-            case Action.HOLD:
-                raise ValueError("HOLD is the worker's affair")
-        self.stale_settlements += not settled
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        del result
+        return self.broker.acknowledge(delivery.token.epoch, delivery.token.number)
 
-    def requeue(self, delivery: Delivery) -> None:
-        token = _token(delivery)
-        self.stale_settlements += not self.broker.give_back(token.epoch, token.number)
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        return self.broker.delay(delivery.token.epoch, delivery.token.number, after_s)
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        return self.broker.bury(delivery.token.epoch, delivery.token.number, reason_of(result))
+
+    def _give_back(self, delivery: Delivery) -> bool:
+        return self.broker.give_back(delivery.token.epoch, delivery.token.number)
 
     def publish(self, message: Message) -> None:
         self.broker.publish(message)
@@ -93,10 +91,3 @@ class MemoryAdapter(Adapter):
     def _delivery(self, copy: Copy) -> Delivery:
         message = replace(copy.message, redelivered=copy.seen, position=copy.number)
         return Delivery(message, _Token(self._epoch, copy.number))
-
-
-def _token(delivery: Delivery) -> _Token:
-    token = delivery.token
-    if not isinstance(token, _Token):
-        raise TypeError("this delivery came from another adapter")
-    return token

@@ -21,7 +21,7 @@ from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
 __all__ = ["AckMode", "QueueType", "RabbitMqAdapter"]
@@ -63,6 +63,8 @@ class RabbitMqAdapter(Adapter):
         MissingExtraError: pika is not installed.
     """
 
+    token_type = Token
+
     def __init__(
         self,
         url: str,
@@ -93,7 +95,7 @@ class RabbitMqAdapter(Adapter):
         self._consuming = Consuming(mode, batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
         self._at_most_once = mode is AckMode.AUTO
         self._reconnecting = Reconnecting(self._server.where, backoff=backoff, fail_fast=fail_fast)
-        self._copies = Copies(self._acknowledge, self._give_back, outlive=self._at_most_once)
+        self._copies = Copies(self._acknowledge_original, self._return_original, outlive=self._at_most_once)
         self._queues: tuple[str, ...] = ()
         self._session: Session | None = None
         self._connected_at: float | None = None
@@ -128,29 +130,22 @@ class RabbitMqAdapter(Adapter):
                 self._woken.clear()
                 return deliveries
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
-        if result.action is Action.HOLD:
-            raise ValueError("HOLD is the worker's affair")
-        token = self._claimed(delivery)
-        if token is None:
-            return
-        match result.action:
-            case Action.ACK:
-                self._say(lambda: token.session.acknowledge(token.tag))
-            case Action.DELAY:
-                due = time.monotonic() + (result.retry_after_s or 0.0)
-                self._copy(Copy(delivery.message, token, Goal.DELAY, result, due))
-            case Action.DEAD_LETTER:
-                self._copy(Copy(delivery.message, token, Goal.DEAD_LETTER, result))
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        del result
+        token: Token = delivery.token
+        return self._settle(token, lambda: token.session.acknowledge(token.tag))
 
-    def requeue(self, delivery: Delivery) -> None:
-        token = self._claimed(delivery)
-        if token is None:
-            return
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        return self._copy(delivery, Goal.DELAY, after_s=after_s)
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        return self._copy(delivery, Goal.DEAD_LETTER, result)
+
+    def _give_back(self, delivery: Delivery) -> bool:
         if self._at_most_once:
-            self._copy(Copy(delivery.message, token, Goal.QUEUE))
-        else:
-            self._say(lambda: token.session.give_back(token.tag))
+            return self._copy(delivery, Goal.QUEUE)
+        token: Token = delivery.token
+        return self._settle(token, lambda: token.session.give_back(token.tag))
 
     def publish(self, message: Message) -> None:
         self._publish(
@@ -232,33 +227,29 @@ class RabbitMqAdapter(Adapter):
         else:
             self._reconnecting.lost(error)
 
-    def _claimed(self, delivery: Delivery) -> Token | None:
-        """The token of a delivery that is not settled; None, and counted, when its epoch is over."""
+    def _settle(self, token: Token, act: Callable[[], None]) -> bool:
+        """Settle a delivery once. False: it is stale, or the connection was lost and its message may come again."""
         self._check_owner()
-        token = delivery.token
-        if not isinstance(token, Token):
-            raise TypeError("this delivery came from another adapter")
-        if (token.session is self._session or self._at_most_once) and token.session.claim(token.tag):
-            return token
-        self.stale_settlements += 1
-        return None
-
-    def _say(self, act: Callable[[], None]) -> None:
+        if not (token.session is self._session or self._at_most_once) or not token.session.claim(token.tag):
+            return False
         try:
             act()
         except LOST as error:
-            # Perhaps the broker has heard it, perhaps the message comes again.
             self._lose(error)
-            self.stale_settlements += 1
+            return False
+        return True
 
-    def _copy(self, copy: Copy) -> None:
-        self._say(lambda: self._copies.make(self._session, copy))
+    def _copy(
+        self, delivery: Delivery, goal: Goal, result: Result | None = None, after_s: float = 0.0
+    ) -> bool:
+        copy = Copy(delivery.message, delivery.token, goal, result, time.monotonic() + after_s)
+        return self._settle(copy.token, lambda: self._copies.make(self._session, copy))
 
-    def _acknowledge(self, token: Token) -> None:
+    def _acknowledge_original(self, token: Token) -> None:
         if token.session is self._session:
             token.session.acknowledge(token.tag)
 
-    def _give_back(self, token: Token) -> None:
+    def _return_original(self, token: Token) -> None:
         if token.session is self._session:
             token.session.give_back(token.tag)
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -51,8 +51,8 @@ class Copy:
     message: Message
     token: Token
     goal: Goal
-    result: Result | None = None
-    due: float = field(default_factory=time.monotonic)
+    result: Result | None
+    due: float
     refusals: int = 0
 
     def publish(self, session: Session) -> None:

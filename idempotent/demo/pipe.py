@@ -13,7 +13,7 @@ from idempotent.consumer import Consumer
 from idempotent.demo.broker import Answer, Parcel
 from idempotent.demo.consumers import SUBJECT
 from idempotent.message import Message
-from idempotent.outcomes import Result
+from idempotent.outcomes import Outcome, Result
 
 _PAUSE_S: Final = 0.02
 
@@ -84,13 +84,23 @@ class PipeAdapter(Adapter):
                 self._woken.clear()
                 return []
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
-        """Remember it for the next request: one message carries the answers of a whole batch."""
-        self._answers.append(Answer(delivery.token, result.outcome))
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        return self._answer(delivery, result.outcome)
 
-    def requeue(self, delivery: Delivery) -> None:
-        """Give it back."""
-        self._answers.append(Answer(delivery.token, None))
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        del after_s
+        return self._answer(delivery, Outcome.FAILED)
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        return self._answer(delivery, result.outcome)
+
+    def _give_back(self, delivery: Delivery) -> bool:
+        return self._answer(delivery, None)
+
+    def _answer(self, delivery: Delivery, outcome: Outcome | None) -> bool:
+        """Keep it for the next request, which carries the answers of a whole batch."""
+        self._answers.append(Answer(delivery.token, outcome))
+        return True
 
     def publish(self, message: Message) -> None:
         """The demo's flights come from its data set only."""

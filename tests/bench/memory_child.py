@@ -45,14 +45,22 @@ class Endless(Adapter):
         self._open.update(numbers)
         return [Delivery(Message(SUBJECT, b"x" * 100, id=f"order-{number}"), number) for number in numbers]
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
         self._open.remove(delivery.token)
         self._settled += 1
         if self._settled % self._every == 0:
             self._say()
+        return True
 
-    def requeue(self, delivery: Delivery) -> None:
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        raise AssertionError("no message of this source fails")
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        raise AssertionError("no message of this source fails")
+
+    def _give_back(self, delivery: Delivery) -> bool:
         self._open.remove(delivery.token)
+        return True
 
     def publish(self, message: Message) -> None:
         raise AssertionError("no message of this source fails, so none has a dead letter")

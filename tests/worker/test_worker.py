@@ -299,13 +299,21 @@ class Recording(MemoryAdapter):
         self.threads.add(threading.current_thread())
         return super().receive(limit, timeout_s)
 
-    def settle(self, delivery: Delivery, result: Result) -> None:
-        self._note(f"{result.action.value} {delivery.message.id}")
-        super().settle(delivery, result)
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        self._note(f"ack {delivery.message.id}")
+        return super()._acknowledge(delivery, result)
 
-    def requeue(self, delivery: Delivery) -> None:
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        self._note(f"delay {delivery.message.id}")
+        return super()._delay(delivery, after_s)
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        self._note(f"dead_letter {delivery.message.id}")
+        return super()._dead_letter(delivery, result)
+
+    def _give_back(self, delivery: Delivery) -> bool:
         self._note(f"requeue {delivery.message.id}")
-        super().requeue(delivery)
+        return super()._give_back(delivery)
 
     def close(self) -> None:
         self._note("close")
@@ -422,7 +430,7 @@ def test_a_crash_of_the_adapter_stops_the_worker_but_not_before_the_handlers_are
                 raise AdapterError("the broker is gone")
             return super().receive(limit, timeout_s)
 
-        def requeue(self, delivery: Delivery) -> None:
+        def _give_back(self, delivery: Delivery) -> bool:
             raise AdapterError("the broker is gone")
 
     running_now, gate, effects = threading.Event(), threading.Event(), []
@@ -576,13 +584,15 @@ def handle(message):
     say("finished", message.id)
 
 class Talking(MemoryAdapter):
-    def settle(self, delivery, result):
-        super().settle(delivery, result)
-        say(result.action.value, delivery.message.id)
+    def _acknowledge(self, delivery, result):
+        settled = super()._acknowledge(delivery, result)
+        say("ack", delivery.message.id)
+        return settled
 
-    def requeue(self, delivery):
-        super().requeue(delivery)
+    def _give_back(self, delivery):
+        settled = super()._give_back(delivery)
         say("requeue", delivery.message.id)
+        return settled
 
 signal.signal(signal.SIGTERM, lambda *_: say("theirs"))
 broker = MemoryBroker()
@@ -646,11 +656,19 @@ def test_an_adapter_needs_nothing_but_the_common_face(registry: Registry) -> Non
                 time.sleep(timeout_s)
             return [Delivery(message) for message in taken]
 
-        def settle(self, delivery: Delivery, result: Result) -> None:
+        def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
             self.settled += 1
+            return True
 
-        def requeue(self, delivery: Delivery) -> None:
+        def _delay(self, delivery: Delivery, after_s: float) -> bool:
+            return self._give_back(delivery)
+
+        def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+            raise AssertionError("no message fails here")
+
+        def _give_back(self, delivery: Delivery) -> bool:
             self.waiting.append(delivery.message)
+            return True
 
         def publish(self, message: Message) -> None:
             self.waiting.append(message)
