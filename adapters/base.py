@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
 from idempotent.consumer import Consumer
@@ -44,8 +44,23 @@ class Adapter(ABC):
     token_type: ClassVar[type] = object
     """The class of this adapter's tokens. A delivery with another one came from another adapter."""
 
+    also_made: ClassVar[tuple[type, ...]] = ()
+    """Other classes that `from_url` makes, and whose keywords a URL may give beside the adapter's own."""
+
     stale_settlements: int = 0
     """Settlements dropped because the epoch of their delivery was over."""
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Adapter:
+        """Make an adapter for a URL without its query, which has become `options`; see `adapter_from_url`.
+
+        The default gives both to the constructor.
+
+        Raises:
+            ConfigurationError: the URL or an option cannot work. The error shows no password.
+        """
+        make: Callable[..., Adapter] = cls
+        return make(url, **options)
 
     @abstractmethod
     def open(self, consumers: Sequence[Consumer]) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl
 
 from idempotent.adapters.base import Adapter
-from idempotent.adapters.files import STANDARD_INPUT, FileAdapter
-from idempotent.adapters.memory import MemoryAdapter
-from idempotent.adapters.memory.broker import MemoryBroker, named_broker
+from idempotent.adapters.files import STANDARD_INPUT
 from idempotent.errors import ConfigurationError
 
+_ADAPTERS: Final = {
+    "amqp": "idempotent.adapters.rabbitmq:RabbitMqAdapter",
+    "amqps": "idempotent.adapters.rabbitmq:RabbitMqAdapter",
+    "file": "idempotent.adapters.files:FileAdapter",
+    "kafka": "idempotent.adapters.kafka:KafkaAdapter",
+    "memory": "idempotent.adapters.memory:MemoryAdapter",
+    "stomp": "idempotent.adapters.activemq:StompAdapter",
+    "stomp+ssl": "idempotent.adapters.activemq:StompAdapter",
+}
 _TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -30,104 +38,48 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
 
     Raises:
         ConfigurationError: an unknown scheme or keyword, or a value that does not fit.
+        MissingExtraError: the client library of this broker is not installed.
     """
-    parts = urlsplit("file://-" if url == STANDARD_INPUT else url)
-    make = _SCHEMES.get(parts.scheme)
-    if make is None:
-        known = ", ".join(f"{scheme}://" for scheme in sorted(_SCHEMES))
+    address, _, query = (f"file://{url}" if url == STANDARD_INPUT else url).partition("?")
+    scheme, colon, rest = address.partition(":")
+    scheme = scheme.lower() if colon else ""
+    if scheme not in _ADAPTERS:
+        known = ", ".join(f"{scheme}://" for scheme in sorted(_ADAPTERS))
         # The scheme alone: the rest of a URL may hold a password.
-        raise ConfigurationError(f"no adapter for a URL with the scheme {parts.scheme!r}; known: {known}")
-    return make(parts, options)
+        raise ConfigurationError(f"no adapter for a URL with the scheme {scheme!r}; known: {known}")
+    module, _, name = _ADAPTERS[scheme].partition(":")
+    adapter: type[Adapter] = getattr(importlib.import_module(module), name)
+    kinds = {name: kind for maker in (adapter, *adapter.also_made) for name, kind in _keywords(maker).items()}
+    if "fail_fast" not in kinds:
+        options.pop("fail_fast", None)  # an adapter without this keyword never waits for a broker
+    try:
+        return adapter.from_url(f"{scheme}:{rest}", **{**_options_from_query(query, kinds), **options})
+    except TypeError as error:
+        raise ConfigurationError(str(error)) from error
 
 
-def options_from_query(query: str, *constructors: Callable[..., object]) -> dict[str, Any]:
-    """The keywords of `constructors` that a URL's query gives, converted to the types of their annotations.
+def _options_from_query(query: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The options that a URL's query gives, converted to their types.
 
     Raises:
-        ConfigurationError: a keyword that none of them has, or a value of another type.
+        ConfigurationError: an unknown option, or a value of another type.
     """
-    kinds = {name: kind for constructor in constructors for name, kind in _keywords(constructor).items()}
     options = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in kinds:
-            raise ConfigurationError(f"unknown option {name!r}; known: {', '.join(sorted(kinds))}")
+            known = f"known: {', '.join(sorted(kinds))}"
+            if "@" in query:  # the name may be a part of a password
+                raise ConfigurationError(f"unknown option; in a password, '?' is written %3F; {known}")
+            raise ConfigurationError(f"unknown option {name!r}; {known}")
         options[name] = _converted(name, text, kinds[name])
     return options
 
 
-def _memory(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    options = {**options_from_query(url.query, MemoryBroker, MemoryAdapter), **_without_waiting(more)}
-    of_adapter = _keywords(MemoryAdapter)
-    own = {name: options.pop(name) for name in list(options) if name in of_adapter}
-    try:
-        return MemoryAdapter(named_broker(unquote(url.netloc + url.path), **options), **own)
-    except TypeError as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _file(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    options = {**options_from_query(url.query, FileAdapter), **_without_waiting(more)}
-    path = unquote(url.netloc.removeprefix("localhost") + url.path)
-    if not path:
-        raise ConfigurationError("a file URL needs a path: file:///path/to/lines.jsonl, or file://-")
-    try:
-        return FileAdapter(path, **options)
-    except TypeError as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _without_waiting(options: Mapping[str, Any]) -> dict[str, Any]:
-    """For adapters that never wait for a broker: for whoever asks for any of them not to."""
-    return {name: value for name, value in options.items() if name != "fail_fast"}
-
-
-def _amqp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    from idempotent.adapters.rabbitmq import RabbitMqAdapter
-
-    options = {**options_from_query(url.query, RabbitMqAdapter), **more}
-    try:
-        return RabbitMqAdapter(url._replace(query="").geturl(), **options)
-    except TypeError as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _stomp(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    from idempotent.adapters.activemq import StompAdapter
-
-    options = {**options_from_query(url.query, StompAdapter), **more}
-    try:
-        return StompAdapter(url._replace(query="").geturl(), **options)
-    except TypeError as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _kafka(url: SplitResult, more: Mapping[str, Any]) -> Adapter:
-    from idempotent.adapters.kafka import KafkaAdapter
-
-    options = {**options_from_query(url.query, KafkaAdapter), **more}
-    try:
-        return KafkaAdapter(f"kafka://{url.netloc}{url.path}", **options)
-    except TypeError as error:
-        raise ConfigurationError(str(error)) from error
-
-
-_SCHEMES: Final[Mapping[str, Callable[[SplitResult, Mapping[str, Any]], Adapter]]] = {
-    "amqp": _amqp,
-    "amqps": _amqp,
-    "file": _file,
-    "kafka": _kafka,
-    "memory": _memory,
-    "stomp": _stomp,
-    "stomp+ssl": _stomp,
-}
-
-
-def _keywords(constructor: Callable[..., object]) -> dict[str, type]:
-    """The keyword-only parameters that a text can stand for, with their types."""
-    function = constructor.__init__ if isinstance(constructor, type) else constructor  # type: ignore[misc]
-    hints = typing.get_type_hints(function)
+def _keywords(made: type) -> dict[str, type]:
+    """The keyword-only parameters of a constructor that a text can stand for, with their types."""
+    hints = typing.get_type_hints(made.__init__)  # type: ignore[misc]  # the class is known, no instance is asked
     kinds = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in inspect.signature(made).parameters.items():
         kind = _plain(hints.get(name))
         if parameter.kind is parameter.KEYWORD_ONLY and kind is not None:
             kinds[name] = kind

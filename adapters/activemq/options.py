@@ -70,13 +70,16 @@ class Address:
             ConfigurationError: it is no such URL, or the certificates cannot be read.
         """
         # Nothing of a URL that is not understood is repeated: it may hold a password.
-        parts = urlsplit(url)
-        if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ConfigurationError(f"a STOMP URL looks like {_EXAMPLE} or stomp+ssl://...")
         try:
+            parts = urlsplit(url)
+            if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
+                raise ConfigurationError(f"a STOMP URL looks like {_EXAMPLE} or stomp+ssl://...")
             port = parts.port or _PORTS[parts.scheme]
         except ValueError:
-            raise ConfigurationError("the port of a STOMP URL is a number up to 65535") from None
+            raise ConfigurationError(
+                f"a STOMP URL looks like {_EXAMPLE}, with a port up to 65535; in a password '/', '#', '?', '@' and '[' "
+                "are written %2F, %23, %3F, %40 and %5B"
+            ) from None
         login, passcode = (
             None if word is None else unquote(word) for word in (parts.username, parts.password)
         )

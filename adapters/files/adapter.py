@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
+from urllib.parse import unquote, urlsplit
 
 from idempotent.adapters.base import Adapter, Delivery, reason_of
 from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
@@ -104,6 +105,14 @@ class FileAdapter(Adapter):
         self._requeued: deque[Message] = deque()
         self._delayed: list[tuple[float, int, Message]] = []
         self._delivered = self._malformed = self._dead = 0
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> FileAdapter:
+        parts = urlsplit(url)
+        path = unquote(parts.netloc.removeprefix("localhost") + parts.path)
+        if not path:
+            raise ConfigurationError("a file URL needs a path: file:///path/to/lines.jsonl, or file://-")
+        return cls(path, **options)
 
     def open(self, consumers: Sequence[Consumer]) -> None:
         self._subjects = tuple(dict.fromkeys(consumer.subject for consumer in consumers))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from idempotent.adapters.base import Adapter, Delivery, reason_of
-from idempotent.adapters.memory.broker import Copy, DeadLetter, MemoryBroker, dead_letter_queue
+from idempotent.adapters.memory.broker import Copy, DeadLetter, MemoryBroker, dead_letter_queue, named_broker
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
@@ -30,6 +32,7 @@ class MemoryAdapter(Adapter):
     """
 
     token_type = _Token
+    also_made = (MemoryBroker,)
 
     def __init__(self, broker: MemoryBroker, *, until_empty: bool = False) -> None:
         """Connect in `open`."""
@@ -38,6 +41,11 @@ class MemoryAdapter(Adapter):
         self._subjects: tuple[str, ...] = ()
         self._epoch = 0
         self._woken = False
+
+    @classmethod
+    def from_url(cls, url: str, *, until_empty: bool = False, **options: Any) -> MemoryAdapter:
+        parts = urlsplit(url)
+        return cls(named_broker(unquote(parts.netloc + parts.path), **options), until_empty=until_empty)
 
     def open(self, consumers: Sequence[Consumer]) -> None:
         self._subjects = tuple(dict.fromkeys(consumer.subject for consumer in consumers))

@@ -89,20 +89,20 @@ def server_at(
         ConfigurationError: it means nothing, or an option does not go with it.
     """
     # Not one word of the URL in these errors, nor `from error`: a part of it is a password.
-    parts = urlsplit(url)
-    if parts.scheme not in _PORTS:
-        raise ConfigurationError(f"a RabbitMQ URL starts with amqp:// or amqps://, as in {_EXAMPLE}")
-    if parts.query or parts.fragment:
-        raise ConfigurationError(
-            "RabbitMqAdapter takes its options as keywords; only adapter_from_url reads them from the URL"
-        )
-    login, _, places = parts.netloc.rpartition("@")
     try:
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS:
+            raise ConfigurationError(f"a RabbitMQ URL starts with amqp:// or amqps://, as in {_EXAMPLE}")
+        if parts.query or parts.fragment:
+            raise ConfigurationError(
+                "RabbitMqAdapter takes its options as keywords; only adapter_from_url reads them from the URL"
+            )
+        login, _, places = parts.netloc.rpartition("@")
         hosts = tuple(_host_and_port(place, _PORTS[parts.scheme]) for place in places.split(","))
     except ValueError:
         raise ConfigurationError(
-            f"not a RabbitMQ URL. Write {_EXAMPLE}; in a password, '/', '#', '?' and '@' are written %2F, %23, "
-            "%3F and %40"
+            f"not a RabbitMQ URL. Write {_EXAMPLE}; in a password, '/', '#', '?', '@' and '[' are written %2F, %23, "
+            "%3F, %40 and %5B"
         ) from None
     if heartbeat_s < 1:
         # Without heartbeats nobody notices that the other end is gone.
