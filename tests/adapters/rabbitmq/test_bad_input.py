@@ -36,8 +36,8 @@ def url_with(url, **changes):
         ({"ack_batch": 0}, "ack_batch"),
         ({"ack_interval_s": 0}, "ack_interval_s"),
         ({"heartbeat_s": 0}, "heartbeat_s"),
-        ({"ack": "never"}, "one of manual, batched, auto"),
-        ({"queue_type": "stream"}, "one of classic, quorum"),
+        ({"ack": "never"}, "one of 'manual', 'batched', 'auto'"),
+        ({"queue_type": "stream"}, "one of 'classic', 'quorum'"),
         ({"ca_file": "ca.pem"}, "amqps://"),
     ],
 )
