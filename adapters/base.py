@@ -190,6 +190,11 @@ class Adapter(ABC):
             raise TypeError("this delivery came from another adapter")
 
 
+def subjects_of(consumers: Sequence[Consumer]) -> list[str]:
+    """The subjects of consumers, each once, in their order."""
+    return list(dict.fromkeys(consumer.subject for consumer in consumers))
+
+
 def reason_of(result: Result) -> str:
     """Why a delivery is a dead letter, in one line for its headers or its record."""
     if result.error is None:

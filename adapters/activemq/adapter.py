@@ -16,7 +16,7 @@ from idempotent.adapters.activemq.losses import Losses
 from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.activemq.settling import CopyOf
-from idempotent.adapters.base import Adapter, Delivery
+from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import KEY_HEADER, dead_letter_headers, delayed_headers
 from idempotent.adapters.reconnecting import Reconnecting
 from idempotent.choices import choice
@@ -117,10 +117,9 @@ class StompAdapter(Adapter):
 
     def open(self, consumers: Sequence[Consumer]) -> None:
         self.close()
-        subjects = dict.fromkeys(consumer.subject for consumer in consumers)
         self._subscriptions = tuple(
             Subscription(str(number), subject, destination_of(subject))
-            for number, subject in enumerate(subjects)
+            for number, subject in enumerate(subjects_of(consumers))
         )
         self._settings.check_destinations([one.destination for one in self._subscriptions])
         if self._fail_fast:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from idempotent.adapters.base import Adapter, Delivery, reason_of
+from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
 from idempotent.adapters.files.records import RecordFormat
 from idempotent.consumer import Consumer
@@ -99,7 +99,7 @@ class FileAdapter(Adapter):
         self._file: FileLines | None = None
         self._source: FileLines | PipedLines | None = None
         self._rejects: IO[bytes] | None = None
-        self._subjects: tuple[str, ...] = ()
+        self._subjects: list[str] = []
         self._ended = False
         self._unsettled: dict[int, Message] = {}
         self._requeued: deque[Message] = deque()
@@ -115,7 +115,7 @@ class FileAdapter(Adapter):
         return cls(path, **options)
 
     def open(self, consumers: Sequence[Consumer]) -> None:
-        self._subjects = tuple(dict.fromkeys(consumer.subject for consumer in consumers))
+        self._subjects = subjects_of(consumers)
         self._file = FileLines(self.path, self._max_line_bytes)
         self._source = self._file if self._file.is_regular else PipedLines(self._file)
 

@@ -202,9 +202,9 @@ class Assignment:
             return deliveries
         for delivery in deliveries:
             token = delivery.token
-            if token.partition.settled(token):
+            if token.partition.take_back(token):
                 token.record.turns -= 1
-                token.partition.again(token.record, 0.0)
+                token.partition.retry_at(token.record, 0.0)
         return []
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ from idempotent.errors import ConfigurationError, MissingExtraError
 
 try:
     from confluent_kafka import Consumer as KafkaConsumer
-    from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+    from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition, Uuid
     from confluent_kafka import Message as KafkaMessage
     from confluent_kafka.admin import AdminClient
 except ImportError as error:
@@ -24,7 +24,9 @@ __all__ = [
     "KafkaMessage",
     "Producer",
     "Raw",
+    "TopicCollection",
     "TopicPartition",
+    "Uuid",
     "error_of",
     "make_client",
 ]

@@ -95,7 +95,7 @@ class Lanes:
         elif not lane.out:
             del self._lanes[record.lane]
 
-    def again(self, record: Record, due: float) -> None:
+    def retry_at(self, record: Record, due: float) -> None:
         """One that was taken goes back to its place, to be taken again when it is `due`."""
         record.due = due
         lane = self._lanes[record.lane]

@@ -1,13 +1,14 @@
-"""What a KafkaAdapter tells librdkafka, and what it lets nobody change."""
+"""The settings of a KafkaAdapter: which go together, and what they are to librdkafka."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 from urllib.parse import unquote
 
+from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
 
 
@@ -15,13 +16,15 @@ class Semantics(Enum):
     """When the offset of a message is committed."""
 
     AT_LEAST_ONCE = "at_least_once"
-    """After the checker's verdict. What a crash repeats, the checker knows, unless it is an AttemptChecker."""
+    """After the checker's verdict. A crash repeats messages that the checker recognises, unless it is an
+    AttemptChecker."""
     AT_MOST_ONCE = "at_most_once"
-    """Before the handler runs: what a crash or a failure interrupts never comes again."""
+    """Before the handler runs: a message interrupted by a crash or a failure is not delivered again."""
     EFFECTIVELY_ONCE = "effectively_once"
-    """As AT_LEAST_ONCE, with none but checkers that know what is done."""
+    """As AT_LEAST_ONCE; each checker must remember what is done."""
     EXACTLY_ONCE = "exactly_once"
-    """In one transaction of Kafka with the messages that the handler returns."""
+    """In one transaction of Kafka with the messages that the handler returns, which are sent to their `subject`s.
+    Goes with an AttemptChecker."""
 
 
 class Ordering(Enum):
@@ -30,13 +33,14 @@ class Ordering(Enum):
     PARTITION = "partition"
     """All: a message is handed out when those before it are settled."""
     KEY = "key"
-    """Those with the same Kafka key. Messages without a key wait for none."""
+    """Those with the same Kafka key. Messages without a key do not wait."""
     NONE = "none"
-    """None."""
+    """No message waits for another."""
 
 
 _SCHEME: Final = "kafka://"
-# `settle` and the watermark decide what is committed; anything automatic commits what is still running.
+_ISOLATION: Final = "isolation.level"
+# Settlements and the watermark decide what is committed; an automatic commit would cover messages still running.
 _AUTOMATIC: Final = ("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store")
 _OURS: Final = {
     "bootstrap.servers": "the first argument",
@@ -57,10 +61,10 @@ _OURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The brokers to ask first, and who asks.
+    """The bootstrap brokers and the credentials.
 
     Attributes:
-        bootstrap: `host:port`, several with commas. Safe to log.
+        bootstrap: `host:port`, several separated by commas. Safe to log.
         username: from the URL.
         password: from the URL.
     """
@@ -74,12 +78,12 @@ def place_of(url_or_bootstrap: str) -> Place:
     """Read `host:9092,host:9092` or `kafka://user:password@host:9092,host:9092`.
 
     Raises:
-        ConfigurationError: it names no host, or something after the hosts.
+        ConfigurationError: no host, or text after the hosts.
     """
     rest = url_or_bootstrap.removeprefix(_SCHEME)
     credentials, _, hosts = rest.rpartition("@")
     hosts = hosts.rstrip("/")
-    # The text itself may hold a password.
+    # The error must not repeat the text: it may hold a password.
     if not hosts.strip(",") or "/" in hosts or "?" in hosts:
         raise ConfigurationError(
             "KafkaAdapter takes brokers as host:9092,host:9092 or kafka://user:password@host:9092,host:9092"
@@ -96,15 +100,16 @@ def security_config(
     username: str | None,
     password: str | None,
     ca_location: str | None,
+    own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What every client of these brokers needs."""
+    """The settings of every client of these brokers; `own` are the user's and win."""
     user = username or place.username
     if user is not None:
-        # Nobody's password goes over the network in the clear unasked.
+        # A password must not cross the network unencrypted unless the user asks for it.
         protocol, mechanism = protocol or "SASL_SSL", mechanism or "PLAIN"
     config: dict[str, Any] = {
         "bootstrap.servers": place.bootstrap,
-        # Each failed attempt to connect is an error to librdkafka; the adapter says so more rarely.
+        # librdkafka logs each failed attempt to connect as an error; the adapter logs fewer.
         "log_level": 2,
         "security.protocol": protocol,
         "sasl.mechanisms": mechanism,
@@ -112,11 +117,11 @@ def security_config(
         "sasl.password": password or place.password,
         "ssl.ca.location": ca_location,
     }
-    return {name: value for name, value in config.items() if value is not None}
+    return {**{name: value for name, value in config.items() if value is not None}, **(own or {})}
 
 
 def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """For the consumer. `own` is the user's and wins, within limits that `check_own` knows."""
+    """The consumer's settings. `own` are the user's, checked by `check_own`, and win."""
     config: dict[str, Any] = {
         **security,
         "group.id": group,
@@ -126,9 +131,9 @@ def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, A
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "queued.max.messages.kbytes": 16_384,
-        # A partition that was paused is fetched from again when the fetch under way has ended: half a second, else.
+        # A resumed partition waits for the fetch in progress to end, by default half a second.
         "fetch.wait.max.ms": 100,
-        # A topic that is made later is found in seconds instead of minutes.
+        # A topic created later is found in seconds instead of minutes.
         "topic.metadata.refresh.interval.ms": 10_000,
         "reconnect.backoff.max.ms": 5_000,
     }
@@ -141,13 +146,13 @@ def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, A
 def producer_config(
     security: Mapping[str, Any], acks: str, *, idempotent: bool, timeout_s: float, own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """For a producer that waits `timeout_s` for each confirmation."""
+    """The settings of a producer that waits `timeout_s` seconds for each confirmation."""
     return {
         **security,
         "acks": acks,
         "enable.idempotence": idempotent,
         "message.timeout.ms": round(timeout_s * 1000),
-        # A copy is larger than its original; what is too large, the broker says.
+        # A copy is larger than its original; the broker decides what is too large.
         "message.max.bytes": 1_000_000_000,
         "linger.ms": 0,
         "reconnect.backoff.max.ms": 5_000,
@@ -158,11 +163,11 @@ def producer_config(
 def transactional_config(
     security: Mapping[str, Any], transactional_id: str, *, timeout_s: float, own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """For the producer of transactions."""
+    """The settings of the transactional producer."""
     config = {
-        # How long the transaction of a process that died keeps what comes after it from other readers.
+        # For this long, the open transaction of a dead process hides later records from other readers.
         "transaction.timeout.ms": 10_000,
-        # An output for a topic that does not exist holds up the others for as long.
+        # For this long, an output for a missing topic delays the others.
         "topic.metadata.propagation.max.ms": 5_000,
         **own,
         "transactional.id": transactional_id,
@@ -171,16 +176,83 @@ def transactional_config(
     return producer_config(security, "all", idempotent=True, timeout_s=timeout_s, own=config)
 
 
-def check_own(name: str, own: Mapping[str, Any]) -> None:
-    """Refuse settings that would break a promise, or that have a keyword.
+def check_own(name: str, own: Mapping[str, Any] | None) -> None:
+    """Refuse settings that would break a promise, or that have a keyword of their own.
 
     Raises:
-        ConfigurationError: there is one.
+        ConfigurationError: `own`, the user's `name`, contains such a setting.
     """
-    for setting, value in own.items():
+    for setting, value in (own or {}).items():
         if setting in _AUTOMATIC and str(value).lower() not in ("false", "0"):
             raise ConfigurationError(
                 f"{name}: {setting} must stay off: it would commit messages that are still being processed"
             )
         if setting in _OURS:
             raise ConfigurationError(f"{name}: {setting} is given by {_OURS[setting]}")
+
+
+def check_semantics(
+    semantics: Semantics,
+    ordering: Ordering,
+    *,
+    retry_topic: bool,
+    transactional_id: str | None,
+    own: Mapping[str, Any],
+) -> None:
+    """Refuse settings with which the semantics cannot keep their promise; `own` are the user's for the consumer.
+
+    Raises:
+        ConfigurationError: two settings do not go together.
+    """
+    is_transactional = semantics is Semantics.EXACTLY_ONCE
+    if semantics is Semantics.AT_MOST_ONCE and ordering is Ordering.KEY:
+        # A commit covers all earlier messages, also those that wait for their key.
+        raise ConfigurationError("semantics='at_most_once' goes with the orderings 'partition' and 'none'")
+    if retry_topic and (semantics is Semantics.AT_MOST_ONCE or ordering is not Ordering.NONE):
+        raise ConfigurationError("retry_topic=True gives up the order: it goes with ordering='none' alone")
+    if retry_topic and is_transactional:
+        raise ConfigurationError(
+            "retry_topic=True cannot go with semantics='exactly_once': a copy may come twice, and so would its outputs"
+        )
+    if transactional_id is not None and not is_transactional:
+        raise ConfigurationError("transactional_id= goes with semantics='exactly_once' alone")
+    if transactional_id == "":
+        raise ConfigurationError("transactional_id must not be empty; None generates one")
+    if is_transactional and own.get(_ISOLATION, "read_committed") != "read_committed":
+        raise ConfigurationError(
+            f"{_ISOLATION} must stay 'read_committed' with semantics='exactly_once': else messages of an "
+            "aborted transaction may be read, and an offset that another process is about to commit may be missed"
+        )
+
+
+def check_consumers(semantics: Semantics, ordering: Ordering, consumers: Sequence[Consumer]) -> None:
+    """Refuse consumers and checkers with which the semantics cannot keep their promise.
+
+    Raises:
+        ConfigurationError: a consumer cannot keep this promise.
+    """
+    for consumer in consumers:
+        remembers, kind = consumer.checker.remembers_done, type(consumer.checker).__name__
+        if semantics is Semantics.EXACTLY_ONCE and remembers:
+            raise ConfigurationError(
+                f"{consumer.name}: with semantics='exactly_once' a transaction of Kafka decides what is done, and a "
+                f"{kind} would remember messages whose transaction failed: their outputs would be lost. Use "
+                "idempotent.checkers.AttemptChecker(), which remembers no message"
+            )
+        if semantics is Semantics.EXACTLY_ONCE and consumer.handler.batch:
+            raise ConfigurationError(
+                f"{consumer.name}: batch=True cannot go with semantics='exactly_once': the outputs could not "
+                "be matched to their messages. A transaction covers many messages anyway; see commit_every"
+            )
+        if semantics is Semantics.EFFECTIVELY_ONCE and not remembers:
+            raise ConfigurationError(
+                f"{consumer.name}: semantics='effectively_once' needs a checker that remembers what is done, and a "
+                f"{kind} does not"
+            )
+        if (remembers and consumer.checker.keeps_positions) and (
+            ordering is not Ordering.PARTITION or semantics is Semantics.AT_MOST_ONCE
+        ):
+            raise ConfigurationError(
+                "an OffsetChecker relies on the order of a partition: it goes with ordering='partition' and with all "
+                "semantics except 'at_most_once'"
+            )

@@ -1,4 +1,4 @@
-"""Outputs: what handlers want sent, kept until a transaction has sent it together with the offsets."""
+"""Outputs: the messages that handlers return, kept until a transaction sends them together with the offsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from idempotent.adapters.copies import KEY_HEADER
-from idempotent.adapters.kafka.client import KafkaMessage, Raw
+from idempotent.adapters.kafka.client import KafkaMessage
 from idempotent.adapters.kafka.records import Headers, encoded, origin_of
 from idempotent.errors import OutputError
 from idempotent.message import Message
@@ -30,65 +30,69 @@ class Produced:
 
     Attributes:
         message: the input, as its handler saw it.
-        raw: the input, as the client library gave it.
         outputs: at least one.
-        refused_until: the broker takes no such output, so no transaction has it before this time of the adapter's
-            clock; the offset waits, perhaps for a dead letter of the input that is safe.
+        refused_until: the broker refused an output, so no transaction includes them before this time of the
+            adapter's clock. The offset waits, for example until a dead letter of the input is confirmed.
     """
 
     message: Message
-    raw: Raw
     outputs: tuple[Output, ...]
     refused_until: float = 0.0
 
     @property
     def offset(self) -> int:
-        return origin_of(self.raw)[2]
+        return origin_of(self.message.raw)[2]
 
 
 class Outputs:
-    """Those of one assignment of a partition: when it ends, they are nobody's, and the messages run elsewhere."""
+    """The outputs of one assignment of a partition: when it ends they are dropped, and the messages run elsewhere."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._by_offset: dict[int, Produced] = {}
 
     def __len__(self) -> int:
-        """Messages whose outputs are not sent."""
+        """How many messages have outputs that are not sent."""
         return len(self._by_offset)
 
-    def add(self, produced: Produced) -> None:
-        """Keep them; messages may finish in any order."""
-        self._by_offset[produced.offset] = produced
+    def keep(self, message: Message, value: Any) -> None:
+        """Keep what the handler of `message` returned. Messages may finish in any order.
+
+        Raises:
+            OutputError: the value cannot be sent.
+        """
+        outputs = outputs_of(message, value)
+        if outputs:
+            produced = Produced(message, outputs)
+            self._by_offset[produced.offset] = produced
 
     def before(self, mark: int) -> list[Produced]:
-        """What goes with a commit of this offset, in the order of the inputs. More would come again after a crash."""
+        """The outputs for a commit of this offset, in input order. Later ones would repeat after a crash."""
         return [self._by_offset[offset] for offset in sorted(self._by_offset) if offset < mark]
 
     def drop_before(self, mark: int) -> None:
-        """They are sent."""
+        """Forget outputs that were sent."""
         for produced in self.before(mark):
             del self._by_offset[produced.offset]
 
     def give_up(self, produced: Produced) -> None:
-        """They will not be sent: there is a dead letter of their input instead."""
+        """Forget outputs that cannot be sent: a dead letter of their input replaces them."""
         del self._by_offset[produced.offset]
 
     def cap(self, mark: int) -> int:
-        """How far a commit may go: not past a message whose outputs are refused."""
+        """The greatest offset that a commit may name: not past a message whose outputs are refused."""
         now = time.monotonic()
         refused = (each.offset for each in self._by_offset.values() if each.refused_until > now)
         return min([mark, *refused])
 
 
 def outputs_of(message: Message, value: Any) -> tuple[Output, ...]:
-    """What the handler of `message` returned: None, a Message, or an iterable of them, in their order.
+    """The records for what the handler of `message` returned: None, a Message, or an iterable of messages.
 
-    An output without an id gets one that is the same whenever the handler runs again: the input's, and its number. It
-    keeps the input's Kafka key, so what was in order stays in order; where there is none, its id is the key.
+    An output without an id gets the input's id with its own number, which is the same whenever the handler runs
+    again. It keeps the input's Kafka key, and so the order; without a key its id becomes the key.
 
     Raises:
-        OutputError: the value is something else, or cannot be sent.
+        OutputError: the value is of another type, or cannot be sent.
     """
     if value is None:
         return ()
@@ -99,7 +103,7 @@ def outputs_of(message: Message, value: Any) -> tuple[Output, ...]:
         return tuple(_output(message, output, number) for number, output in enumerate(messages))
     except OutputError:
         raise
-    except Exception as error:  # an iterator's own, or a header that is no text
+    except Exception as error:  # raised by the iterator, or by a header that is not text
         raise OutputError(f"an output cannot be sent: {type(error).__name__}: {error}") from error
 
 

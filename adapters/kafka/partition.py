@@ -118,7 +118,7 @@ class Partition:
         again = record.turns > 1 or self.subject != self.topic
         return Delivery(message_of(record.raw, self.subject, position, again), token)
 
-    def settled(self, token: Token) -> bool:
+    def take_back(self, token: Token) -> bool:
         """Take a delivery back; `finish` or `again` comes next. False: it is stale."""
         if not self.is_open or self._out.get(token.record.offset) is not token:
             return False
@@ -131,10 +131,10 @@ class Partition:
         self._lanes.finish(record)
         self._watermark.finish(record.offset)
 
-    def again(self, record: Record, due: float) -> None:
+    def retry_at(self, record: Record, due: float) -> None:
         """Hand it out again, when it is `due`."""
         self._busy -= 1
-        self._lanes.again(record, due)
+        self._lanes.retry_at(record, due)
 
     @property
     def mark(self) -> int | None:

@@ -9,9 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import TopicCollection, Uuid
-
-from idempotent.adapters.kafka.client import AdminClient, KafkaException, error_of
+from idempotent.adapters.kafka.client import AdminClient, KafkaException, TopicCollection, Uuid, error_of
 
 log = logging.getLogger(__name__)
 _TIMEOUT_S: Final = 10.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from idempotent.adapters.base import Adapter, Delivery, reason_of
+from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.memory.broker import Copy, DeadLetter, MemoryBroker, dead_letter_queue, named_broker
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
@@ -38,7 +38,7 @@ class MemoryAdapter(Adapter):
         """Connect in `open`."""
         self.broker = broker
         self._until_empty = until_empty
-        self._subjects: tuple[str, ...] = ()
+        self._subjects: list[str] = []
         self._epoch = 0
         self._woken = False
 
@@ -48,7 +48,7 @@ class MemoryAdapter(Adapter):
         return cls(named_broker(unquote(parts.netloc + parts.path), **options), until_empty=until_empty)
 
     def open(self, consumers: Sequence[Consumer]) -> None:
-        self._subjects = tuple(dict.fromkeys(consumer.subject for consumer in consumers))
+        self._subjects = subjects_of(consumers)
         self._epoch = self.broker.connect()
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
@@ -62,7 +62,7 @@ class MemoryAdapter(Adapter):
             copies = self.broker.take(self._epoch, self._subjects, limit)
         self._woken = False
         # The queues take turns, so that a full one does not starve the others.
-        self._subjects = (*self._subjects[1:], *self._subjects[:1])
+        self._subjects = self._subjects[1:] + self._subjects[:1]
         return [self._delivery(copy) for copy in copies]
 
     def _acknowledge(self, delivery: Delivery, result: Result) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from idempotent.adapters.base import Adapter, Delivery
+from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.rabbitmq.client import LOST, explained, pika_errors, server_at, what_to_check
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
 from idempotent.adapters.rabbitmq.messages import properties_of
@@ -96,7 +96,7 @@ class RabbitMqAdapter(Adapter):
         self._at_most_once = mode is AckMode.AUTO
         self._reconnecting = Reconnecting(self._server.where, backoff=backoff, fail_fast=fail_fast)
         self._copies = Copies(self._acknowledge_original, self._return_original, outlive=self._at_most_once)
-        self._queues: tuple[str, ...] = ()
+        self._queues: list[str] = []
         self._session: Session | None = None
         self._connected_at: float | None = None
         self._attempts = 0
@@ -106,7 +106,7 @@ class RabbitMqAdapter(Adapter):
     def open(self, consumers: Sequence[Consumer]) -> None:
         # What published before has a session that consumes nothing.
         self.close()
-        self._queues = tuple(dict.fromkeys(consumer.subject for consumer in consumers))
+        self._queues = subjects_of(consumers)
         self._owner = threading.get_ident()
         self._connect()
 

@@ -460,7 +460,7 @@ def test_messages_of_a_subject_nobody_consumes_are_dead_letters(
     class Careless(MemoryAdapter):
         def open(self, consumers: Sequence[Consumer]) -> None:
             super().open(consumers)
-            self._subjects = (*self._subjects, "strange")
+            self._subjects = [*self._subjects, "strange"]
 
     registry.consumer(SUBJECT, checker=MemoryChecker())(lambda _: None)
     publish(broker, "a", subject="strange")

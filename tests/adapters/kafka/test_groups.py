@@ -38,7 +38,7 @@ def test_consumers_of_two_groups_do_not_fit_one_adapter(kafka_bootstrap):
     consumers = [
         registry.consumer(subject, group=subject, checker=MemoryChecker())(nothing) for subject in ("a", "b")
     ]
-    with pytest.raises(ConfigurationError, match="one consumer group, and these are of a, b"):
+    with pytest.raises(ConfigurationError, match="one consumer group, but the consumers belong to a, b"):
         KafkaAdapter(kafka_bootstrap).open(consumers)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.adapters.kafka import adapter as kafka
+from idempotent.adapters.kafka import copies as kafka_copies
 from idempotent.errors import AdapterError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
@@ -32,7 +32,7 @@ def test_a_message_that_the_topic_does_not_take_is_an_error_and_the_next_one_goe
 
 
 def test_a_dead_letter_that_is_too_large_waits_for_a_topic_that_takes_it(broker, opened, caplog, monkeypatch):
-    monkeypatch.setattr(kafka, "_COPY_AGAIN", Backoff(initial_s=0.2, maximum_s=1.0))
+    monkeypatch.setattr(kafka_copies, "_BACKOFF", Backoff(initial_s=0.2, maximum_s=1.0))
     topic = f"orders-{secrets.token_hex(6)}"
     # As large as the original, so that our headers do not fit.
     broker.make(topic, **{"max.message.bytes": "20000"})
