@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 import threading
@@ -13,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from idempotent.adapters.copies import REASON_HEADER
+from idempotent.adapters.memory.faults import Faults
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message the broker gave up, and why."""
+    """A message that the broker dead-lettered, and why."""
 
     message: Message
     reason: str
@@ -33,9 +33,9 @@ class Copy:
         message: as published.
         number: its place in the order of publication, over all queues.
         order: its place in its queue.
-        returns: how often it was delivered and came back without a word from the consumer's side.
+        returns: how often it was delivered and returned unsettled, or its acknowledgement was lost.
         seen: whether it was delivered before.
-        letter: what it is a dead letter of; None: it is none.
+        letter: the dead letter that it carries; None for a message that is not a dead letter.
     """
 
     message: Message
@@ -54,7 +54,7 @@ class _Queue:
 
 
 def dead_letter_queue(subject: str) -> str:
-    """Where the dead letters of a queue lie."""
+    """The name of the queue for the dead letters of a queue."""
     return f"{subject}.dead"
 
 
@@ -68,9 +68,9 @@ class MemoryBroker:
         seed: of all the faults.
         duplicate_rate: share of the messages, 0 to 1, that arrive twice, as if their producer had resent them.
         reorder_window: how many places, at most, a message can fall behind.
-        redeliver_rate: share of the acknowledgements, 0 to below 1, that get lost: those messages come again.
-        max_deliveries: unsettled deliveries of one message after which it is a dead letter; None: no limit. One
-            that was delayed on request starts again at none.
+        redeliver_rate: share of the acknowledgements, 0 to below 1, that get lost: the messages are delivered again.
+        max_deliveries: unsettled deliveries of one message after which it is a dead letter; None: no limit. A delay
+            on request resets the count.
         clock: seconds; injectable for tests of delays.
 
     Raises:
@@ -87,19 +87,14 @@ class MemoryBroker:
         max_deliveries: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start empty."""
-        if not 0 <= duplicate_rate <= 1:
-            raise ConfigurationError(f"duplicate_rate must be from 0 to 1, not {duplicate_rate}")
-        if not 0 <= redeliver_rate < 1:
-            raise ConfigurationError(f"redeliver_rate must be from 0 to below 1, not {redeliver_rate}")
-        if reorder_window < 0:
-            raise ConfigurationError(f"reorder_window must not be negative, not {reorder_window}")
         if max_deliveries is not None and max_deliveries < 1:
             raise ConfigurationError(f"max_deliveries must be at least 1 or None, not {max_deliveries}")
-        self._seed = seed
-        self._duplicate_rate = duplicate_rate
-        self._reorder_window = reorder_window
-        self._redeliver_rate = redeliver_rate
+        self._faults = Faults(
+            seed,
+            duplicate_rate=duplicate_rate,
+            reorder_window=reorder_window,
+            redeliver_rate=redeliver_rate,
+        )
         self._max_deliveries = max_deliveries
         self._clock = clock
         self._changed = threading.Condition()
@@ -108,25 +103,25 @@ class MemoryBroker:
         self._epochs = itertools.count(1)
         self._unsettled: dict[int, dict[int, Copy]] = {}
 
-    # What everybody calls
+    # For applications and tests
 
     def publish(self, message: Message) -> None:
         """Put a message into the queue of its subject, and possibly a second copy of it."""
         with self._changed:
             number = self._enqueue(message)
-            if self._chance(number, "duplicate") < self._duplicate_rate:
+            if self._faults.duplicates(number):
                 self._enqueue(message)
             self._changed.notify_all()
 
     def crash(self) -> None:
-        """Lose every connection: what is unsettled comes again, and settlements under way mean nothing."""
+        """Lose every connection: unsettled messages are delivered again, and late settlements are stale."""
         with self._changed:
             for epoch in list(self._unsettled):
                 self._disconnect(epoch)
             self._changed.notify_all()
 
     def dead_letters(self, subject: str) -> list[DeadLetter]:
-        """The dead letters of a queue, oldest first. They lie in a queue of their own, `dead_letter_queue(subject)`."""
+        """The dead letters of a queue, oldest first. They wait in `dead_letter_queue(subject)`."""
         with self._changed:
             copies = [copy for _, _, copy in sorted(self._queues[dead_letter_queue(subject)].ready)]
             return [copy.letter for copy in copies if copy.letter is not None]
@@ -137,7 +132,7 @@ class MemoryBroker:
             queue = self._queues[subject]
             return len(queue.ready) + len(queue.delayed) + queue.unsettled
 
-    # What MemoryAdapter calls
+    # For MemoryAdapter
 
     def connect(self) -> int:
         """Open a connection. Returns its epoch."""
@@ -147,13 +142,13 @@ class MemoryBroker:
             return epoch
 
     def disconnect(self, epoch: int) -> None:
-        """Close a connection: what it left unsettled comes again."""
+        """Close a connection: its unsettled messages are delivered again."""
         with self._changed:
             self._disconnect(epoch)
             self._changed.notify_all()
 
     def is_connected(self, epoch: int) -> bool:
-        """Whether this connection still stands."""
+        """Whether this connection is open."""
         return epoch in self._unsettled
 
     def take(self, epoch: int, subjects: Collection[str], limit: int) -> list[Copy]:
@@ -187,23 +182,23 @@ class MemoryBroker:
                 self._changed.wait(left_s)
 
     def notify(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake every thread in `wait`."""
         with self._changed:
             self._changed.notify_all()
 
     def acknowledge(self, epoch: int, number: int) -> bool:
-        """Forget a copy, unless this acknowledgement is one that gets lost. False: the delivery is stale."""
+        """Remove a copy, unless this acknowledgement is to get lost. False: the delivery is stale."""
         with self._changed:
-            copy = self._settled(epoch, number)
-            if copy is not None and self._chance(number, f"ack-{copy.returns}") < self._redeliver_rate:
-                self._come_back(copy)
+            copy = self._taken_back(epoch, number)
+            if copy is not None and self._faults.loses_ack(number, copy.returns):
+                self._return(copy)
             self._changed.notify_all()
             return copy is not None
 
     def delay(self, epoch: int, number: int, delay_s: float) -> bool:
         """Deliver a copy again after `delay_s` seconds. False: the delivery is stale."""
         with self._changed:
-            copy = self._settled(epoch, number)
+            copy = self._taken_back(epoch, number)
             if copy is not None:
                 copy.returns = 0
                 queue = self._queues[copy.message.subject]
@@ -214,7 +209,7 @@ class MemoryBroker:
     def bury(self, epoch: int, number: int, reason: str) -> bool:
         """Make a copy a dead letter. False: the delivery is stale."""
         with self._changed:
-            copy = self._settled(epoch, number)
+            copy = self._taken_back(epoch, number)
             if copy is not None:
                 self._bury(copy, reason)
             self._changed.notify_all()
@@ -223,9 +218,9 @@ class MemoryBroker:
     def give_back(self, epoch: int, number: int) -> bool:
         """Deliver a copy again, as soon as possible. False: the delivery is stale."""
         with self._changed:
-            copy = self._settled(epoch, number)
+            copy = self._taken_back(epoch, number)
             if copy is not None:
-                self._come_back(copy)
+                self._return(copy)
             self._changed.notify_all()
             return copy is not None
 
@@ -233,15 +228,10 @@ class MemoryBroker:
 
     def _enqueue(self, message: Message) -> int:
         number = next(self._numbers)
-        order = number + self._chance(number, "order") * self._reorder_window
+        order = self._faults.order(number)
         queue = self._queues[message.subject]
         heapq.heappush(queue.ready, (order, number, Copy(message, number, order)))
         return number
-
-    def _chance(self, number: int, what: str) -> float:
-        """A number from 0 to below 1 that depends on nothing but the seed and the arguments."""
-        digest = hashlib.blake2b(f"{self._seed}:{number}:{what}".encode(), digest_size=6).digest()
-        return int.from_bytes(digest, "big") / 2**48
 
     def _ripen(self, queue: _Queue) -> None:
         now = self._clock()
@@ -249,13 +239,13 @@ class MemoryBroker:
             _, number, copy = heapq.heappop(queue.delayed)
             heapq.heappush(queue.ready, (copy.order, number, copy))
 
-    def _settled(self, epoch: int, number: int) -> Copy | None:
+    def _taken_back(self, epoch: int, number: int) -> Copy | None:
         copy = self._unsettled.get(epoch, {}).pop(number, None)
         if copy is not None:
             self._queues[copy.message.subject].unsettled -= 1
         return copy
 
-    def _come_back(self, copy: Copy) -> None:
+    def _return(self, copy: Copy) -> None:
         copy.returns += 1
         queue = self._queues[copy.message.subject]
         if self._max_deliveries is not None and copy.returns >= self._max_deliveries:
@@ -276,9 +266,9 @@ class MemoryBroker:
 
     def _disconnect(self, epoch: int) -> None:
         for number in list(self._unsettled.get(epoch, {})):
-            copy = self._settled(epoch, number)
+            copy = self._taken_back(epoch, number)
             if copy is not None:
-                self._come_back(copy)
+                self._return(copy)
         self._unsettled.pop(epoch, None)
 
 
