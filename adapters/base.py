@@ -1,4 +1,4 @@
-"""Adapter: the common face of every broker's client, and Delivery, one message it handed over."""
+"""Adapter: the common interface of all broker clients. Delivery: one message that an adapter received."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from idempotent.values import value
 
 @value
 class Delivery:
-    """One message as an adapter handed it over, to be given back exactly once: settled or requeued.
+    """One received message, to be settled or requeued exactly once.
 
     Attributes:
         message: what the handler sees.
-        token: the adapter's own handle on it, with the epoch (channel, connection, assignment) that delivered
-            it. Opaque to everybody else.
+        token: the adapter's handle, which names the epoch (channel, connection, assignment) that delivered the
+            message. Opaque to all other code.
     """
 
     message: Message
@@ -29,16 +29,16 @@ class Delivery:
 class Adapter(ABC):
     """One broker's client: receive, settle, publish.
 
-    One thread owns the input and output: `open`, `receive`, `settle`, `requeue` and `close` are called by the
-    thread that calls `Worker.run()` and by no other, so a client library that is not thread-safe needs no lock.
-    (`publish` too, while a worker runs; only `wake` is for any thread.) Handlers run elsewhere; the Worker brings
+    One thread owns the input and output: only the thread that calls `Worker.run()` calls `open`, `receive`,
+    `settle`, `requeue` and `close`, so a client library that is not thread-safe needs no lock. The same holds for
+    `publish` while a worker runs; any thread may call `wake`. Handlers run in other threads; the Worker brings
     their results to the owner.
 
-    Every delivery is settled or requeued once. If its epoch is over (the connection was lost, the partition went
-    to somebody else), the broker delivers the message again by itself: the adapter drops the late settlement,
-    counts it in `stale_settlements`, and neither sends nor raises anything.
+    Every delivery is settled or requeued once. If its epoch is over (the connection was lost, the partition was
+    reassigned), the broker delivers the message again: the adapter drops the late settlement, counts it in
+    `stale_settlements`, and neither sends nor raises anything.
 
-    A new adapter is one subclass; nothing in the core knows it.
+    A new adapter is one subclass that implements the abstract methods; the core does not change.
     """
 
     token_type: ClassVar[type] = object
@@ -64,26 +64,26 @@ class Adapter(ABC):
 
     @abstractmethod
     def open(self, consumers: Sequence[Consumer]) -> None:
-        """Connect, and ask for the messages of these consumers: their `subject`s, under their `group`s.
+        """Connect, and subscribe to the `subject`s of these consumers under their `group`s.
 
-        An adapter that waits for a broker to come up does that in `receive`, where a worker can be stopped.
+        An adapter that waits for an unreachable broker waits in `receive`, where a worker can be stopped.
 
         Raises:
-            AdapterError: the broker refuses, or cannot be reached.
+            AdapterError: the broker refuses the connection, or cannot be reached.
             ConfigurationError: these consumers cannot be served, for example an unknown subject.
         """
 
     @abstractmethod
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
-        """The next deliveries: at most `limit`, as soon as there is one, none after `timeout_s` seconds.
+        """Return at most `limit` deliveries: as soon as one is available, or none after `timeout_s` seconds.
 
-        Called over and over, with `limit` and `timeout_s` 0 too when the worker is full: time for heartbeats and
-        other upkeep. Must come back within about `timeout_s` seconds either way. A record that is no message goes
-        to the adapter's own reject target and is not returned. A lost connection is not an error here: the adapter
-        connects again, call by call, and what was unsettled comes again.
+        The Worker calls this repeatedly, also with `limit` and `timeout_s` 0 when it is full, so that the adapter can
+        send heartbeats and do other upkeep. Returns within about `timeout_s` seconds in any case. A malformed record
+        goes to the adapter's own reject target and is not returned. A lost connection is not an error here: the
+        adapter reconnects, call by call, and the broker delivers the unsettled messages again.
 
         Raises:
-            AdapterError: there is no going on; the worker stops.
+            AdapterError: unrecoverable: the worker stops.
         """
 
     @final
@@ -141,49 +141,48 @@ class Adapter(ABC):
 
     @abstractmethod
     def publish(self, message: Message) -> None:
-        """Send a message to its `subject`, and return when the broker has taken responsibility for it.
+        """Send a message to its `subject`, and return when the broker has confirmed it.
 
         Raises:
-            AdapterError: it was not taken, or this adapter only reads.
+            AdapterError: the broker did not confirm the message, or this adapter only reads.
         """
 
     def publish_many(self, messages: Sequence[Message]) -> None:
-        """Send messages, in their order, and return when the broker has taken responsibility for all of them.
+        """Send messages, in their order, and return when the broker has confirmed all of them.
 
-        One wait for many messages where the client can; the default publishes one after the other.
+        An adapter whose client can waits once for many messages; the default publishes one after the other.
 
         Raises:
-            AdapterError: not all were taken. Some may have been: send all again, with the same ids.
+            AdapterError: the broker did not confirm all of them. Send all again, with the same ids.
         """
         for message in messages:
             self.publish(message)
 
     def dead_letter_subject(self, subject: str) -> str | None:
-        """The subject under which the dead letters of `subject` can be received; None: they cannot."""
+        """The subject under which the dead letters of `subject` can be received; None if they cannot."""
         del subject
         return None
 
-    def wake(self) -> None:  # noqa: B027 - doing nothing is a good answer
-        """Make the `receive` that waits now, or the next one, come back at once with what there is.
+    def wake(self) -> None:  # noqa: B027 - optional
+        """Make the current `receive`, or the next one, return at once with the available deliveries.
 
-        The one method that any thread may call, after `close` too; the Worker does when a handler has finished.
-        The default does nothing, which costs a settlement at most the short `timeout_s` that the Worker allows
-        while handlers run.
+        Any thread may call this, also after `close`; the Worker does when a handler has finished. The default does
+        nothing, which delays a settlement by at most the short `timeout_s` that the Worker uses while handlers run.
         """
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to the broker now; for readiness. Adapters without a broker always are."""
+        """Whether the adapter is connected to its broker, for readiness probes. Always true without a broker."""
         return True
 
     @property
     def finished(self) -> bool:
-        """Every delivery is settled and none will ever come again, delayed ones included. Brokers never finish."""
+        """Whether all messages are settled, delayed ones included, and no new one can arrive. Brokers never finish."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Disconnect. Deliveries that are not settled come again. Idempotent."""
+        """Disconnect. The broker delivers unsettled messages again. Idempotent."""
 
     def _check_token(self, delivery: Delivery) -> None:
         if not isinstance(delivery.token, self.token_type):

@@ -1,4 +1,4 @@
-"""What a delayed or dead-letter copy of a message carries, so that it stays the same message."""
+"""The headers of delayed and dead-letter copies, which keep the identity of the message."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from idempotent.outcomes import Result
 KEY_HEADER: Final = "x-idempotent-key"
 """The message id of the original. Wins over the id that the broker gives the copy."""
 ATTEMPT_HEADER: Final = "x-idempotent-attempt"
-"""How many copies this message has had, this one included."""
+"""How many copies of this message were made, including this one."""
 ORIGIN_HEADER: Final = "x-idempotent-origin"
-"""Where the original lay: a queue, a destination, or topic/partition/offset."""
+"""Where the original was: a queue, a destination, or topic/partition/offset."""
 REASON_HEADER: Final = "x-idempotent-reason"
 """Why the message is a dead letter: the exception, in one line."""
 OUTCOME_HEADER: Final = "x-idempotent-outcome"
 """The outcome that made it a dead letter."""
-_OURS: Final = "x-idempotent-"
 CUT_HEADER: Final = "x-idempotent-cut"
-"""Names of the original's headers for which a dead letter had no room."""
+"""Names of the original's headers that were removed because the dead letter was too large."""
+OURS: Final = "x-idempotent-"
+"""How the names of all these headers begin."""
 _REASON_LIMIT: Final = 1000
 _TOO_LARGE: Final = 2**63
 
@@ -32,7 +33,7 @@ def attempt_of(message: Message) -> int:
 
 
 def number_in(headers: Mapping[str, Any], name: str) -> int:
-    """The whole number in a header that anybody may have written: 0 for none, and for what no number of ours is."""
+    """The number in a header from an untrusted producer; 0 if it is missing, not a whole number or out of range."""
     try:
         number = int(headers.get(name) or 0)
     except (TypeError, ValueError, OverflowError):
@@ -41,7 +42,7 @@ def number_in(headers: Mapping[str, Any], name: str) -> int:
 
 
 def delayed_headers(message: Message, origin: str) -> dict[str, Any]:
-    """The headers of a copy that comes again later."""
+    """The headers of a copy that is delivered again later."""
     return {**message.headers, **_identity(message, origin)}
 
 
@@ -56,18 +57,18 @@ def dead_letter_headers(message: Message, origin: str, result: Result) -> dict[s
 
 
 def without_reason(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers of a dead letter that goes back to its queue: the same message, with its attempts at none."""
+    """The headers of a dead letter that is sent back to its queue: the same message, with no attempts."""
     gone = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER, CUT_HEADER)
     return {name: value for name, value in headers.items() if name not in gone}
 
 
-def fitting(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
-    """A dead letter's headers, without the largest of the original's if they do not fit otherwise.
+def fit_headers(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+    """The headers of a dead letter, without the original's largest ones as far as they do not fit.
 
-    Ours stay, the names of those that go are among them, and the body is nobody's to cut.
+    The headers of this library stay, and one of them names those that were removed. The body is never cut.
     """
     kept, cut = dict(headers), []
-    while not fits(kept) and (theirs := [name for name in kept if not name.startswith(_OURS)]):
+    while not fits(kept) and (theirs := [name for name in kept if not name.startswith(OURS)]):
         largest = max(theirs, key=lambda name: len(repr(kept[name])))
         del kept[largest]
         cut.append(largest)

@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class Reconnecting:
-    """The waits between attempts to connect, call by call, so that nobody sleeps in one.
+    """The waits between attempts to connect. The owner asks for the remaining time and never sleeps here.
 
     Args:
         where: the broker, without credentials, for logs and errors.
-        backoff: the waits; each is shortened at random by up to half, so that a fleet does not come back at once.
-        fail_fast: give up when the very first attempt fails.
+        backoff: the waits; each is shortened at random by up to half, so that a fleet does not reconnect at once.
+        fail_fast: raise when the very first attempt fails.
         clock: seconds; injectable for tests.
     """
 
@@ -42,11 +42,11 @@ class Reconnecting:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next attempt is due; 0: now."""
+        """Seconds until the next attempt is due; 0 if it is due now."""
         return max(self._next - self._clock(), 0.0)
 
     def succeeded(self) -> None:
-        """Connected: the next loss is tried again at once."""
+        """Connected. After the next loss, the first attempt is due at once."""
         if self._failures or self._was_connected:
             log.info("broker_connected", extra={"broker": self.where, "attempts": self._failures + 1})
         self._failures = 0
@@ -57,24 +57,24 @@ class Reconnecting:
         """An attempt failed; the next one is due after the backoff.
 
         Raises:
-            AdapterError: it was the first one of all, and `fail_fast` is set.
+            AdapterError: it was the very first attempt, and `fail_fast` is set.
         """
         if self._fail_fast and not self._was_connected:
-            raise AdapterError(f"cannot connect to {self.where}: {said(error)}") from error
+            raise AdapterError(f"cannot connect to {self.where}: {describe(error)}") from error
         self._failures += 1
         wait_s = self._backoff.delay_s(self._failures) * random.uniform(0.5, 1.0)
         self._next = self._clock() + wait_s
         log.warning(
             "broker_unreachable",
-            extra={"broker": self.where, "error": said(error), "next_try_s": round(wait_s, 1)},
+            extra={"broker": self.where, "error": describe(error), "next_try_s": round(wait_s, 1)},
         )
 
     def lost(self, error: BaseException) -> None:
-        """A connection that was up is gone; what it had delivered comes again."""
-        log.warning("broker_connection_lost", extra={"broker": self.where, "error": said(error)})
+        """An open connection was lost; the broker delivers its unsettled messages again."""
+        log.warning("broker_connection_lost", extra={"broker": self.where, "error": describe(error)})
         self._next = self._clock()
 
 
-def said(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An error in one line, for logs."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Watermark: the last position before which nothing is unfinished."""
+"""Watermark: the last position up to which all deliveries are finished."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ P = TypeVar("P")
 
 
 class Watermark(Generic[P]):
-    """What a cumulative acknowledgement may cover: AMQP `multiple`, STOMP `client`, a Kafka offset.
+    """The greatest position that a cumulative acknowledgement may name: AMQP `multiple`, STOMP `client`, Kafka offsets.
 
     Positions count in the order in which they were added, never by arithmetic: offsets have gaps, and STOMP ids are
     strings. Not thread-safe; it belongs to the thread that owns the connection.
     """
 
     def __init__(self) -> None:
-        """Nothing delivered yet."""
         self._order: deque[P] = deque()
         self._unfinished: set[P] = set()
         self._last: P | None = None
 
     def __len__(self) -> int:
-        """Positions that the mark has not passed."""
+        """How many positions the mark has not passed."""
         return len(self._order)
 
     def add(self, position: P) -> None:
-        """A delivery, in the order of deliveries."""
+        """Add a delivery. Deliveries are added in their order."""
         self._order.append(position)
         self._unfinished.add(position)
 
     def finish(self, position: P) -> bool:
-        """The delivery needs nothing any more. False: it is not open (finished before, or never added)."""
+        """Mark a delivery as finished. False: it was finished before, or never added."""
         if position not in self._unfinished:
             return False
         self._unfinished.remove(position)
@@ -41,10 +40,5 @@ class Watermark(Generic[P]):
 
     @property
     def last(self) -> P | None:
-        """The last position that everything before is finished with, itself included; None: none yet."""
+        """The last position up to which all deliveries are finished; None if the first one is not."""
         return self._last
-
-    @property
-    def oldest(self) -> P | None:
-        """The first unfinished position: what holds the mark back."""
-        return self._order[0] if self._order else None

@@ -17,7 +17,7 @@ from idempotent.adapters.activemq.inbox import Inbox
 from idempotent.adapters.activemq.options import StompSettings
 from idempotent.adapters.activemq.refusals import LostError, RefusedError, refusal
 from idempotent.adapters.activemq.transport import Transport
-from idempotent.adapters.reconnecting import said
+from idempotent.adapters.reconnecting import describe
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class StompConnection:
         try:
             self._transport.start()
         except OSError as error:
-            raise LostError(said(error)) from error
+            raise LostError(describe(error)) from error
         if self._aborted:
             self.abort()
             raise LostError("nobody wants it any more")
@@ -94,7 +94,7 @@ class StompConnection:
         try:
             self.confirm([Frame("DISCONNECT", {})], "DISCONNECT", timeout_s=_GOODBYE_S)
         except (LostError, RefusedError) as error:
-            log.debug("broker_goodbye_failed", extra={"error": said(error)})
+            log.debug("broker_goodbye_failed", extra={"error": describe(error)})
         self.abort()
 
     def abort(self) -> None:
@@ -230,7 +230,7 @@ class StompConnection:
         # stomp.py's cleanup in the reader's thread takes the socket and the queue away: hence the last two.
         except (OSError, stomp.StompException, AttributeError, ValueError) as error:
             self.abort()
-            raise LostError(said(error)) from error
+            raise LostError(describe(error)) from error
         self._sent_at = time.monotonic()
 
     def _last_words(self) -> str:

@@ -17,7 +17,7 @@ from idempotent.adapters.activemq.refusals import LostError
 from idempotent.adapters.activemq.settling import CopyOf, Held, settling
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import number_in
-from idempotent.adapters.reconnecting import said
+from idempotent.adapters.reconnecting import describe
 from idempotent.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Epoch:
         try:
             self._settling.flush(at_once=True)
         except (LostError, AdapterError) as error:
-            log.warning("last_acknowledgements_failed", extra={"error": said(error)})
+            log.warning("last_acknowledgements_failed", extra={"error": describe(error)})
         self.connection.disconnect()
 
     def _again(self) -> Delivery | None:

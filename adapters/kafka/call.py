@@ -1,4 +1,4 @@
-"""Call: one call of the client library that may never come back."""
+"""Call: one call of the client library that may never return."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Any
 
 
 class Call:
-    """Runs in a thread of its own; whoever loses patience forgets it, and its thread ends with the process.
+    """A call in a thread of its own. A caller that times out abandons it; the thread ends with the process.
 
     Args:
-        function: called at once.
-        arguments: for it.
+        function: is called at once.
+        arguments: of the call.
 
     Attributes:
-        error: what it raised, once it is over.
+        error: what the function raised.
     """
 
     def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Begin."""
-        self._is_over = threading.Event()
+        self._ended = threading.Event()
         self.error: Exception | None = None
         thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
         thread.name = "idempotent-kafka-call"
         thread.start()
 
-    def is_over(self, wait_s: float) -> bool:
-        """Whether it has come back, waiting so long for it."""
-        return self._is_over.wait(wait_s)
+    def wait(self, wait_s: float) -> bool:
+        """Wait at most `wait_s` seconds. Whether the call has returned."""
+        return self._ended.wait(wait_s)
 
     def _run(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         try:
@@ -36,4 +35,4 @@ class Call:
         except Exception as error:
             self.error = error
         finally:
-            self._is_over.set()
+            self._ended.set()

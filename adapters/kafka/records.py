@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from idempotent.adapters.copies import KEY_HEADER, number_in
+from idempotent.adapters.copies import KEY_HEADER, OURS, number_in
 from idempotent.adapters.kafka.client import Raw
 from idempotent.message import Message, Position
 
@@ -14,7 +14,6 @@ TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
 """When the original of a copy was written, in milliseconds since 1970."""
 DUE_HEADER: Final = "x-idempotent-due"
 """When a copy in a retry topic may be handed out, in milliseconds since 1970."""
-_OURS: Final = "x-idempotent-"
 Headers = list[tuple[str, bytes | None]]
 
 
@@ -57,8 +56,8 @@ def due_in_s(raw: Raw) -> float:
 
 def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:
     """The original's own headers byte by byte, repeated ones included, and ours as in `headers`."""
-    theirs = [(name, value) for name, value in _pairs(raw) if not name.startswith(_OURS)]
-    ours = {name: value for name, value in headers.items() if name.startswith(_OURS)}
+    theirs = [(name, value) for name, value in _pairs(raw) if not name.startswith(OURS)]
+    ours = {name: value for name, value in headers.items() if name.startswith(OURS)}
     ours.setdefault(TIMESTAMP_HEADER, str(raw.timestamp()[1]))
     return [*theirs, *encoded(ours.items())]
 

@@ -63,7 +63,7 @@ class TransactionalProducer:
             KafkaException: it did not get them.
         """
         sending = self._sending or Call(self.client.send_offsets_to_transaction, offsets, member, _OFFSETS_S)
-        is_over = sending.is_over(wait_s)
+        is_over = sending.wait(wait_s)
         self._sending = None if is_over else sending
         if sending.error is not None and is_over:
             raise sending.error

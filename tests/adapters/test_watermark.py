@@ -18,7 +18,6 @@ def test_the_mark_is_the_end_of_the_finished_beginning(data, positions):
         begun = [p for i, p in enumerate(positions) if finished.issuperset(positions[: i + 1])]
         assert mark.last == (begun[-1] if begun else None)
         assert len(mark) == len(positions) - len(begun)
-        assert mark.oldest == (positions[len(begun)] if len(begun) < len(positions) else None)
 
 
 def test_a_position_is_finished_once():

@@ -20,7 +20,7 @@ from idempotent.adapters.copies import (
     attempt_of,
     dead_letter_headers,
     delayed_headers,
-    fitting,
+    fit_headers,
     number_in,
     without_reason,
 )
@@ -86,7 +86,7 @@ def copies_of(message: Message) -> list[dict]:
     return [
         delayed_headers(message, "here"),
         dead,
-        fitting(dead, lambda headers: len(headers) < 3),
+        fit_headers(dead, lambda headers: len(headers) < 3),
         without_reason(dead),
     ]
 
