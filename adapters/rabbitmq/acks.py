@@ -1,4 +1,4 @@
-"""When acknowledgements are sent: each at once, or many with one word."""
+"""When acknowledgements are sent: one for each message, or one for many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from idempotent.adapters.watermark import Watermark
 
-# How long a message that is done waits for a slow one before it, when one word could cover both.
+# How long a finished message waits for a slow one before it, so that one acknowledgement can cover both.
 _MOST_DELAY_S: Final = 1.0
 
 
@@ -18,33 +18,32 @@ class Acks(ABC):
 
     @abstractmethod
     def delivered(self, tag: int) -> None:
-        """The broker waits for a word on this one."""
+        """The broker delivered this message and waits for its acknowledgement."""
 
     @abstractmethod
     def finish(self, tag: int) -> None:
-        """Acknowledge it, now or soon."""
+        """Acknowledge a message, now or soon."""
 
     @abstractmethod
     def give_back(self, tag: int) -> None:
-        """Return it to its queue, now."""
+        """Return a message to its queue, now."""
 
     @property
     def due_in_s(self) -> float | None:
-        """Seconds until `flush_due` has something to do; None: nothing waits."""
+        """Seconds until `flush_due` has something to send; None if no acknowledgement waits."""
         return None
 
-    def flush_due(self) -> None:  # noqa: B027 - nothing waits by default
-        """Send what has waited long enough."""
+    def flush_due(self) -> None:  # noqa: B027 - only Batched waits
+        """Send the acknowledgements that have waited long enough."""
 
-    def flush(self) -> None:  # noqa: B027
-        """Send all that waits."""
+    def flush(self) -> None:  # noqa: B027 - only Batched waits
+        """Send all waiting acknowledgements."""
 
 
 class EachAtOnce(Acks):
     """One `basic.ack` per message."""
 
     def __init__(self, channel: Any) -> None:
-        """For one channel."""
         self._channel = channel
 
     def delivered(self, tag: int) -> None:
@@ -59,16 +58,16 @@ class EachAtOnce(Acks):
 
 
 class Batched(Acks):
-    """One `basic.ack(multiple=True)` for all up to the first unfinished delivery.
+    """One `basic.ack(multiple=True)` for all deliveries before the first unfinished one.
 
-    It is sent when `batch` are done, after `interval_s`, when the broker would send nothing more (`prefetch`), and
-    when nothing is left to do. What a slow delivery keeps waiting for longer than a second is sent one by one.
+    It is sent when `batch` deliveries are finished, after `interval_s`, when the broker stops sending (`prefetch`), and
+    when no delivery is unfinished. Deliveries that wait longer than a second for a slow one are acknowledged alone.
 
     Args:
-        channel: whose tags they are.
-        batch: done deliveries that are worth a word.
-        interval_s: the longest a done delivery waits for a batch to fill.
-        prefetch: unacknowledged deliveries at which the broker stops.
+        channel: the channel of the delivery tags.
+        batch: finished deliveries at which an acknowledgement is sent.
+        interval_s: the longest that a finished delivery waits for a batch to fill.
+        prefetch: unacknowledged deliveries at which the broker stops sending.
         clock: seconds; injectable for tests.
     """
 
@@ -81,7 +80,6 @@ class Batched(Acks):
         prefetch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing delivered yet."""
         self._channel = channel
         self._batch = batch
         self._interval_s = interval_s
@@ -89,7 +87,7 @@ class Batched(Acks):
         self._clock = clock
         self._open = 0
         self._mark: Watermark[int] = Watermark()
-        # Done, but the broker does not know; in the order in which they were done, with the time.
+        # Finished but not acknowledged tags, in the order in which they finished, with the time.
         self._done: dict[int, float] = {}
         self._next_try = 0.0
 
@@ -134,7 +132,7 @@ class Batched(Acks):
         mark = self._mark.last
         covered = [tag for tag in self._done if mark is not None and tag <= mark]
         if covered:
-            # Of those that still wait: the broker closes the channel over a tag that it does not know any more.
+            # The greatest tag that still waits: the broker closes the channel over an acknowledged one.
             self._channel.basic_ack(max(covered), multiple=True)
             for tag in covered:
                 del self._done[tag]

@@ -6,17 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
-from idempotent.adapters.rabbitmq.client import LOST, explained, pika_errors, server_at, what_to_check
+from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for, server_at
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
 from idempotent.adapters.rabbitmq.messages import properties_of
-from idempotent.adapters.rabbitmq.options import AckMode, QueueType
+from idempotent.adapters.rabbitmq.options import AckMode, Consuming, QueueType
 from idempotent.adapters.rabbitmq.publisher import Publisher
-from idempotent.adapters.rabbitmq.session import Consuming, Session, Token
+from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
-from idempotent.adapters.reconnecting import Reconnecting, said
+from idempotent.adapters.reconnecting import Reconnecting, describe
 from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError
@@ -24,12 +24,10 @@ from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
-__all__ = ["AckMode", "QueueType", "RabbitMqAdapter"]
-
 log = logging.getLogger(__name__)
 
 _LARGEST_BATCH: Final = 64
-# A session that ends sooner has something in it that ends sessions.
+# A session this short was probably killed by one of its own messages: back off.
 _BRIEF_S: Final = 1.0
 
 
@@ -37,29 +35,29 @@ class RabbitMqAdapter(Adapter):
     """Consume queues, each named like the subject of its consumer; publish through the default exchange.
 
     A message's id is its `x-idempotent-key` header, or else its `message_id` property. A failed message is published
-    to a delay queue, a dead one to a dead-letter queue; only when the broker has confirmed the copy is the original
-    acknowledged. A copy that the broker refuses is tried again, and the original stays unacknowledged.
+    to a delay queue, a dead one to a dead-letter queue; the original is acknowledged when the broker has confirmed the
+    copy. A copy that the broker refuses is sent again later, and the original stays unacknowledged.
 
     Args:
-        url: `amqp://user:password@host:5672/vhost`, `amqps://` for TLS; several hosts with commas between them.
+        url: `amqp://user:password@host:5672/vhost`, `amqps://` for TLS; several hosts are separated by commas.
         prefetch: deliveries of a queue that the broker sends ahead, 1 to 65535.
-        ack: when the broker is told that a message is done.
-        ack_batch: of `batched`: how many with one word; default: half the prefetch, at most 64.
-        ack_interval_s: of `batched`: the longest wait for a batch to fill.
-        pull: fetch messages one by one (`basic.get`) instead of having them sent. Slow; nothing is sent ahead.
-        declare: make queues that are missing.
-        queue_type: of the queues made here.
-        dead_letter_queue: one for all; default: one for each queue, named `<queue>.dead`.
+        ack: when messages are acknowledged; one of `AckMode` or its value.
+        ack_batch: for `batched`: messages per acknowledgement; default: half the prefetch, at most 64.
+        ack_interval_s: for `batched`: the longest wait for a batch to fill, in seconds.
+        pull: fetch messages one by one (`basic.get`). Slow; the broker sends nothing ahead.
+        declare: create missing queues.
+        queue_type: of the created queues; one of `QueueType` or its value.
+        dead_letter_queue: one for all queues; default: one for each, named `<queue>.dead`.
         per_channel_prefetch: `prefetch` counts for all queues together. Not with quorum queues.
-        heartbeat_s: seconds; a dead connection is noticed within about two of them.
-        fail_fast: raise when the very first attempt to connect fails, instead of trying on.
-        ca_file: TLS: whom to trust, in place of the system's list.
+        heartbeat_s: seconds between heartbeats; a dead connection is noticed within about two of them.
+        fail_fast: raise when the very first attempt to connect fails.
+        ca_file: TLS: trusted certificates in place of the system's.
         cert_file: TLS: this client's certificate.
         key_file: TLS: its key, if not in `cert_file`.
         backoff: waits between attempts to connect.
 
     Raises:
-        ConfigurationError: an option is out of its range, or the URL is none.
+        ConfigurationError: an option is out of its range, or the URL is invalid.
         MissingExtraError: pika is not installed.
     """
 
@@ -104,7 +102,7 @@ class RabbitMqAdapter(Adapter):
         self._woken = threading.Event()
 
     def open(self, consumers: Sequence[Consumer]) -> None:
-        # What published before has a session that consumes nothing.
+        # A session opened by `publish` consumes nothing.
         self.close()
         self._queues = subjects_of(consumers)
         self._owner = threading.get_ident()
@@ -121,7 +119,7 @@ class RabbitMqAdapter(Adapter):
                 self._woken.wait(min(wait_s, self._reconnecting.wait_s))
             else:
                 try:
-                    self._copies.try_again(session)
+                    self._copies.retry_due(session)
                     session.pump(limit, wait_s, self._woken.is_set)
                     deliveries = session.take(limit)
                 except LOST as error:
@@ -148,12 +146,11 @@ class RabbitMqAdapter(Adapter):
         return self._settle(token, lambda: token.session.give_back(token.tag))
 
     def publish(self, message: Message) -> None:
-        self._publish(
-            lambda publisher: publisher.to_queue(message.subject, message.body, _properties(message))
-        )
+        properties = properties_of(message, message.headers)
+        self._publish(lambda publisher: publisher.to_queue(message.subject, message.body, properties))
 
     def publish_many(self, messages: Sequence[Message]) -> None:
-        items = [(message.subject, message.body, _properties(message)) for message in messages]
+        items = [(each.subject, each.body, properties_of(each, each.headers)) for each in messages]
         self._publish(lambda publisher: publisher.all_to_queues(items))
 
     def _publish(self, act: Callable[[Publisher], None]) -> None:
@@ -165,7 +162,9 @@ class RabbitMqAdapter(Adapter):
             act(session.publisher)
         except LOST as error:
             self._lose(error)
-            raise AdapterError(f"the connection was lost, the message perhaps too: {said(error)}") from error
+            raise AdapterError(
+                f"the connection was lost before the broker confirmed the message, send it again: {describe(error)}"
+            ) from error
 
     def wake(self) -> None:
         if self._woken.is_set():
@@ -187,17 +186,17 @@ class RabbitMqAdapter(Adapter):
         if session is not None:
             try:
                 if self._at_most_once:
-                    self._copies.try_again(session, all_of_them=True)
+                    self._copies.retry_due(session, also_early=True)
                 session.close()
             except LOST as error:
-                log.warning("close_failed", extra={"broker": self._server.where, "error": said(error)})
+                log.warning("close_failed", extra={"broker": self._server.where, "error": describe(error)})
         if self._at_most_once and self._copies:
             log.error("messages_lost", extra={"count": len(self._copies)})
 
     # Private
 
     def _connect(self) -> Session | None:
-        """A new session, if it is time for an attempt and that succeeds."""
+        """A new session; None if no attempt is due or the attempt failed."""
         if self._reconnecting.wait_s > 0:
             return None
         self._attempts += 1
@@ -205,11 +204,11 @@ class RabbitMqAdapter(Adapter):
             connection = self._server.connect(self._attempts - 1)
             session = Session(connection, self._topology, self._queues, self._consuming)
         except LOST as error:
-            advice = what_to_check(error)
+            advice = remedy_for(error)
             is_gone = isinstance(error, pika_errors.ChannelClosedByBroker) and advice is not None
             if advice is not None and (is_gone or self._connected_at is None):
-                raise AdapterError(f"{self._server.where}: {advice} ({said(error)})") from error
-            self._reconnecting.failed(explained(error))
+                raise AdapterError(f"{self._server.where}: {advice} ({describe(error)})") from error
+            self._reconnecting.failed(plain_error(error))
             return None
         self._reconnecting.succeeded()
         self._connected_at = time.monotonic()
@@ -219,10 +218,9 @@ class RabbitMqAdapter(Adapter):
     def _lose(self, error: BaseException) -> None:
         session, self._session = self._session, None
         if session is not None:
-            error = explained(session.reason(error))
+            error = plain_error(session.reason(error))
             session.abandon()
         if self._connected_at is not None and time.monotonic() - self._connected_at < _BRIEF_S:
-            # Not at once again: a message that ends the connection comes with every one of them.
             self._reconnecting.failed(error)
         else:
             self._reconnecting.lost(error)
@@ -255,8 +253,4 @@ class RabbitMqAdapter(Adapter):
 
     def _check_owner(self) -> None:
         if self._owner is not None and self._owner != threading.get_ident():
-            raise AdapterError("one thread owns a RabbitMqAdapter: the one that opened it")
-
-
-def _properties(message: Message) -> Any:
-    return properties_of(message, message.headers)
+            raise AdapterError("only the thread that opened a RabbitMqAdapter may use it")

@@ -1,4 +1,4 @@
-"""The pika client: how a URL becomes a connection, and what its errors mean."""
+"""The pika client: connections from URLs, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ except ImportError as error:
     raise MissingExtraError("pika", "rabbitmq") from error
 import pika.exceptions as pika_errors
 
-__all__ = ["LOST", "Server", "explained", "pika", "pika_errors", "server_at", "what_to_check"]
+__all__ = ["LOST", "Server", "pika", "pika_errors", "plain_error", "remedy_for", "server_at"]
 
-# One failed attempt is eight lines of errors and a traceback there, and one warning here. Whoever wants them sets a
-# level on this logger.
+# pika logs eight errors and a traceback for each failed attempt; the adapter logs one warning. Setting a level on
+# this logger brings them back.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 LOST: Final = (pika_errors.AMQPError, pika_errors.ChannelError, OSError)
-"""Whatever pika raises when a connection, or a channel of it, is of no more use."""
+"""What pika raises when a connection or one of its channels is lost."""
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _EXAMPLE: Final = "amqp://user:password@host:5672/vhost"
-# `receive` must come back soon, so an attempt to connect must end.
+# `receive` must return soon, so an attempt to connect must end.
 _CONNECT_TIMEOUT_S: Final = 5.0
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
-# With its memory or disk alarm on, the broker reads nothing from those who publish, acknowledgements included.
+# During a memory or disk alarm the broker reads nothing from connections that publish, not even acknowledgements.
 _BLOCKED_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a broker is, and how to get in.
+    """The address of a broker, and the credentials.
 
     Attributes:
         hosts: host and port of each node of a cluster.
-        where: the same for people: no credentials.
+        where: the address without credentials, for logs and errors.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -54,10 +54,10 @@ class Server:
     tls: ssl.SSLContext | None = field(repr=False)
 
     def connect(self, attempt: int) -> Any:
-        """A `BlockingConnection` to the host whose turn it is.
+        """Open a `BlockingConnection`; successive attempts take the hosts in turn.
 
         Raises:
-            AMQPError, OSError: there is none now.
+            AMQPError, OSError: the attempt failed.
         """
         host, port = self.hosts[attempt % len(self.hosts)]
         parameters = pika.ConnectionParameters(
@@ -83,12 +83,12 @@ def server_at(
     cert_file: str | None = None,
     key_file: str | None = None,
 ) -> Server:
-    """What an `amqp://` or `amqps://` URL means. Several hosts, separated by commas, are tried in turn.
+    """The server of an `amqp://` or `amqps://` URL. Several hosts, separated by commas, are tried in turn.
 
     Raises:
-        ConfigurationError: it means nothing, or an option does not go with it.
+        ConfigurationError: the URL is invalid, or an option does not go with it.
     """
-    # Not one word of the URL in these errors, nor `from error`: a part of it is a password.
+    # These errors repeat no part of the URL and have no cause: either may contain the password.
     try:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS:
@@ -105,7 +105,7 @@ def server_at(
             "%3F, %40 and %5B"
         ) from None
     if heartbeat_s < 1:
-        # Without heartbeats nobody notices that the other end is gone.
+        # Without heartbeats a dead connection goes unnoticed.
         raise ConfigurationError(f"heartbeat_s must be at least 1, not {heartbeat_s}")
     user, _, password = login.partition(":")
     vhost = unquote(parts.path.removeprefix("/")) or "/"
@@ -119,10 +119,10 @@ def server_at(
     )
 
 
-def what_to_check(error: BaseException) -> str | None:
-    """What a person must do about an error that no waiting repairs; None: waiting may."""
+def remedy_for(error: BaseException) -> str | None:
+    """What to do about an error that another attempt does not solve; None if it may."""
     if isinstance(error, _PROBABLE) and not _SAID_NO.search(str(error)):
-        return None  # pika guesses from the moment; a connection may be lost at that one too
+        return None  # pika infers the cause from the time of the loss; the network may fail at that time too
     if isinstance(error, (pika_errors.ProbableAuthenticationError, pika_errors.AuthenticationError)):
         return "the broker refuses the user name or the password in the URL"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -158,20 +158,20 @@ _PRECONDITION_FAILED: Final = 406
 _NOT_IMPLEMENTED: Final = 540
 
 
-def explained(error: BaseException) -> BaseException:
-    """An error in words, where pika has only names of classes."""
+def plain_error(error: BaseException) -> BaseException:
+    """The error with a message in plain words, where pika gives only class names."""
     if isinstance(error, _PROBABLE):
         return ConnectionError(f"the connection was lost while it was being opened ({error})")
     if isinstance(error, pika_errors.IncompatibleProtocolError):
-        # Not for good: a proxy in front of a broker that starts looks the same.
+        # May be temporary: a proxy before a starting broker causes the same error.
         return ConnectionError("it does not speak AMQP 0-9-1; a TLS port needs amqps://")
     inner = getattr(error, "exception", None) or next(iter(error.args), None)
     if not str(error) and isinstance(inner, BaseException):
-        return explained(inner)
+        return plain_error(inner)
     if _TIMED_OUT in str(getattr(error, "reply_text", "")):
         return ConnectionError(
-            "a message was unacknowledged for longer than the broker's consumer_timeout; all that were come again, "
-            f"and what their handlers finish is on record ({error})"
+            "a message was unacknowledged for longer than the broker's consumer_timeout; the broker delivers all "
+            f"unacknowledged messages again, and those already processed are duplicates then ({error})"
         )
     return error
 

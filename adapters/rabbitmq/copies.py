@@ -1,4 +1,4 @@
-"""Copies of deliveries: for later, for the dead-letter queue, or back to their queue."""
+"""Copies: deliveries that are settled by a copy in a delay queue, the dead-letter queue or their own queue."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from idempotent.adapters.copies import dead_letter_headers, delayed_headers, fitting
+from idempotent.adapters.copies import dead_letter_headers, delayed_headers, fit_headers
 from idempotent.adapters.rabbitmq.messages import properties_of
 from idempotent.adapters.rabbitmq.publisher import NotTakenError, TooLargeError
 from idempotent.adapters.rabbitmq.session import Session, Token
-from idempotent.adapters.reconnecting import said
+from idempotent.adapters.reconnecting import describe
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
 log = logging.getLogger(__name__)
 
-_AGAIN: Final = Backoff(initial_s=1.0, maximum_s=60.0)
+_BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=60.0)
 
 
 class Goal(Enum):
-    """Where a copy goes."""
+    """The destination of a copy."""
 
     DELAY = "delay"
     DEAD_LETTER = "dead_letter"
     QUEUE = "queue"
     ORIGINAL = "original"
-    """There can be no copy: the delivery itself goes back to its queue."""
+    """A copy is impossible: the delivery itself returns to its queue."""
 
 
 @dataclass(slots=True)
@@ -41,11 +41,11 @@ class Copy:
 
     Attributes:
         message: as it was delivered.
-        token: of the delivery, to be acknowledged afterwards.
-        goal: where to.
-        result: why.
-        due: when a delayed one may come again, in seconds of the monotonic clock.
-        refusals: how often the broker did not take it.
+        token: of the delivery, acknowledged after the copy is confirmed.
+        goal: the destination.
+        result: the reason of a dead letter.
+        due: when a delayed message may be delivered again, in seconds of the monotonic clock.
+        refusals: how often the broker refused the copy.
     """
 
     message: Message
@@ -56,16 +56,16 @@ class Copy:
     refusals: int = 0
 
     def publish(self, session: Session) -> None:
-        """Return when the broker has confirmed it.
+        """Send the copy, and return when the broker has confirmed it.
 
         Raises:
-            NotTakenError: the broker refuses it.
+            NotTakenError: the broker refused the copy.
             AMQPError, OSError: the connection is lost.
         """
         queue, message = self.token.queue, self.message
         if self.goal is Goal.DEAD_LETTER:
             assert self.result is not None
-            headers = fitting(
+            headers = fit_headers(
                 dead_letter_headers(message, queue, self.result),
                 lambda some: session.publisher.takes(properties_of(message, some)),
             )
@@ -81,20 +81,19 @@ class Copy:
 
 
 class Copies:
-    """Makes copies, and keeps those that the broker refuses for another try: their originals stay unacknowledged.
+    """Sends copies, and retries those that the broker refuses; their originals stay unacknowledged.
 
-    A delayed copy that is too large is not tried again: its original waits here, and is given back in time.
+    A delayed copy that is too large is not retried: its original waits here, and returns to its queue when it is due.
 
     Args:
-        acknowledge: called with each token whose copy is confirmed.
-        give_back: called with each token of a message that cannot be copied, when it is due.
-        outlive: a copy is wanted even when the session of its original is over, because the original is gone.
+        acknowledge: called with the token of each confirmed copy.
+        give_back: called with the token of each message that cannot be copied, when it is due.
+        outlive: send copies also after the session of their original ended, because the original is acknowledged.
     """
 
     def __init__(
         self, acknowledge: Callable[[Token], None], give_back: Callable[[Token], None], *, outlive: bool
     ) -> None:
-        """None yet."""
         self._acknowledge = acknowledge
         self._give_back = give_back
         self._outlive = outlive
@@ -102,11 +101,11 @@ class Copies:
         self._ties = itertools.count()
 
     def __len__(self) -> int:
-        """Copies that wait for another try."""
+        """How many copies wait for another attempt."""
         return len(self._refused)
 
     def make(self, session: Session | None, copy: Copy) -> None:
-        """Publish it, then acknowledge the original; or try again later.
+        """Send a copy, then acknowledge the original. A refused copy is sent again later.
 
         Raises:
             AMQPError, OSError: the connection is lost.
@@ -129,28 +128,28 @@ class Copies:
                 self._later(copy)
             log.error(  # noqa: TRY400 - the reason is in the message
                 "copy_refused",
-                extra={"goal": goal.value, "queue": copy.token.queue, "error": said(error)},
+                extra={"goal": goal.value, "queue": copy.token.queue, "error": describe(error)},
             )
             return
         except BaseException:
-            # Not acknowledged, so the broker delivers it again; unless there is nothing left to deliver.
+            # The broker delivers the unacknowledged original again; with `outlive` it was acknowledged already.
             if self._outlive:
                 self._later(copy)
             raise
         self._acknowledge(copy.token)
 
-    def try_again(self, session: Session, *, all_of_them: bool = False) -> None:
-        """Make those that are due. Raises AMQPError or OSError when the connection is lost."""
+    def retry_due(self, session: Session, *, also_early: bool = False) -> None:
+        """Send the refused copies that are due. Raises AMQPError or OSError when the connection is lost."""
         now = time.monotonic()
         for _ in range(len(self._refused)):
-            if self._refused[0][0] > now and not all_of_them:
+            if self._refused[0][0] > now and not also_early:
                 return
             copy = heapq.heappop(self._refused)[2]
             if copy.token.session is session or self._outlive:
                 self.make(session, copy)
 
     def _later(self, copy: Copy) -> None:
-        self._push(copy, time.monotonic() + _AGAIN.delay_s(max(copy.refusals, 1)))
+        self._push(copy, time.monotonic() + _BACKOFF.delay_s(max(copy.refusals, 1)))
 
     def _push(self, copy: Copy, due: float) -> None:
         heapq.heappush(self._refused, (due, next(self._ties), copy))

@@ -1,4 +1,4 @@
-"""Messages to and from AMQP."""
+"""Messages from AMQP deliveries, and AMQP properties from messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from idempotent.adapters.rabbitmq.client import pika
 from idempotent.message import Message
 
 _SHORT_STRING_BYTES: Final = 255
-# What the broker wrote about the original, or would obey once more: `CC` sends copies to other queues, and from
-# 4.0 on the broker ignores an x-death that a client sends.
+# Written by the broker about the original, or obeyed again: `CC` sends copies to other queues. From 4.0 on the
+# broker ignores an x-death that a client sends.
 _NOT_COPIED: Final = frozenset(
     {
         *("CC", "BCC", "x-delivery-count", "x-acquired-count", "x-death"),
@@ -23,8 +23,8 @@ _NOT_COPIED: Final = frozenset(
         ),
     }
 )
-# Not `expiration`: a dead letter would vanish, a delayed copy come early. Not `user_id`: the broker refuses another
-# user's. Not `delivery_mode`: a copy is always kept on disk.
+# Not `expiration`: a dead letter would vanish, a delayed copy arrive early. Not `user_id`: the broker refuses
+# another user's. Not `delivery_mode`: copies are always persistent.
 _COPIED: Final = (
     *("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id"),
     *("timestamp", "type", "app_id", "cluster_id"),
@@ -46,7 +46,7 @@ class Received:
 
 
 def message_from(queue: str, received: Received, body: bytes) -> Message:
-    """What a handler sees. Its subject is the queue; the routing key is in `raw.method`."""
+    """The message of a delivery. Its subject is the queue; the routing key is in `raw.method`."""
     headers = received.properties.headers or {}
     return Message(
         queue,
@@ -60,7 +60,7 @@ def message_from(queue: str, received: Received, body: bytes) -> Message:
 
 
 def properties_of(message: Message, headers: Mapping[str, Any]) -> Any:
-    """The properties under which a message is published; those of the delivery it came with, if there was one."""
+    """The properties of a message to publish; a received message keeps those it arrived with."""
     given: dict[str, Any] = {}
     if isinstance(message.raw, Received):
         given = {name: getattr(message.raw.properties, name) for name in _COPIED}
@@ -80,7 +80,7 @@ def _identity(key: Any, message_id: str | bytes | None) -> str | bytes | None:
 
 
 def _sendable(value: Any) -> Any:
-    """Whatever a header may hold that pika can read, in a form that it can write."""
+    """A header's value in a form that pika can write: it reads more types than it writes."""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Publisher: messages that the broker has confirmed, or an error that says why not."""
+"""Publisher: sends messages and waits until the broker confirms them."""
 
 from __future__ import annotations
 
@@ -23,43 +23,42 @@ _UNENCODABLE: Final = (
 
 
 class NotTakenError(AdapterError):
-    """The broker did not take the message."""
+    """The broker refused the message."""
 
 
 class TooLargeError(NotTakenError):
-    """The broker will never take the message, because of its size."""
+    """The broker refused the message because of its size, and always will."""
 
 
 class Publisher:
-    """A channel of its own, with confirms: the consuming one never waits for them, and survives a refusal.
+    """Has a channel of its own with confirms: the consuming channel neither waits for them nor dies of a refusal.
 
     Args:
-        connection: whose channel it opens.
-        topology: makes a queue that turns out to be missing, where it may.
+        connection: opens the channel.
+        topology: creates missing queues if it may.
     """
 
     def __init__(self, connection: Any, topology: Topology) -> None:
-        """Open the channel when it is first needed."""
         self._connection = connection
         self._topology = topology
         self._channel: Any = None
         self._asked: dict[str, float] = {}
 
     def to_queue(self, queue: str, body: bytes, properties: Any) -> None:
-        """Send to a queue that somebody consumes.
+        """Send to a work queue.
 
         Raises:
-            NotTakenError: the broker has not taken it.
-            AMQPError, OSError: the connection is lost; perhaps it has.
+            NotTakenError: the broker refused the message.
+            AMQPError, OSError: the connection is lost; the broker may have the message.
         """
         self._send(queue, body, properties, lambda: self._topology.ensure_plain(self._connection, queue))
 
     def all_to_queues(self, items: Sequence[tuple[str, bytes, Any]]) -> None:
-        """Send bodies and properties to queues, many in one transaction: pika waits for each confirm, alone.
+        """Send bodies and properties to queues, many per transaction: with confirms pika would wait for each alone.
 
         Raises:
-            NotTakenError: the broker has not taken one of them.
-            AMQPError, OSError: the connection is lost; perhaps it has taken all.
+            NotTakenError: the broker refused one of them.
+            AMQPError, OSError: the connection is lost; the broker may have all of them.
         """
         returned: list[tuple[str, bytes, Any]] = []
         with self._connection.channel() as channel:
@@ -74,7 +73,7 @@ class Publisher:
                         channel.tx_commit()
             except pika_errors.ChannelClosedByBroker as error:
                 raise NotTakenError(f"the broker refuses a message: {error.reply_text}") from error
-            # What came back did so before its commit was answered, and is told now.
+            # Unroutable messages were returned before the commit was answered; this runs their callbacks.
             self._connection.process_data_events(0)
         for queue, body, properties in returned:
             self.to_queue(queue, body, properties)
@@ -85,14 +84,14 @@ class Publisher:
         self._send(dead, body, properties, lambda: self._topology.ensure_dead(self._connection, queue))
 
     def to_delay(self, queue: str, delay_s: float, body: bytes, properties: Any) -> None:
-        """Let it come to `queue` after at least `delay_s`. Raises as `to_queue`."""
+        """Have a message delivered to `queue` after at least `delay_s` seconds. Raises as `to_queue`."""
         name, _ = self._topology.delay(queue, delay_s)
 
         def ensure() -> None:
             self._topology.ensure_delay(self._connection, queue, delay_s)
             self._asked[name] = time.monotonic()
 
-        # Asking keeps the queue alive for as long as its messages need.
+        # A passive declaration keeps the queue from expiring.
         if time.monotonic() - self._asked.get(name, -ASK_AGAIN_S) >= ASK_AGAIN_S:
             self._or_not_taken(name, ensure)
         self._send(name, body, properties, ensure)
@@ -105,7 +104,7 @@ class Publisher:
             try:
                 self._publish(queue, body, properties)
             except pika_errors.UnroutableError as error:
-                raise NotTakenError(f"there is no queue {queue!r}") from error
+                raise NotTakenError(f"queue {queue!r} does not exist") from error
 
     def _publish(self, queue: str, body: bytes, properties: Any) -> None:
         if self._channel is None or not self._channel.is_open:
@@ -124,7 +123,7 @@ class Publisher:
         """Whether headers are small enough.
 
         Raises:
-            NotTakenError: they are nothing that AMQP can carry.
+            NotTakenError: AMQP cannot encode them.
         """
         return _size_of(properties) <= _MOST_HEADER_BYTES
 
@@ -133,7 +132,7 @@ class Publisher:
         try:
             ensure()
         except pika_errors.ChannelClosedByBroker as error:
-            raise NotTakenError(f"queue {queue!r} cannot be made: {error.reply_text}") from error
+            raise NotTakenError(f"queue {queue!r} cannot be created: {error.reply_text}") from error
 
 
 def _publish(channel: Any, queue: str, body: bytes, properties: Any) -> None:
@@ -143,7 +142,7 @@ def _publish(channel: Any, queue: str, body: bytes, properties: Any) -> None:
     try:
         channel.basic_publish("", queue, body, properties, mandatory=True)
     except (struct.error, pika_errors.ShortStringTooLong) as error:
-        raise NotTakenError(f"there can be no queue {queue!r}") from error
+        raise NotTakenError(f"no queue can be named {queue!r}") from error
 
 
 def _size_of(properties: Any) -> int:

@@ -1,4 +1,4 @@
-"""Session: one connection's life, which is the epoch of all that it delivers."""
+"""Session: one connection and its deliveries, whose epoch it is."""
 
 from __future__ import annotations
 
@@ -14,47 +14,20 @@ from idempotent.adapters.base import Delivery
 from idempotent.adapters.rabbitmq.acks import Acks, Batched, EachAtOnce
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors
 from idempotent.adapters.rabbitmq.messages import Received, message_from
-from idempotent.adapters.rabbitmq.options import AckMode
+from idempotent.adapters.rabbitmq.options import AckMode, Consuming
 from idempotent.adapters.rabbitmq.publisher import Publisher
 from idempotent.adapters.rabbitmq.topology import Topology
-from idempotent.errors import ConfigurationError
 
-_MOST_PREFETCH: Final = 65_535
-# With deliveries at hand, how often the connection gets a turn all the same.
+# How often the connection is served while deliveries are available.
 _PUMP_EVERY_S: Final = 0.05
 _PULL_EVERY_S: Final = 0.1
-# After so long without a message, the broker is asked whether it still has a consumer here.
+# After this long without a message, the broker is asked whether the consumers still exist.
 _DOUBT_AFTER_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Consuming:
-    """How deliveries are asked for and acknowledged. `RabbitMqAdapter` explains each.
-
-    Raises:
-        ConfigurationError: a number is out of its range.
-    """
-
-    ack: AckMode
-    ack_batch: int
-    ack_interval_s: float
-    prefetch: int
-    per_channel_prefetch: bool
-    pull: bool
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        if not 1 <= self.prefetch <= _MOST_PREFETCH:
-            raise ConfigurationError(f"prefetch must be from 1 to {_MOST_PREFETCH}, not {self.prefetch}")
-        if self.ack_batch < 1:
-            raise ConfigurationError(f"ack_batch must be at least 1, not {self.ack_batch}")
-        if self.ack_interval_s <= 0:
-            raise ConfigurationError(f"ack_interval_s must be positive, not {self.ack_interval_s}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """A delivery's handle: its tag means something only in its session."""
+    """A delivery's handle. A tag is valid only in its session."""
 
     session: Session
     queue: str
@@ -64,23 +37,22 @@ class Token:
 class Session:
     """A connection with a channel that consumes and one that publishes.
 
-    Everything in it ends together: when the channel is closed, or the broker cancels a consumer, so does the session.
-    Its unsettled deliveries come again in the next one.
+    The session ends with its connection, when a channel is closed, or when the broker cancels a consumer. The broker
+    delivers its unsettled messages again in the next session.
 
     Args:
-        connection: open; it belongs to the session from here on.
-        topology: makes what is missing.
-        queues: what to consume.
-        consuming: how.
+        connection: open; the session owns and closes it.
+        topology: creates missing queues.
+        queues: the queues to consume.
+        consuming: how to consume.
 
     Raises:
-        AMQPError, OSError: the broker refuses, or is gone.
+        AMQPError, OSError: the broker refused, or the connection was lost.
     """
 
     def __init__(
         self, connection: Any, topology: Topology, queues: Sequence[str], consuming: Consuming
     ) -> None:
-        """Consume."""
         self._connection = connection
         self._consuming = consuming
         self._queues = deque(queues)
@@ -104,7 +76,7 @@ class Session:
     # Deliveries
 
     def take(self, limit: int) -> list[Delivery]:
-        """At most so many that have arrived."""
+        """At most `limit` deliveries that have arrived."""
         deliveries: list[Delivery] = []
         while self._inbox and len(deliveries) < limit:
             queue, received, body = self._inbox.popleft()
@@ -118,12 +90,12 @@ class Session:
         return deliveries
 
     def pump(self, limit: int, timeout_s: float, has_been_woken: Callable[[], bool]) -> None:
-        """Let the connection work: heartbeats, deliveries, acknowledgements that are due.
+        """Serve the connection: heartbeats, deliveries, due acknowledgements.
 
-        Returns when there are deliveries and `limit` allows one, after `timeout_s`, or when it has been woken.
+        Returns when a delivery is available and `limit` is not 0, after `timeout_s` seconds, or when woken.
 
         Raises:
-            AMQPError, OSError: the session is over.
+            AMQPError, OSError: the session has ended.
         """
         until = time.monotonic() + timeout_s
         while True:
@@ -149,10 +121,10 @@ class Session:
         if not self._channel.is_open:
             raise pika_errors.ChannelWrongStateError("the broker closed the channel")
         if not self._consuming.pull:
-            self._doubt()
+            self._check_consumers()
 
-    def _doubt(self) -> None:
-        """See whether the broker has lost a consumer without a word, which happens to clusters."""
+    def _check_consumers(self) -> None:
+        """Detect a consumer that the broker lost without a cancel, which happens in clusters."""
         if time.monotonic() - self._heard_at < _DOUBT_AFTER_S:
             return
         self._heard_at = time.monotonic()
@@ -163,36 +135,36 @@ class Session:
     # Settlements
 
     def claim(self, tag: int) -> bool:
-        """Whether it is unsettled; from now on it is not."""
+        """Mark a delivery as settled. False: it was settled before."""
         if tag not in self._unsettled:
             return False
         self._unsettled.remove(tag)
         return True
 
     def acknowledge(self, tag: int) -> None:
-        """The broker may forget it. Raises AMQPError or OSError when the session is over."""
+        """Acknowledge a delivery. Raises AMQPError or OSError when the session has ended."""
         if self._consuming.ack is not AckMode.AUTO:
             self._acks.finish(tag)
 
     def give_back(self, tag: int) -> None:
-        """The broker delivers it again. Raises AMQPError or OSError when the session is over."""
+        """Return a delivery to its queue. Raises AMQPError or OSError when the session has ended."""
         self._acks.give_back(tag)
 
     # Ends
 
     def reason(self, error: BaseException) -> BaseException:
-        """Why it is over, in the broker's own words if there are any."""
-        # pika tells nobody, unless one waits for an answer of that channel.
-        said = getattr(self._channel, "_closing_reason", None)
-        return said if isinstance(said, pika_errors.ChannelClosedByBroker) else error
+        """Why the session ended, in the broker's own words if it gave any."""
+        # pika raises the broker's reason only in a call that waits for an answer of that channel.
+        closed = getattr(self._channel, "_closing_reason", None)
+        return closed if isinstance(closed, pika_errors.ChannelClosedByBroker) else error
 
     def wake(self) -> None:
-        """End a `pump` that waits. For any thread."""
+        """Make a waiting `pump` return. Any thread may call this."""
         with suppress(*LOST):
             self._connection.add_callback_threadsafe(_nothing)
 
     def close(self) -> None:
-        """Say what there is left to say, and go. Raises AMQPError or OSError when the session is over."""
+        """Send the last acknowledgements and close. Raises AMQPError or OSError when the session has ended."""
         for consumer in self._channel.consumer_tags:
             self._channel.basic_cancel(consumer)
         self._acks.flush()
@@ -202,7 +174,7 @@ class Session:
         self._connection.close()
 
     def abandon(self) -> None:
-        """Go without a word."""
+        """Close the connection without settling anything."""
         with suppress(*LOST):
             self._connection.close()
 
@@ -226,7 +198,7 @@ class Session:
         self._inbox.append((queue, Received(method, properties), body))
 
     def _pull(self, limit: int) -> None:
-        """One at a time from each queue in turn, until all of them are empty."""
+        """Fetch one message at a time from each queue in turn, until all queues are empty."""
         empty = 0
         while len(self._inbox) < limit and empty < len(self._queues):
             queue = self._queues[0]

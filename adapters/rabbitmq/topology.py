@@ -1,4 +1,4 @@
-"""The queues of RabbitMqAdapter: which there are, and how they are made."""
+"""Topology: the names and arguments of the queues, and their creation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SECONDS: Final = (
     *(86400 * days for days in (1, 2, 7, 30)),
 )
 DELAYS_MS: Final = tuple(round(1000 * seconds) for seconds in _SECONDS)
-"""The delays there are queues for. Few, because each is a queue; the longest is the longest delay."""
-# A queue that nobody reads and nobody asks about is deleted after `x-expires`, messages and all.
+"""The possible delays. Few, because each is a queue of its own."""
+# The broker deletes a queue without consumers and declarations after `x-expires`, with its messages.
 UNUSED_MS: Final = 10 * 60_000
 ASK_AGAIN_S: Final = 60.0
 _NOT_FOUND: Final = 404
@@ -35,8 +35,8 @@ class Topology:
     """Names and arguments of queues.
 
     Attributes:
-        declare: make what is missing. What exists is used as it is.
-        queue_type: of the queues made here.
+        declare: create missing queues. Existing ones are used as they are.
+        queue_type: of the created queues.
         dead_letter_queue: for the dead letters of all queues; None: one for each, named `<queue>.dead`.
     """
 
@@ -45,50 +45,50 @@ class Topology:
     dead_letter_queue: str | None
 
     def dead(self, queue: str) -> str:
-        """Where the dead letters of a queue go."""
+        """The queue for the dead letters of `queue`."""
         return self.dead_letter_queue or queue + DEAD_SUFFIX
 
     @staticmethod
     def delay(queue: str, delay_s: float) -> tuple[str, int]:
-        """The delay queue for at least so many seconds, and its milliseconds."""
+        """The delay queue for at least `delay_s` seconds, and its milliseconds."""
         wanted_ms = 1000 * delay_s
         delay_ms = next((ms for ms in DELAYS_MS if ms >= wanted_ms), DELAYS_MS[-1])
         return f"{queue}.retry.{delay_ms}", delay_ms
 
     def ensure_work(self, connection: Any, queues: Iterable[str]) -> None:
-        """The queues that are consumed, and those of their dead letters.
+        """Create the consumed queues and their dead-letter queues.
 
         Raises:
             AMQPError: one is missing and may not be made.
         """
         for queue in queues:
             dead = self.dead(queue)
-            # A dead-letter queue that is itself consumed, by a redrive, has none.
+            # A dead-letter queue that a redrive consumes needs none of its own.
             if not queue.endswith(DEAD_SUFFIX) and queue != dead:
                 self.ensure(connection, dead, self._arguments())
             self.ensure(connection, queue, self._work_arguments(dead))
 
     def ensure_plain(self, connection: Any, queue: str) -> None:
-        """One queue, for what is published to it.
+        """Create a queue to publish to.
 
         Raises:
-            AMQPError: it is missing and may not be made.
+            AMQPError: a queue is missing and must not be created.
         """
         self.ensure(connection, queue, self._work_arguments(self.dead(queue)))
 
     def ensure_dead(self, connection: Any, queue: str) -> None:
-        """The dead-letter queue of a queue.
+        """Create the dead-letter queue of a queue.
 
         Raises:
-            AMQPError: it is missing and may not be made.
+            AMQPError: a queue is missing and must not be created.
         """
         self.ensure(connection, self.dead(queue), self._arguments())
 
     def ensure_delay(self, connection: Any, queue: str, delay_s: float) -> None:
-        """The queue that keeps messages for so long and then gives them back.
+        """Create the queue that returns messages to `queue` after `delay_s` seconds.
 
         Raises:
-            AMQPError: it is missing and may not be made.
+            AMQPError: a queue is missing and must not be created.
         """
         name, delay_ms = self.delay(queue, delay_s)
         arguments = {
@@ -98,19 +98,19 @@ class Topology:
             "x-dead-letter-routing-key": queue,
         }
         if self.queue_type is QueueType.CLASSIC:
-            # A quorum queue would not hear that it is asked about, and go with its messages.
+            # Passive declarations do not keep a quorum queue from expiring, with its messages.
             arguments["x-expires"] = delay_ms + UNUSED_MS
         else:
             arguments.update(_QUORUM)
         self.ensure(connection, name, arguments)
 
     def ensure(self, connection: Any, queue: str, arguments: dict[str, Any]) -> None:
-        """A durable queue.
+        """Create a durable queue.
 
         Raises:
-            AMQPError: it is missing and may not be made.
+            AMQPError: a queue is missing and must not be created.
         """
-        # Asked first, because a declaration with other arguments than the queue's own is an error.
+        # Passive first, because a declaration with other arguments than the queue's own is an error.
         try:
             _on_a_channel(connection, lambda channel: channel.queue_declare(queue, passive=True))
         except pika_errors.ChannelClosedByBroker as error:
@@ -123,7 +123,7 @@ class Topology:
 
     @staticmethod
     def consumers(connection: Any, queue: str) -> int:
-        """How many a queue has. Raises AMQPError: there is no such queue."""
+        """The number of consumers of a queue. Raises AMQPError if the queue does not exist."""
         found = _on_a_channel(connection, lambda channel: channel.queue_declare(queue, passive=True))
         return int(found.method.consumer_count)
 
@@ -133,12 +133,12 @@ class Topology:
     def _work_arguments(self, dead: str) -> dict[str, Any]:
         if self.queue_type is QueueType.CLASSIC:
             return self._arguments()
-        # What a quorum queue gives up, because it was delivered too often, it would throw away.
+        # By default a quorum queue drops messages that reach its delivery limit.
         return {**_QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
 
 
 def _on_a_channel(connection: Any, act: Callable[[Any], Any]) -> Any:
-    """A refusal closes the channel, so it is one of its own."""
+    """Act on a temporary channel, because a refusal closes it."""
     channel = connection.channel()
     answer = act(channel)
     channel.close()

@@ -145,7 +145,7 @@ def test_a_message_for_a_queue_that_does_not_exist_is_not_taken(rabbit):
     rabbit.declare(f"{queue}.dead")
     adapter = rabbit.adapter(declare=False)
     adapter.open([consumer_of(queue)])
-    with pytest.raises(AdapterError, match="cannot be made"):
+    with pytest.raises(AdapterError, match="cannot be created"):
         adapter.publish(Message("no-such-queue", id="1"))
     with pytest.raises(AdapterError, match="no queue"):
         adapter.publish(Message("q" * 300, id="1"))
@@ -158,7 +158,7 @@ def test_of_many_messages_none_for_a_missing_queue_is_lost_unsaid(rabbit):
     queue, missing = rabbit.declare(rabbit.name()), rabbit.name()
     messages = [Message(queue if number else missing, id=str(number)) for number in range(700)]
     adapter = rabbit.adapter(declare=False)
-    with pytest.raises(AdapterError, match="cannot be made"):
+    with pytest.raises(AdapterError, match="cannot be created"):
         adapter.publish_many(messages)
     with pytest.raises(AdapterError, match="no queue"):
         adapter.publish_many([*messages[1:], Message("q" * 300, id="long")])

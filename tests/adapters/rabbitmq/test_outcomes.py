@@ -38,14 +38,6 @@ def test_an_outcome_leads_to_one_place(rabbit, queue, opened, result, ready, ret
     rabbit.delete(f"{queue}.retry.60000")
 
 
-def test_hold_is_not_for_the_adapter(rabbit, queue, opened):
-    adapter = opened(queue)
-    rabbit.send(Message(queue, id="1"))
-    (delivery,) = receive(adapter)
-    with pytest.raises(ValueError, match="worker"):
-        adapter.settle(delivery, Result(Outcome.IN_PROGRESS))
-
-
 def test_closing_gives_back_at_once_what_nobody_has_seen(rabbit, queue, opened):
     adapter = opened(queue)
     rabbit.send(*numbered(queue, 20))

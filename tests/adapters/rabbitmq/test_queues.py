@@ -135,7 +135,7 @@ def test_another_thread_cannot_use_it(rabbit, queue, opened):
             lambda: adapter.receive(1, 0),
             lambda: adapter.publish(Message(queue)),
         ):
-            with pytest.raises(AdapterError, match="one thread") as raised:
+            with pytest.raises(AdapterError, match="only the thread that opened") as raised:
                 act()
             errors.append(raised)
         adapter.wake()
