@@ -26,45 +26,45 @@ from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
-__all__ = ["AckMode", "StompAdapter"]
-
 _LOOK_S: Final = 0.1
+# A connection this short was probably ended by one of its own messages: back off.
 _SHORT_LIFE_S: Final = 1.0
 _TRANSACTION: Final = 500
 _BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=30.0)
 
 
 class StompAdapter(Adapter):
-    """Receive from, and publish to, ActiveMQ Classic. It connects again by itself.
+    """Receive from, and publish to, ActiveMQ Classic. Reconnects automatically.
 
-    A subject is a queue, or says what it is: `/queue/NAME`, `/topic/NAME`. The message id is the header
-    `x-idempotent-key`, or the one that the broker gave.
+    A subject is the name of a queue, or a destination: `/queue/NAME`, `/topic/NAME`. The message id is the header
+    `x-idempotent-key`, or else the id that the broker assigned.
 
-    A failed message is sent again as a copy that the broker's scheduler keeps back, a dead one as a copy to the
+    A failed message is sent again as a copy that the broker's scheduler delays, a dead one as a copy to the
     dead-letter queue. The original is acknowledged when the broker has confirmed the copy; with `ack="transacted"`
-    both are one transaction. NACK is never sent: it would make a dead letter of the message, without a reason.
+    both are one transaction. NACK is never sent: the broker would dead-letter the message without a reason.
 
     Args:
         url: `stomp://user:password@host:61613`, or `stomp+ssl://`.
         ack: when messages are acknowledged; one of `AckMode` or its value.
         prefetch: messages of one subject that the broker sends ahead of their acknowledgement.
-        optimize_acknowledge: with `ack="auto"`: in groups of 65 % of the prefetch.
-        optimize_ack_timeout_s: a group waits no longer than this for more.
-        client_id: a name that no other connection has at the same time; for durable subscriptions.
-        durable_subscription: the broker keeps the messages of a topic under this name while nobody is here.
+        optimize_acknowledge: with `ack="auto"`: acknowledge in groups of 65 % of the prefetch.
+        optimize_ack_timeout_s: the longest that a group waits to fill, in seconds.
+        client_id: a name that no other connection uses at the same time; for durable subscriptions.
+        durable_subscription: the broker keeps the messages of a topic under this name while no consumer is connected.
         heartbeat_s: both sides send at least that often; after twice that in silence the connection is lost.
         receipts: wait for the broker's receipt of every acknowledgement, not only of copies.
-        receipt_timeout_s: how long to wait for an answer before the connection counts as lost.
-        connect_timeout_s: how long one attempt to connect may take.
-        dead_letter_destination: of all subjects; default: the queue with the subject's name and `.dead`.
-        scheduler: whether the broker has one (`schedulerSupport`); None: find out. Without, failed messages wait
-            here, unacknowledged.
-        fail_fast: raise in `open` when the broker is not there.
-        ca_file: certificates to trust instead of the system's.
+        receipt_timeout_s: seconds without an answer after which the connection counts as lost.
+        connect_timeout_s: the longest that one attempt to connect may take, in seconds.
+        dead_letter_destination: for all subjects; default: the queue with the subject's name and `.dead`.
+        scheduler: whether the broker has one (`schedulerSupport`); None: find out. Without a scheduler, failed
+            messages wait in this process, unacknowledged.
+        fail_fast: raise in `open` when the broker cannot be reached.
+        ca_file: trusted certificates in place of the system's.
         backoff: between attempts to connect.
 
     Raises:
-        ConfigurationError: the URL or an option cannot work.
+        ConfigurationError: the URL is invalid, or an option cannot work.
+        MissingExtraError: stomp.py is not installed.
     """
 
     token_type = Token
@@ -154,7 +154,7 @@ class StompAdapter(Adapter):
         token, message = delivery.token, delivery.message
         target = self._dead_letter_destination or dead_letters_of(token.destination)
         headers = dead_letter_headers(message, token.destination, result)
-        headers.pop("expires", None)  # a dead letter waits for a person
+        headers.pop("expires", None)  # a dead letter must not expire
         frame = send_frame(destination_of(target), message.body, headers)
         return self._copy(token, lambda: frame)
 
@@ -166,7 +166,7 @@ class StompAdapter(Adapter):
         self._confirmed(lambda: connection.confirm([_send(message)], to))
 
     def publish_many(self, messages: Sequence[Message]) -> None:
-        # The broker writes to its disk once for a transaction, not once for a message.
+        # The broker syncs its disk once per transaction instead of once per message.
         for start in range(0, len(messages), _TRANSACTION):
             frames = [_send(message) for message in messages[start : start + _TRANSACTION]]
             connection = self._connected().connection
@@ -177,14 +177,13 @@ class StompAdapter(Adapter):
             act()
         except LostError as error:
             self._lose(error)
-            raise AdapterError(f"{self._settings.address} did not take a message: {error}") from error
+            raise AdapterError(f"{self._settings.address} did not confirm a message: {error}") from error
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_destination or dead_letters_of(destination_of(subject))
 
     @property
     def connected(self) -> bool:
-        """Whether there is a subscribed connection now."""
         return self._epoch is not None
 
     def wake(self) -> None:
@@ -198,7 +197,7 @@ class StompAdapter(Adapter):
             epoch.close()
 
     def _upkeep(self) -> None:
-        """What has to be done now and then, none of which takes long."""
+        """Serve the connection, or go on connecting. Returns soon."""
         if self._epoch is not None:
             try:
                 self._epoch.upkeep()
@@ -210,7 +209,7 @@ class StompAdapter(Adapter):
                 self._epoch = Epoch(connection, self._settings, self._subscriptions)
 
     def _connected(self) -> Epoch:
-        """Wait for a connection, no longer than an attempt may take."""
+        """Wait for a connection, at most as long as an attempt may take."""
         until = time.monotonic() + self._settings.connect_timeout_s
         self._upkeep()
         while self._epoch is None:
@@ -222,7 +221,7 @@ class StompAdapter(Adapter):
         return self._epoch
 
     def _lose(self, error: LostError) -> None:
-        """The epoch is over: the broker delivers again what was unsettled."""
+        """End the epoch: the broker delivers its unsettled messages again."""
         epoch, self._epoch = self._epoch, None
         if isinstance(error, CopyLostError):
             self._losses.lost_over(error.positions)
@@ -230,7 +229,6 @@ class StompAdapter(Adapter):
             epoch.connection.abort()
             self._reconnecting.lost(error)
             if epoch.age_s < _SHORT_LIFE_S:
-                # For example a broker that ends the connection because of what it is sent: no hot loop.
                 self._reconnecting.failed(error)
 
     def _replace(self, delivery: Delivery, delay_s: float) -> bool:
@@ -248,7 +246,7 @@ class StompAdapter(Adapter):
         position = token.held.position
         wait_s = self._losses.wait_s(position)
         if wait_s > 0:
-            # It waits here, unacknowledged, and comes to the worker again.
+            # The message waits here, unacknowledged, and is handed to the worker again.
             return self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
         is_copied = self._settle(token, lambda epoch: epoch.replaced(token, copy))
         if is_copied:

@@ -1,4 +1,4 @@
-"""What is used of stomp.py, or the line to type where it is not installed."""
+"""The parts of stomp.py that are used. Raises MissingExtraError where it is not installed."""
 
 from __future__ import annotations
 

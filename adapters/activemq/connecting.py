@@ -1,4 +1,4 @@
-"""Connecting: attempts to connect, in a thread, so that nobody waits for a broker that does not answer."""
+"""Connecting: attempts to connect in a thread, so that a broker that does not answer blocks no caller."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from idempotent.adapters.reconnecting import Reconnecting
 
 
 class Connecting:
-    """One attempt after the other, each with a connection of its own, when `Reconnecting` says it is time.
+    """One attempt after the other, each with a new connection, when `Reconnecting` says that one is due.
 
     Args:
-        settings: where the broker is, and how to consume.
-        reconnecting: when to try again.
+        settings: of the broker and the subscriptions.
+        reconnecting: when the next attempt is due.
         arrived: set when an attempt has ended.
     """
 
     def __init__(self, settings: StompSettings, reconnecting: Reconnecting, arrived: threading.Event) -> None:
-        """Nothing is under way."""
         self._settings = settings
         self._reconnecting = reconnecting
         self._arrived = arrived
         self._attempt: _Attempt | None = None
 
     def poll(self, subscriptions: Sequence[Subscription]) -> StompConnection | None:
-        """A connection, when there is one; otherwise see to it that there will be.
+        """Return a new connection; None while an attempt is in progress or none is due. Starts a due attempt.
 
         Raises:
-            AdapterError: there is no use in trying again.
+            AdapterError: the next attempt would fail in the same way.
         """
         if self._attempt is None:
             if self._reconnecting.wait_s == 0:
                 self._attempt = _Attempt(StompConnection(self._settings, self._arrived), subscriptions)
                 self._attempt.start(self._arrived)
             return None
-        if not self._attempt.is_over:
+        if not self._attempt.has_ended:
             return None
         attempt, self._attempt = self._attempt, None
         if attempt.error is None:
@@ -50,7 +49,7 @@ class Connecting:
         raise attempt.error
 
     def cancel(self) -> None:
-        """Give up what is under way."""
+        """Abort the attempt in progress."""
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
@@ -60,7 +59,7 @@ class _Attempt:
     def __init__(self, connection: StompConnection, subscriptions: Sequence[Subscription]) -> None:
         self.connection = connection
         self.error: Exception | None = None
-        self.is_over = False
+        self.has_ended = False
         self._subscriptions = subscriptions
         self._thread: threading.Thread | None = None
 
@@ -81,5 +80,5 @@ class _Attempt:
         except Exception as error:
             self.error = error
             self.connection.abort()
-        self.is_over = True
+        self.has_ended = True
         arrived.set()

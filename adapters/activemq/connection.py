@@ -1,4 +1,4 @@
-"""StompConnection: one connection to ActiveMQ, which is one epoch; a lost one is never mended."""
+"""StompConnection: one connection to ActiveMQ, which is one epoch. A lost connection is replaced, never repaired."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _GOODBYE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What the broker is asked for.
+    """One subscription.
 
     Attributes:
-        id: of the subscription, on this connection.
-        subject: as the consumer names it.
-        destination: as ActiveMQ does.
+        id: unique on its connection.
+        subject: the consumer's name for the destination.
+        destination: ActiveMQ's name.
     """
 
     id: str
@@ -41,13 +41,13 @@ class Subscription:
 
 
 class StompConnection:
-    """Frames out and answers in, for one thread at a time.
+    """Sends frames and receives answers, for one thread at a time.
 
-    Every method that talks to the broker raises LostError when the connection is over.
+    Every method that talks to the broker raises LostError when the connection is lost.
 
     Args:
-        settings: where the broker is, and how to consume.
-        arrived: set when there may be something new.
+        settings: of the broker and the subscriptions.
+        arrived: set when a frame may have arrived.
     """
 
     def __init__(self, settings: StompSettings, arrived: threading.Event) -> None:
@@ -56,7 +56,7 @@ class StompConnection:
         self._arrived = arrived
         at = settings.address
         self._transport = Transport(at.host, at.port, at.ssl, settings.connect_timeout_s)
-        # Without heart-beats of stomp.py's own: its thread for them waits for locks that a lost peer holds.
+        # stomp.py's own heartbeats are off: their thread waits for locks that a lost connection holds.
         self._protocol = stomp.Protocol12(self._transport, heartbeats=(0, 0))
         self._inbox = Inbox(arrived)
         self._transport.set_listener("inbox", self._inbox)
@@ -65,15 +65,13 @@ class StompConnection:
         self._sent_at = time.monotonic()
         self._aborted = False
 
-    # Beginning and end
-
     def open(self, subscriptions: Sequence[Subscription]) -> None:
         """Connect and subscribe.
 
         Raises:
-            ForbiddenError: who asks may not; the next attempt will end the same way.
-            RefusedError: the broker does not want to, now.
-            AdapterError: the server is no ActiveMQ Classic.
+            ForbiddenError: wrong credentials or a missing permission; the next attempt would fail too.
+            RefusedError: the broker refused for another reason.
+            AdapterError: the server is not ActiveMQ Classic.
         """
         until = time.monotonic() + self._settings.connect_timeout_s
         try:
@@ -82,7 +80,7 @@ class StompConnection:
             raise LostError(describe(error)) from error
         if self._aborted:
             self.abort()
-            raise LostError("nobody wants it any more")
+            raise LostError("the attempt was cancelled")
         self._guard(self._greet)
         greeting = self._await_greeting(until)
         check_server(greeting, str(self._settings.address))
@@ -90,7 +88,7 @@ class StompConnection:
         self.confirm([self._subscribe_frame(subscription) for subscription in subscriptions], "SUBSCRIBE")
 
     def disconnect(self) -> None:
-        """Say goodbye, so that the broker has done all that was sent before; then close."""
+        """Send DISCONNECT and wait for its receipt, so that the broker has processed all earlier frames; then close."""
         try:
             self.confirm([Frame("DISCONNECT", {})], "DISCONNECT", timeout_s=_GOODBYE_S)
         except (LostError, RefusedError) as error:
@@ -98,7 +96,7 @@ class StompConnection:
         self.abort()
 
     def abort(self) -> None:
-        """Close it now. Any thread may, at any time."""
+        """Close the connection now. Any thread may call this at any time."""
         self._aborted = True
         self._transport.disconnect_socket()
         thread = self._transport.io_thread
@@ -106,15 +104,13 @@ class StompConnection:
             thread.join(_GOODBYE_S)
             self._transport.close()
 
-    # In between
-
     @property
     def is_open(self) -> bool:
-        """Whether it is not known to be lost."""
+        """Whether the connection is not known to be lost."""
         return not self._inbox.is_closed and not self._aborted
 
     def next_message(self) -> Frame | None:
-        """The next MESSAGE frame, without waiting; None: there is none, or the connection is over."""
+        """The next MESSAGE frame, without waiting; None if no frame arrived or the connection is lost."""
         if not self.is_open:
             return None
         try:
@@ -123,11 +119,11 @@ class StompConnection:
             return None
 
     def upkeep(self) -> None:
-        """Send a heart-beat when one is due, and look whether the broker lives."""
+        """Send a due heartbeat, and check that the broker is alive."""
         if not self.is_open:
-            raise LostError(self._last_words())
+            raise LostError(self._reason())
         while self._inbox.errors:
-            # For example an acknowledgement of what the broker took back: it comes again.
+            # For example a late acknowledgement: the broker delivers that message again.
             log.warning(
                 "broker_error", extra={"error": str(refusal(self._inbox.errors.popleft(), "a frame"))}
             )
@@ -139,15 +135,15 @@ class StompConnection:
             self._guard(lambda: self._transport.transmit(stomp.Frame(None, {}, None)))
 
     def send(self, frame: Frame) -> None:
-        """Send a frame that nobody answers."""
+        """Send a frame without waiting for an answer."""
         headers = escaped_names(frame.headers)
         self._guard(lambda: self._protocol.send_frame(frame.command, headers, frame.body))
 
     def confirm(self, frames: Sequence[Frame], what: str, timeout_s: float | None = None) -> None:
-        """Send frames and wait until the broker has done all of them.
+        """Send frames and wait until the broker has processed all of them.
 
         Raises:
-            RefusedError: it has not.
+            RefusedError: the broker refused one.
         """
         receipts = []
         for frame in frames:
@@ -159,13 +155,13 @@ class StompConnection:
                 raise refusal(answer, what)
 
     def transact(self, steps: Sequence[Frame], what: str) -> None:
-        """Do all of these SENDs and ACKs, or none.
+        """Process all of these SENDs and ACKs in one transaction, or none.
 
-        The broker says nothing about a refused SEND without a receipt, and would commit the rest. So everything
-        is confirmed before the COMMIT.
+        The broker does not report a refused SEND without a receipt, and would commit the rest. So every frame is
+        confirmed before the COMMIT.
 
         Raises:
-            RefusedError: none happened; what was to be acknowledged is as it was before.
+            RefusedError: the transaction was rolled back; its messages stay unacknowledged.
         """
         name = {"transaction": f"t{next(self._numbers)}"}
         self.send(Frame("BEGIN", name))
@@ -173,7 +169,7 @@ class StompConnection:
             self.confirm([replace(step, headers={**step.headers, **name}) for step in steps], what)
             self.confirm([Frame("COMMIT", name)], what)
         except RefusedError:
-            self.confirm([Frame("ABORT", name)], f"to give up {what}")
+            self.confirm([Frame("ABORT", name)], f"the ABORT of {what}")
             raise
 
     # Private
@@ -191,7 +187,7 @@ class StompConnection:
             if self._inbox.errors:
                 raise refusal(self._inbox.errors.popleft(), f"the connection to {self._settings.address}")
             if not self.is_open:
-                raise LostError(self._last_words())
+                raise LostError(self._reason())
             if time.monotonic() > until:
                 raise LostError("no answer to CONNECT")
             self._wait()
@@ -213,7 +209,7 @@ class StompConnection:
         while (answer := self._inbox.answers.pop(receipt, None)) is None:
             self.upkeep()
             if time.monotonic() > until:
-                # Whether it happened nobody knows, so it must not be asked of this connection again.
+                # The outcome is unknown, so this connection must not be used again.
                 self.abort()
                 raise LostError(f"no answer to {what}")
             self._wait()
@@ -224,16 +220,17 @@ class StompConnection:
         self._arrived.clear()
 
     def _guard(self, transmit: Callable[[], object]) -> None:
-        """Call what writes to the socket."""
+        """Call a function that writes to the socket, and translate its errors."""
         try:
             transmit()
-        # stomp.py's cleanup in the reader's thread takes the socket and the queue away: hence the last two.
+        # The last two: stomp.py's reader thread removes the socket and the queue when it cleans up.
         except (OSError, stomp.StompException, AttributeError, ValueError) as error:
             self.abort()
             raise LostError(describe(error)) from error
         self._sent_at = time.monotonic()
 
-    def _last_words(self) -> str:
+    def _reason(self) -> str:
+        """Why the connection was lost."""
         if self._inbox.errors:
             return str(refusal(self._inbox.errors[-1], "to go on"))
         return "the connection was closed"

@@ -1,4 +1,4 @@
-"""Epoch: what one connection delivered, and what became of it."""
+"""Epoch: the deliveries of one connection, and their settlements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
 from idempotent.adapters.activemq.frames import DELAY_HEADER, message_of
@@ -20,40 +19,36 @@ from idempotent.adapters.copies import number_in
 from idempotent.adapters.reconnecting import describe
 from idempotent.errors import AdapterError
 
-if TYPE_CHECKING:
-    from idempotent.adapters.activemq.frames import Frame
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """One handing-over of one message. The epoch that made it knows it, and no other."""
+    """One delivery of one message to the worker, valid only in the epoch that created it."""
 
     held: Held
 
     @property
     def destination(self) -> str:
-        """Where the message came from."""
+        """The destination of the message."""
         return self.held.subscription.destination
 
 
 class Epoch:
-    """One connection's deliveries. Its methods raise LostError when the connection is over.
+    """The deliveries of one connection. Its methods raise LostError when the connection is lost.
 
     Args:
         connection: open and subscribed.
-        settings: how to consume.
-        subscriptions: the connection's.
+        settings: of the acknowledgements.
+        subscriptions: of the connection.
     """
 
     def __init__(
         self, connection: StompConnection, settings: StompSettings, subscriptions: Sequence[Subscription]
     ) -> None:
-        """Nothing delivered yet."""
         self.connection = connection
         self.missed_scheduler = False
-        """The broker has no scheduler: it delivered at once what it was to keep back."""
+        """Whether the broker delivered a delayed message at once, because it has no scheduler."""
         self._began_at = time.monotonic()
         self._settling = settling(connection, settings)
         self._subscriptions = {subscription.id: subscription for subscription in subscriptions}
@@ -63,72 +58,71 @@ class Epoch:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the connection stands."""
+        """Seconds since the connection was established."""
         return time.monotonic() - self._began_at
 
     def take(self, limit: int) -> list[Delivery]:
         """At most `limit` deliveries, without waiting."""
         found: list[Delivery] = []
         while len(found) < limit:
-            delivery = self._again() or self._new()
+            delivery = self._kept_and_due() or self._new()
             if delivery is None:
                 break
             found.append(delivery)
         return found
 
     def holds(self, token: Token) -> bool:
-        """Whether this delivery is of this epoch, and not settled."""
+        """Whether this delivery belongs to this epoch and is not settled."""
         return token in self._handed_over
 
     def done(self, token: Token) -> None:
-        """It needs nothing any more."""
+        """Settle a delivery with an acknowledgement."""
         self._settling.done(token.held)
         self._handed_over.remove(token)
 
     def replaced(self, token: Token, copy: CopyOf) -> None:
-        """It needs nothing any more once the broker has its copy."""
+        """Settle a delivery with a copy."""
         self._settling.replaced(token.held, copy)
         self._handed_over.remove(token)
 
     def keep(self, token: Token, delay_s: float) -> None:
-        """Hand it over again after a while; to the broker it stays unacknowledged."""
+        """Keep the message unacknowledged, and deliver it to the worker again after `delay_s` seconds."""
         self._handed_over.remove(token)
         self._keep(token.held, delay_s)
 
     def upkeep(self) -> None:
-        """Heart-beats, and the acknowledgements that have waited long enough."""
+        """Send heartbeats, and the acknowledgements that have waited long enough."""
         self.connection.upkeep()
         self._settling.flush()
 
     def close(self) -> None:
-        """Send the last acknowledgements, and disconnect when the broker has them."""
+        """Send the last acknowledgements, and disconnect when the broker has processed them."""
         try:
             self._settling.flush(at_once=True)
         except (LostError, AdapterError) as error:
             log.warning("last_acknowledgements_failed", extra={"error": describe(error)})
         self.connection.disconnect()
 
-    def _again(self) -> Delivery | None:
-        """One that was kept here and is due."""
+    def _kept_and_due(self) -> Delivery | None:
         if not self._kept or self._kept[0][0] > time.monotonic():
             return None
-        return self._hand_over(heapq.heappop(self._kept)[2], again=True)
+        return self._hand_over(heapq.heappop(self._kept)[2], redelivered=True)
 
     def _new(self) -> Delivery | None:
         while (frame := self.connection.next_message()) is not None:
             held = Held(next(self._numbers), self._subscriptions[frame.headers["subscription"]], frame)
             self._settling.delivered(held)
             if DELAY_HEADER not in frame.headers:
-                return self._hand_over(held, again=False)
-            # A scheduler would have kept the message back, and taken the header off.
+                return self._hand_over(held, redelivered=False)
+            # A scheduler would have delayed the message and removed the header.
             self._miss_scheduler()
-            self._keep(held, _early_s(frame))
+            self._keep(held, number_in(frame.headers, DELAY_HEADER) / 1000)
         return None
 
-    def _hand_over(self, held: Held, *, again: bool) -> Delivery:
+    def _hand_over(self, held: Held, *, redelivered: bool) -> Delivery:
         token = Token(held)
         self._handed_over.add(token)
-        return Delivery(message_of(held.frame, held.subscription.subject, again=again), token)
+        return Delivery(message_of(held.frame, held.subscription.subject, redelivered=redelivered), token)
 
     def _keep(self, held: Held, delay_s: float) -> None:
         heapq.heappush(self._kept, (time.monotonic() + delay_s, held.number, held))
@@ -139,7 +133,3 @@ class Epoch:
                 "broker_has_no_scheduler", extra={"remedy": 'schedulerSupport="true" in activemq.xml'}
             )
         self.missed_scheduler = True
-
-
-def _early_s(frame: Frame) -> float:
-    return number_in(frame.headers, DELAY_HEADER) / 1000

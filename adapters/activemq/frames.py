@@ -1,4 +1,4 @@
-"""What a STOMP frame means as a message, and what a message looks like as a frame."""
+"""Messages from STOMP frames, and STOMP frames from messages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from idempotent.message import Message
 log = logging.getLogger(__name__)
 
 DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
-"""Milliseconds that the broker's scheduler keeps a message. It takes the header off; a broker without one does not."""
+"""Milliseconds that the broker's scheduler delays a message. The scheduler removes the header."""
 QUOTED_KEY_HEADER: Final = "x-idempotent-key-quoted"
-"""The id in ASCII, where it could not travel as it is: ActiveMQ stores characters beyond U+FFFF as two U+FFFD each."""
+"""The id in ASCII, if STOMP cannot carry it unchanged: ActiveMQ stores a character beyond U+FFFF as two U+FFFD."""
 _GROUP: Final = "JMSXGroupID"
-_GROUP_FOR_COPIES: Final = "x-idempotent-group"  # the broker does not tell a STOMP consumer the group
+_GROUP_FOR_COPIES: Final = "x-idempotent-group"  # a STOMP consumer does not receive the group
 _TEXT: Final = "amq-msg-type"
-# Of the frame, not of the message; the handler has no use for them.
+# These belong to the frame, not to the message.
 _OF_THE_FRAME: Final = frozenset({"ack", "subscription", "content-length", "redelivered"})
-# What the broker, or this adapter, writes by itself on every message that is sent.
+# The broker or this adapter writes these on every sent message.
 _NOT_SENT: Final = _OF_THE_FRAME | {
     "destination",
     "message-id",
@@ -42,7 +42,7 @@ _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame, or its beginning: the connection adds transaction and receipt.
+    """A STOMP frame. On sending, the connection adds transaction and receipt.
 
     Attributes:
         command: SEND, ACK, MESSAGE, ...
@@ -56,25 +56,25 @@ class Frame:
 
 
 def destination_of(subject: str) -> str:
-    """`/queue/NAME`, unless the subject says itself what it is."""
+    """`/queue/NAME`, unless the subject is a destination already."""
     return subject if is_topic(subject) or subject.startswith("/queue/") else f"/queue/{subject}"
 
 
 def is_topic(destination: str) -> bool:
-    """Whether it is a topic, where a message without a subscriber is lost."""
+    """Whether a destination is a topic, where a message without a subscriber is lost."""
     return destination.startswith("/topic/")
 
 
 def dead_letters_of(destination: str) -> str:
-    """Where its dead letters go by default: always a queue, for a topic keeps nothing."""
+    """The default destination for dead letters: always a queue, because a topic keeps no messages."""
     return f"/queue/{destination.removeprefix('/queue/').removeprefix('/topic/')}.dead"
 
 
-def message_of(frame: Frame, subject: str, *, again: bool) -> Message:
-    """The message of a MESSAGE frame; `again`: it was delivered before, whatever the frame says."""
+def message_of(frame: Frame, subject: str, *, redelivered: bool) -> Message:
+    """The message of a MESSAGE frame. `redelivered` wins over the frame's own header if it is True."""
     headers = {name: value for name, value in frame.headers.items() if name not in _OF_THE_FRAME}
     if "content-length" not in frame.headers:
-        headers[_TEXT] = "text"  # so that copies are for others what the original was: a JMS TextMessage
+        headers[_TEXT] = "text"  # so that a copy stays a JMS TextMessage
     if _GROUP_FOR_COPIES in headers:
         headers[_GROUP] = headers[_GROUP_FOR_COPIES]
     message_id = frame.headers.get("message-id")
@@ -83,17 +83,17 @@ def message_of(frame: Frame, subject: str, *, again: bool) -> Message:
         frame.body,
         id=_id_of(frame) or message_id,
         headers=headers,
-        redelivered=again or frame.headers.get("redelivered") == "true",
+        redelivered=redelivered or frame.headers.get("redelivered") == "true",
         position=message_id,
         raw=frame,
     )
 
 
 def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_s: float = 0.0) -> Frame:
-    """A persistent message, kept back by the broker for `delay_s` seconds.
+    """A persistent message that the broker delays for `delay_s` seconds.
 
     Raises:
-        AdapterError: its id is nothing that STOMP could carry unchanged.
+        AdapterError: STOMP cannot carry the id, which is not UTF-8.
     """
     sent = {name: _text(value) for name, value in headers.items() if name not in _NOT_SENT}
     sent |= _identity(headers.get(KEY_HEADER))
@@ -106,25 +106,25 @@ def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_
 
 
 def escaped_names(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers for stomp.py, which escapes values and forgets the names."""
+    """Headers for stomp.py, which escapes values but not names."""
     return {name.translate(_ESCAPES): value for name, value in headers.items()}
 
 
 def _text(value: Any) -> str:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    # NUL ends a frame, wherever it stands.
+    # NUL ends a frame, also in a header.
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _identity(identity: Any) -> dict[str, str]:
-    """The headers that say which message this is."""
+    """The headers with the id."""
     if identity is None:
         return {}
     try:
         text = identity.decode() if isinstance(identity, bytes) else str(identity)
         text.encode()
     except UnicodeError as error:
-        raise AdapterError("STOMP cannot carry this id, which is no UTF-8") from error
+        raise AdapterError("STOMP cannot carry this id, which is not UTF-8") from error
     exact = {} if _survives(text) else {QUOTED_KEY_HEADER: quote(text, safe="")}
     return {KEY_HEADER: _text(text), **exact}
 
@@ -137,7 +137,7 @@ def _id_of(frame: Frame) -> str | None:
             return unquote(quoted, errors="strict")
     elif key is None or _survives(key):
         return key
-    # This is not the same text before and after the broker has stored it, and others may become the same.
+    # The broker stores this id as another text, possibly the same as for another id.
     log.warning("id_does_not_survive_activemq", extra={"position": frame.headers.get("message-id")})
     return None
 

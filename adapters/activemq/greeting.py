@@ -1,4 +1,4 @@
-"""What the broker's greeting says: who it is, and how often it wants to hear from us."""
+"""The broker's CONNECTED frame: the kind of server, and the heartbeats."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from idempotent.adapters.activemq.frames import Frame
 from idempotent.errors import AdapterError
 
 _VERSION: Final = "1.2"
-# A beat is due long before the peer expects it, because ActiveMQ allows no delay at all by default.
+# Beats are sent more often than agreed, because ActiveMQ tolerates no delay by default.
 _BEATS_PER_INTERVAL: Final = 3
-# A connection on which nothing came for so many intervals is lost.
+# A connection is lost after this many silent intervals.
 _SILENT_INTERVALS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """What both sides have agreed on.
+    """The agreed heartbeats.
 
     Attributes:
-        beat_after_s: send something after so many silent seconds; None: never.
-        silence_s: give up after hearing nothing for so long; None: never.
+        beat_after_s: seconds without a sent frame after which a heartbeat is due; None: never.
+        silence_s: seconds without a received byte after which the connection is lost; None: never.
     """
 
     beat_after_s: float | None
@@ -29,7 +29,7 @@ class Heartbeats:
 
 
 def heartbeats(greeting: Frame, asked_s: float) -> Heartbeats:
-    """What the broker makes of the interval that we asked for."""
+    """The heartbeats that the broker agreed to; `asked_s` was the requested interval."""
     sends_ms, wants_ms = (int(word) for word in greeting.headers.get("heart-beat", "0,0").split(","))
     return Heartbeats(
         beat_after_s=asked_s / _BEATS_PER_INTERVAL if wants_ms else None,
@@ -38,16 +38,16 @@ def heartbeats(greeting: Frame, asked_s: float) -> Heartbeats:
 
 
 def check_server(greeting: Frame, where: str) -> None:
-    """See whether this is a broker that the adapter knows.
+    """Check that the server is a supported one.
 
     Raises:
-        AdapterError: it is not.
+        AdapterError: it is Artemis, or does not speak STOMP 1.2.
     """
     server = greeting.headers.get("server", "")
     if "artemis" in server.lower():
         raise AdapterError(
-            f"{where} is {server}. This adapter is for ActiveMQ Classic: with Artemis ids change at every "
-            "connection, and acknowledgements do not wait for their transaction"
+            f"{where} is {server}. This adapter supports ActiveMQ Classic only: Artemis changes message ids at every "
+            "connection, and applies acknowledgements before their transaction commits"
         )
     if greeting.headers.get("version") != _VERSION:
         raise AdapterError(f"{where} does not speak STOMP {_VERSION}")

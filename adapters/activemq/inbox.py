@@ -1,4 +1,4 @@
-"""Inbox: what stomp.py's reader thread leaves for the thread that owns the connection."""
+"""Inbox: frames from stomp.py's reader thread for the thread that owns the connection."""
 
 from __future__ import annotations
 
@@ -10,48 +10,47 @@ from idempotent.adapters.activemq.frames import Frame
 
 
 class Inbox:
-    """A stomp.py listener that only takes notes: one that takes its time, or raises, costs the connection.
+    """A stomp.py listener that only stores frames: a slow or raising listener costs the connection.
 
-    The reader thread writes; the owner reads. Its own operations are atomic, so there is no lock to wait for.
+    The reader thread writes and the owner reads. Each operation is atomic, so no lock is needed.
 
     Args:
         arrived: set with every frame.
     """
 
     def __init__(self, arrived: threading.Event) -> None:
-        """Empty."""
         self._arrived = arrived
         self.messages: deque[Frame] = deque()
-        """MESSAGE frames in the order of their arrival. No more than the prefetch: the broker counts."""
+        """MESSAGE frames in the order of their arrival. The broker limits their number to the prefetch."""
         self.answers: dict[str, Frame] = {}
         """RECEIPT and ERROR frames by the receipt they answer."""
         self.errors: deque[Frame] = deque()
-        """ERROR frames that answer nothing in particular."""
+        """ERROR frames without a receipt."""
         self.connected: Frame | None = None
         """The CONNECTED frame."""
         self.is_closed = False
-        """The connection is over."""
+        """Whether the connection is lost."""
 
     def on_connected(self, frame: Any) -> None:
-        """The broker greets."""
+        """Store the CONNECTED frame."""
         self.connected = _copied(frame)
         self._arrived.set()
 
     def on_message(self, frame: Any) -> None:
-        """A message."""
+        """Store a MESSAGE frame."""
         self.messages.append(_copied(frame))
         self._arrived.set()
 
     def on_receipt(self, frame: Any) -> None:
-        """The broker has done what was asked."""
+        """Store a RECEIPT frame."""
         self._answered(frame)
 
     def on_error(self, frame: Any) -> None:
-        """The broker has not."""
+        """Store an ERROR frame."""
         self._answered(frame)
 
     def on_disconnected(self) -> None:
-        """The end."""
+        """Note the end of the connection."""
         self.is_closed = True
         self._arrived.set()
 

@@ -1,4 +1,4 @@
-"""Losses: messages whose copies cost the connection, and when one may be tried again."""
+"""Losses: messages whose copies cost the connection, and when to try the next copy."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ _MOST: Final = 10_000
 
 
 class Losses:
-    """Waits between the attempts to copy a message over which connections were lost.
+    """Waits between attempts to copy a message whose earlier copies cost the connection.
 
-    ActiveMQ ends the connection over a frame that is larger than its `maxFrameSize`, mostly without saying so, and a
-    copy is larger than its original. Without a wait the message would come back with the next connection, and end
-    that as well, with everything else that it delivered.
+    ActiveMQ ends the connection over a frame larger than its `maxFrameSize`, mostly without a reason, and a copy is
+    larger than its original. Without a wait the redelivered message would end the next connection too, and with it
+    the deliveries of other messages.
 
     Args:
         clock: seconds; injectable for tests.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """None yet."""
         self._clock = clock
         self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def lost_over(self, positions: Sequence[str]) -> None:
-        """A connection was lost while the copies of these were sent."""
+        """Note that a connection was lost while copies of these messages were sent."""
         for position in positions:
             count = self._known.pop(position, (0, 0.0))[0] + 1
             wait_s = _BACKOFF.delay_s(count)
@@ -50,9 +49,9 @@ class Losses:
             self._known.popitem(last=False)
 
     def wait_s(self, position: str) -> float:
-        """Seconds until a copy of it may be tried; 0: now."""
+        """Seconds until the next copy of the message may be sent; 0 if it may be sent now."""
         return max(self._known.get(position, (0, 0.0))[1] - self._clock(), 0.0)
 
     def copied(self, position: str) -> None:
-        """The broker has its copy."""
+        """Note that the broker confirmed a copy of the message."""
         self._known.pop(position, None)

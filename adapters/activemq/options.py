@@ -1,4 +1,4 @@
-"""StompSettings: everything about one broker and one consumer of it, checked once."""
+"""The settings of StompAdapter, checked."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _PORTS: Final = {"stomp": 61613, "stomp+ssl": 61612}
 _EXAMPLE: Final = "stomp://user:password@host:61613"
 _MOST_OF_PREFETCH: Final = 0.65
 _MOST_OF_PREFETCH_DUPS_OK_TOPIC: Final = 0.5
-# Whatever the prefetch: without an acknowledgement, a broker with its default `maxPageSize` sends no more. Tried on
-# 5.17: a group that waits for more waits for its timeout, every time.
+# With its default `maxPageSize` a broker sends no more than this without an acknowledgement, whatever the prefetch.
+# Tried on 5.17: a larger group always waits for its timeout.
 _PAGE: Final = 200
 
 
 class AckMode(Enum):
-    """The acknowledgement modes of ActiveMQ by their JMS names, as this adapter gives them over STOMP.
+    """The acknowledgement modes of ActiveMQ by their JMS names, as this adapter implements them over STOMP.
 
-    None is STOMP's own `ack:auto`: with that the broker forgets a message before it has sent it.
+    STOMP's own `ack:auto` is not among them: with it the broker drops a message before it is sent.
     """
 
     AUTO = "auto"
     """AUTO_ACKNOWLEDGE: each message, when it is settled. With `optimize_acknowledge`, in groups."""
     CLIENT = "client"
-    """CLIENT_ACKNOWLEDGE: a message and all before it, as soon as none of them is unsettled."""
+    """CLIENT_ACKNOWLEDGE: a message and all before it, as soon as all of them are settled."""
     DUPS_OK = "dups_ok"
-    """DUPS_OK_ACKNOWLEDGE: as CLIENT, but in groups: a crash repeats more, the broker works less."""
+    """DUPS_OK_ACKNOWLEDGE: as CLIENT, but in groups: less work for the broker, more redeliveries after a crash."""
     TRANSACTED = "transacted"
     """SESSION_TRANSACTED: as CLIENT; acknowledgements and copies take effect together, at a confirmed COMMIT."""
     INDIVIDUAL = "individual"
@@ -43,14 +43,14 @@ class AckMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a URL says the broker is, and who asks.
+    """The address of a broker, and the credentials.
 
     Attributes:
         host: of the broker.
         port: of its STOMP connector.
-        login: user name; None: the broker asks for none.
-        passcode: its password.
-        ssl: how to encrypt; None: not at all.
+        login: the user name; None: no login.
+        passcode: the password.
+        ssl: of an encrypted connection; None: unencrypted.
     """
 
     host: str
@@ -64,12 +64,12 @@ class Address:
 
     @classmethod
     def from_url(cls, url: str, ca_file: str | None) -> Address:
-        """Take a URL apart.
+        """Read a `stomp://` or `stomp+ssl://` URL.
 
         Raises:
-            ConfigurationError: it is no such URL, or the certificates cannot be read.
+            ConfigurationError: the URL is invalid, or the certificates cannot be read.
         """
-        # Nothing of a URL that is not understood is repeated: it may hold a password.
+        # Errors must not repeat any part of the URL: it may hold a password.
         try:
             parts = urlsplit(url)
             if parts.scheme not in _PORTS or not parts.hostname or parts.path.strip("/") or parts.query:
@@ -84,29 +84,19 @@ class Address:
             None if word is None else unquote(word) for word in (parts.username, parts.password)
         )
         if any(set(word or "") & set("\0\r\n") for word in (login, passcode)):
-            raise ConfigurationError("STOMP cannot send a user name or password of several lines")
+            raise ConfigurationError("a STOMP user name or password must not contain NUL or line breaks")
         if parts.scheme == "stomp" and ca_file is not None:
-            raise ConfigurationError("ca_file goes with stomp+ssl://")
+            raise ConfigurationError("ca_file needs a stomp+ssl:// URL")
         context = _context(ca_file) if parts.scheme == "stomp+ssl" else None
         return cls(parts.hostname, port, login or None, passcode, context)
 
 
 @dataclass(frozen=True, slots=True)
 class StompSettings:
-    """One broker and one way of consuming.
+    """The address of a broker and how to consume. `StompAdapter` explains each attribute.
 
-    Attributes:
-        address: of the broker.
-        ack: when messages are acknowledged.
-        prefetch: messages of one subscription that the broker sends ahead of their acknowledgement.
-        optimize_acknowledge: with `AckMode.AUTO`: in groups.
-        optimize_ack_timeout_s: a group waits no longer for more.
-        client_id: this client's name, which no other connection may have at the same time.
-        durable_subscription: the subscription's name, under which the broker keeps a topic's messages.
-        heartbeat_s: both sides send at least that often, or the connection counts as lost.
-        receipts: wait for the broker's receipt of every acknowledgement.
-        receipt_timeout_s: how long to wait for an answer.
-        connect_timeout_s: how long one attempt to connect may take.
+    Raises:
+        ConfigurationError: a number is out of its range, or two options do not go together.
     """
 
     address: Address
@@ -122,18 +112,19 @@ class StompSettings:
     connect_timeout_s: float
 
     def __post_init__(self) -> None:
-        """Check the numbers and what goes together."""
         if self.prefetch < 1:
-            raise ConfigurationError(f"prefetch must be at least 1, not {self.prefetch}: STOMP cannot pull")
+            raise ConfigurationError(
+                f"prefetch must be at least 1, not {self.prefetch}: STOMP cannot fetch messages one by one"
+            )
         for name in ("optimize_ack_timeout_s", "heartbeat_s", "receipt_timeout_s", "connect_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be positive, not {getattr(self, name)}")
         if self.durable_subscription is not None and not self.client_id:
             raise ConfigurationError(
-                "durable_subscription needs client_id: the broker keeps it for that client"
+                "durable_subscription needs client_id: the broker stores the subscription under it"
             )
         if self.optimize_acknowledge and self.ack is not AckMode.AUTO:
-            raise ConfigurationError(f'optimize_acknowledge goes with ack="auto", not "{self.ack.value}"')
+            raise ConfigurationError(f'optimize_acknowledge needs ack="auto", not "{self.ack.value}"')
 
     @property
     def is_cumulative(self) -> bool:
@@ -148,17 +139,17 @@ class StompSettings:
     def group_of(self, destination: str) -> int:
         """How many settled messages make an acknowledgement due.
 
-        65 % of the prefetch, as ActiveMQ's client has it, or of what the broker sends at most.
+        65 % of the prefetch, as in ActiveMQ's own client, or of the most that the broker sends.
         """
         halves = self.ack is AckMode.DUPS_OK and is_topic(destination)
         part = _MOST_OF_PREFETCH_DUPS_OK_TOPIC if halves else _MOST_OF_PREFETCH
         return math.ceil(part * min(self.prefetch, _PAGE))
 
     def check_destinations(self, destinations: Sequence[str]) -> None:
-        """See whether they can be subscribed to.
+        """Check that the subscriptions are possible.
 
         Raises:
-            ConfigurationError: a durable subscription is for one topic.
+            ConfigurationError: a durable subscription to anything but one topic.
         """
         if self.durable_subscription is not None and not (
             len(destinations) == 1 and is_topic(destinations[0])
@@ -170,8 +161,8 @@ class StompSettings:
 
 def _context(ca_file: str | None) -> ssl.SSLContext:
     if ca_file is not None and not Path(ca_file).is_file():
-        raise ConfigurationError(f"no certificates in {ca_file}: no such file")
+        raise ConfigurationError(f"cannot read the certificates in {ca_file}: no such file")
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
-        raise ConfigurationError(f"no certificates in {ca_file}: {error}") from error
+        raise ConfigurationError(f"cannot read the certificates in {ca_file}: {error}") from error

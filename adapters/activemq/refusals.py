@@ -1,4 +1,4 @@
-"""What an ERROR frame means: try again, or give up."""
+"""The errors of a connection: lost, refused for now, or refused for good."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from idempotent.adapters.activemq.frames import Frame
 from idempotent.errors import AdapterError
 
-# ActiveMQ tells the kind of an error only by its words, or by the Java exception in the frame's body.
+# ActiveMQ names the kind of an error only in its message, or by the Java exception in the frame's body.
 _SECURITY: Final = ("SecurityException", "not authorized")
 _PASSWORD: Final = ("password is invalid", "authentication failed", "unable to authenticate")
 
 
 class LostError(Exception):
-    """The connection is over, and what was not confirmed may or may not have happened."""
+    """The connection is lost. The broker may or may not have processed unconfirmed frames."""
 
 
 class CopyLostError(LostError):
-    """The connection was lost while the broker had to take copies: perhaps because of one of them."""
+    """The connection was lost while copies were sent, possibly because of one of them."""
 
     def __init__(self, error: LostError, positions: Sequence[str]) -> None:
         """`positions`: the broker's ids of the messages that were copied."""
@@ -27,18 +27,18 @@ class CopyLostError(LostError):
 
 
 class RefusedError(AdapterError):
-    """The broker refused what was asked."""
+    """The broker refused a frame."""
 
 
 class ForbiddenError(RefusedError):
-    """The broker refused, and will again: who asks may not."""
+    """The broker refused for lack of permission, and always will."""
 
 
 def refusal(frame: Frame, what: str) -> RefusedError:
-    """The error of an ERROR frame, without the name of who asked."""
-    said = " ".join(frame.headers.get("message", "no reason given").split())
-    if any(word in said.lower() for word in _PASSWORD):
+    """The error of an ERROR frame, without the user name."""
+    message = " ".join(frame.headers.get("message", "no reason given").split())
+    if any(word in message.lower() for word in _PASSWORD):
         return ForbiddenError(f"ActiveMQ refused {what}: wrong user name or password")
-    text = said + frame.body.decode("utf-8", "replace")
+    text = message + frame.body.decode("utf-8", "replace")
     kind = ForbiddenError if any(word in text for word in _SECURITY) else RefusedError
-    return kind(f"ActiveMQ refused {what}: {said}")
+    return kind(f"ActiveMQ refused {what}: {message}")

@@ -1,4 +1,4 @@
-"""Settling: when an acknowledgement is sent, in each of the modes."""
+"""Settling: sends acknowledgements and copies, as each mode requires."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _COPY: Final = "a copy of a message"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A message that the broker waits for an answer about.
+    """A received message that is not acknowledged.
 
     Attributes:
-        number: its place among all that this connection delivered.
-        subscription: which it came by.
-        frame: as it came.
+        number: its place among all deliveries of the connection.
+        subscription: that delivered it.
+        frame: as received.
     """
 
     number: int
@@ -35,40 +35,39 @@ class Held:
 
     @property
     def ack_id(self) -> str:
-        """What an acknowledgement names."""
+        """The id for the acknowledgement."""
         return self.frame.headers["ack"]
 
     @property
     def position(self) -> str:
-        """The broker's id of the message, the same in every connection."""
+        """The broker's id of the message, the same on every connection."""
         return self.frame.headers.get("message-id", "")
 
 
 CopyOf = Callable[[], Frame]
-"""Makes the copy that stands for a message from now on, when the time has come to send it."""
+"""Makes the copy that replaces a message, at the time of sending."""
 
 
 class Settling(ABC):
     """The acknowledgements of one connection. Its methods raise LostError and RefusedError."""
 
     def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
-        """Nothing delivered yet."""
         self._connection = connection
         self._settings = settings
 
-    def delivered(self, held: Held) -> None:  # noqa: B027 - only some keep count
-        """A message, in the order in which the broker sent them."""
+    def delivered(self, held: Held) -> None:  # noqa: B027 - only some modes keep count
+        """Note a received message, in the order of arrival."""
 
     @abstractmethod
     def done(self, held: Held) -> None:
-        """The message needs nothing any more."""
+        """Acknowledge a message, now or soon."""
 
     @abstractmethod
     def replaced(self, held: Held, copy: CopyOf) -> None:
-        """The message needs nothing any more once the broker has its copy."""
+        """Acknowledge a message when the broker has confirmed its copy."""
 
-    def flush(self, *, at_once: bool = False) -> None:  # noqa: B027 - only some wait
-        """Send the acknowledgements whose time has come; all that there are, if `at_once`."""
+    def flush(self, *, at_once: bool = False) -> None:  # noqa: B027 - only some modes wait
+        """Send the due acknowledgements; with `at_once`, all of them."""
 
     def _acknowledge(self, ack_id: str) -> None:
         frame = Frame("ACK", {"id": ack_id})
@@ -83,10 +82,10 @@ class Settling(ABC):
 
 
 class OneByOne(Settling):
-    """Each message by itself, at once. A copy is confirmed first.
+    """Acknowledges each message alone, at once. A copy is confirmed first.
 
-    Not in one transaction: ActiveMQ (5.17.2) keeps every message that was acknowledged in a transaction of a
-    `client-individual` subscription in memory until the subscription ends, and dies of it in the end.
+    Not in one transaction: ActiveMQ (5.17.2) keeps each message that a `client-individual` subscription acknowledged
+    in a transaction in memory until the subscription ends, and finally runs out of memory.
     """
 
     def done(self, held: Held) -> None:
@@ -98,10 +97,9 @@ class OneByOne(Settling):
 
 
 class Cumulative(Settling):
-    """A message and all before it, at once or in groups. A copy is confirmed first, and acknowledged in its turn."""
+    """Acknowledges a message with all before it, at once or in groups. A copy is confirmed first."""
 
     def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
-        """Nothing delivered yet."""
         super().__init__(connection, settings)
         self._marks: dict[Subscription, Watermark[Held]] = {}
         self._sent: dict[Subscription, Held | None] = {}
@@ -140,7 +138,7 @@ class Cumulative(Settling):
             self._send(subscription, last)
             self._sent[subscription] = last
             self._flushed_at = time.monotonic()
-        # What is finished behind an unfinished one waits for that, not for a full group.
+        # Messages finished behind an unfinished one wait for that one, not for a full group.
         self._waiting[subscription] = 0
 
     def _send(self, subscription: Subscription, last: Held) -> None:
@@ -149,10 +147,9 @@ class Cumulative(Settling):
 
 
 class Transacted(Cumulative):
-    """Acknowledgements in their order, and the copies that go with them, in transactions that are confirmed."""
+    """Acknowledges in order, in confirmed transactions that include the copies."""
 
     def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
-        """Nothing delivered yet."""
         super().__init__(connection, settings)
         self._copies: defaultdict[Subscription, list[tuple[Held, CopyOf]]] = defaultdict(list)
 
@@ -176,7 +173,7 @@ class Transacted(Cumulative):
 
 @contextmanager
 def _copying(originals: Sequence[Held]) -> Iterator[None]:
-    """A connection that is lost in here may have been lost over the copies."""
+    """Turn a lost connection into CopyLostError: one of the copies may have caused it."""
     try:
         yield
     except LostError as error:
@@ -186,7 +183,7 @@ def _copying(originals: Sequence[Held]) -> Iterator[None]:
 
 
 def settling(connection: StompConnection, settings: StompSettings) -> Settling:
-    """The one for the mode."""
+    """The Settling of a mode."""
     if settings.ack is AckMode.TRANSACTED:
         return Transacted(connection, settings)
     if settings.is_cumulative:

@@ -1,4 +1,4 @@
-"""FrameSplitter: where one STOMP frame ends and the next one begins."""
+"""FrameSplitter: splits a stream of bytes into STOMP frames."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ _BETWEEN_FRAMES: Final = b"\r\n"
 
 
 class FrameSplitter:
-    """Bytes in, frames out, without their closing NUL. Heart-beats are no frames."""
+    """Takes bytes and yields frames, without their closing NUL. Heartbeats are skipped."""
 
     def __init__(self) -> None:
-        """Nothing received."""
         self._received = bytearray()
 
     def add(self, chunk: bytes) -> None:
-        """What has been received."""
+        """Add received bytes."""
         self._received += chunk
 
     def __iter__(self) -> Iterator[bytes]:
-        """The frames that are complete; each once."""
+        """Yield the complete frames, each once."""
         while (end := self._end_of_first()) is not None:
             frame = bytes(self._received[:end])
             del self._received[: end + 1]

@@ -1,4 +1,4 @@
-"""Transport: stomp.py's socket and reader thread, without the traps."""
+"""Transport: stomp.py's socket and reader thread, with corrections."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CHUNK: Final = 65536
 class Transport(stomp.Transport):  # type: ignore[misc]
     """One socket, for one connection. stomp.py reads from it in a thread of its own.
 
-    What differs from stomp.py's: it says why it could not connect; a write ends after `timeout_s`, however the
-    peer behaves; the end of an encrypted connection is noticed at once; it closes without waiting for anybody;
-    and a password never reaches a log.
+    Differences to stomp.py's: a failed attempt raises its cause; a write ends after `timeout_s`, however the peer
+    behaves; the end of an encrypted connection is noticed at once; closing waits for no other thread; a password
+    never reaches a log.
 
     Args:
         host: of the broker.
         port: of the broker.
-        context: how to encrypt; None: not at all.
+        context: of an encrypted connection; None: unencrypted.
         timeout_s: for the connection, the handshake and every write.
     """
 
@@ -41,13 +41,13 @@ class Transport(stomp.Transport):  # type: ignore[misc]
         self._writing = threading.Lock()
         self._frames = FrameSplitter()
         self.received_at = time.monotonic()
-        """When the last byte came, heartbeats included."""
+        """When the last byte arrived, heartbeats included, in seconds of the monotonic clock."""
 
     def attempt_connection(self) -> None:
         """Connect once.
 
         Raises:
-            OSError: why not; TLS errors are of this kind too.
+            OSError: the attempt failed; TLS errors are OSErrors too.
         """
         plain = socket.create_connection(self._address, self._timeout_s)
         try:
@@ -58,7 +58,7 @@ class Transport(stomp.Transport):  # type: ignore[misc]
             plain.close()
             raise
         if os.name == "posix":
-            # Python's own timeout would hold for reads too; the kernel's for writes alone.
+            # Python's own timeout would also limit reads; the kernel's limits writes alone.
             timeout = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1_000_000))
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self.socket = connected
@@ -67,7 +67,7 @@ class Transport(stomp.Transport):  # type: ignore[misc]
 
     def _encrypted(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         encrypted = context.wrap_socket(plain, server_hostname=self._address[0])
-        # An encrypted socket is one state machine: the reader's thread does the writing too.
+        # A TLS socket is one state machine, so the reader thread writes too.
         self.send_queue = stomp.PollableQueue()
         self.sel = selectors.DefaultSelector()
         self.sel.register(self.send_queue, selectors.EVENT_READ)
@@ -76,7 +76,7 @@ class Transport(stomp.Transport):  # type: ignore[misc]
         return encrypted
 
     def receive(self) -> bytes:
-        """The next bytes; none: the connection is over. SSLWantReadError: there are none yet."""
+        """The next bytes; empty at the end of the connection. SSLWantReadError: no bytes yet."""
         try:
             found: bytes = self.socket.recv(_CHUNK)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -86,14 +86,14 @@ class Transport(stomp.Transport):  # type: ignore[misc]
         if found:
             self.received_at = time.monotonic()
         else:
-            # stomp.py takes the end of an encrypted stream for a pause, and would ask again for ever.
+            # stomp.py takes the end of an encrypted stream for a pause, and would read forever.
             self.running = False
         return found
 
     def _BaseTransport__read(self) -> list[bytes]:  # noqa: N802 - stomp.py has no better seam
-        """The frames that are complete.
+        """The complete frames.
 
-        stomp.py's own cuts a frame in two at a NUL in a header, which JMS allows: the handler would get the first
+        stomp.py's own method splits a frame at a NUL in a header, which JMS allows: the handler would get the first
         half, with some of the headers and no body.
         """
         try:
@@ -108,7 +108,7 @@ class Transport(stomp.Transport):  # type: ignore[misc]
         return list(self._frames)
 
     def transmit(self, frame: stomp.Frame) -> None:
-        # Not stomp.py's own: that logs frames for debugging, with the password, and every failure as an error.
+        # stomp.py's own method logs frames for debugging, with the password, and every failure as an error.
         packed = stomp.pack(stomp.convert_frame(frame))
         if self.blocking:
             self.send(packed)
@@ -123,14 +123,14 @@ class Transport(stomp.Transport):  # type: ignore[misc]
             connected.sendall(encoded_frame)
 
     def disconnect_socket(self) -> None:
-        """End it now, from any thread. The reader's thread cleans up."""
+        """End the connection now, from any thread. The reader thread cleans up."""
         self.running = False
         self.set_connected(False)
         with contextlib.suppress(OSError, AttributeError, ValueError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close what the reader's thread left: it cleans up nothing if it was to end before it had begun."""
-        # stomp.py makes it None when it cleans up by itself.
+        """Close the socket, which a reader thread that never ran leaves open."""
+        # stomp.py sets the socket to None when it cleans up.
         with contextlib.suppress(OSError, AttributeError):
             self.socket.close()

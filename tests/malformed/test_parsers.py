@@ -132,7 +132,9 @@ def test_a_length_that_is_none_is_not_obeyed(length):
 @given(st.dictionaries(header_name, text, max_size=5), st.binary(max_size=20))
 @MANY
 def test_any_stomp_headers_make_a_message_that_can_be_copied(headers, body):
-    message = message_of(Frame("MESSAGE", {"message-id": "ID:1", **headers}, body), "/queue/q", again=False)
+    message = message_of(
+        Frame("MESSAGE", {"message-id": "ID:1", **headers}, body), "/queue/q", redelivered=False
+    )
     assert message.id
     assert has_a_verdict(message) is Outcome.PROCESSED
     for copied in copies_of(message):
@@ -148,7 +150,7 @@ def test_an_id_that_was_badly_quoted_is_not_taken_for_another():
         return message_of(
             Frame("MESSAGE", {"message-id": f"ID:{quoted}", QUOTED_KEY_HEADER: quoted}),
             "/queue/q",
-            again=False,
+            redelivered=False,
         ).id
 
     assert id_of("%FF") != id_of("%FE")
