@@ -1,4 +1,4 @@
-"""KafkaAdapter: topics of Kafka, with offsets committed behind the store's verdicts."""
+"""KafkaAdapter: the client of a Kafka cluster, which commits offsets after the store's verdicts."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _CLOSE_S: Final = 5.0
 
 
 class KafkaAdapter(Adapter):
-    """Receive from topics, in the consumer group that is the consumers' `group`; publish to topics.
+    """Receive from topics as a member of the consumers' `group`, and publish to topics.
 
-    The group's offset of a partition follows the last message before which all are settled. A delivery's epoch is
+    The committed offset of a partition follows the last message up to which all are settled. A delivery's epoch is
     the assignment of its partition: after a rebalance its settlement is dropped, and the new owner gets the message.
 
     Args:
@@ -54,10 +54,10 @@ class KafkaAdapter(Adapter):
         transactional_id: for `exactly_once`; a process that starts with it fences the previous one. None: a new id,
             for this process alone.
         ordering: which messages of a partition wait for each other; one of `Ordering` or its value.
-        max_in_flight_per_partition: messages of one partition handed out at once. None: 1 with the ordering
+        max_in_flight_per_partition: messages of one partition delivered at once. None: 1 with the ordering
             `partition`, else 1000. More than 1 with `partition` fills batches, and keeps the order while a Worker has
-            one thread and no message fails or waits for its key; nothing is handed out after one that failed until it
-            is settled.
+            one thread and no message fails or waits for its key; after a failed message, the next one is delivered
+            when that is settled.
         max_pending_per_partition: received and unfinished messages at which a partition is paused.
         commit_interval_s: seconds between commits.
         commit_every: settled messages after which a commit comes sooner.
@@ -65,12 +65,12 @@ class KafkaAdapter(Adapter):
         retry_topic: failed messages wait in the topic `<topic>.<group>.retry`, which must exist, and hold back no
             other message.
         acks: what `publish` waits for: `all`, `1` or `0`. Dead letters always wait for all.
-        idempotent_producer: the broker drops what the client library sends twice. None: with `acks="all"`.
-        publish_timeout_s: seconds that the broker has to take a message.
+        idempotent_producer: the broker drops the client library's own duplicates. None: with `acks="all"`.
+        publish_timeout_s: seconds within which the broker must confirm a message.
         fail_fast: `open` raises when no broker answers, and `receive` when a topic is missing or access denied.
             False: the adapter waits for both, with a warning.
-        security_protocol: as librdkafka's `security.protocol`; with a user name `SASL_SSL` unless given.
-        sasl_mechanism: `PLAIN` unless given.
+        security_protocol: librdkafka's `security.protocol`; default with a user name: `SASL_SSL`.
+        sasl_mechanism: default with a user name: `PLAIN`.
         sasl_username: wins over the URL's.
         sasl_password: wins over the URL's.
         ssl_ca_location: a file with certificates.
@@ -129,7 +129,7 @@ class KafkaAdapter(Adapter):
         self._producer_config = dict(producer_config or {})
         self._has_retry_topics = retry_topic
         self._commit_interval_s = commit_interval_s
-        # Outputs that wait for their transaction are pending: a paused partition must not wait for more of them.
+        # Outputs that wait for their transaction are pending too: a full partition must not wait for more of them.
         is_transactional = self._semantics is Semantics.EXACTLY_ONCE
         self._commit_every = (
             min(commit_every, max_pending_per_partition) if is_transactional else commit_every

@@ -1,4 +1,4 @@
-"""Assignment: the partitions that are this process's now, and what of them is committed."""
+"""Assignment: the partitions assigned to this process, and their commits."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Name = tuple[str, int]
 
 
 class Assignment:
-    """Epochs by partition, with the callbacks of a rebalance.
+    """The epochs by partition, and the callbacks of a rebalance.
 
-    The callbacks run within the consumer's calls, in the adapter's thread; nothing may be raised from them. What is
-    still running when a partition goes cannot be waited for there: its results come through that very thread. So
-    what is finished is committed, and the rest comes again elsewhere, where the store knows about it.
+    The callbacks run within the consumer's calls, in the adapter's thread, and must not raise. They cannot wait for
+    running messages of a revoked partition, whose results arrive through the same thread. So they commit the finished
+    messages; the new owner gets the others again, and the store recognises those already processed.
 
     Args:
-        topic_ids: who knows the ids of topics.
-        limits: how much of each partition may be on its way.
-        retries: the subjects of retry topics.
+        topic_ids: looks up the ids of topics.
+        limits: of each partition.
+        retries: the subjects by retry topic.
         stored: the offsets that checkers keep.
-        commits: how offsets become the group's.
+        commits: commits offsets.
         interval_s: seconds between two commits.
-        every: finished messages after which a commit does not wait for that.
+        every: finished messages after which a commit is due at once.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class Assignment:
         interval_s: float,
         every: int,
     ) -> None:
-        """Nothing assigned."""
         self._retries = retries
         self._stored = stored
         self._commits = commits
@@ -77,19 +76,19 @@ class Assignment:
         partitions = self._of(revoked)
         marks = _marks(partitions)
         if marks:
-            # What the others owe, they go on owing.
+            # Failed commits of the other partitions stay due.
             self._commits.commit(consumer, marks)
         self._end(partitions)
 
     def on_lost(self, _: KafkaConsumer, lost: Sequence[TopicPartition]) -> None:
-        # Somebody else may have them already: a commit now could take back theirs.
+        # Another process may own them already: a commit now could move its offsets back.
         self._log("partitions_lost", lost)
         self._end(self._of(lost))
 
     # Messages
 
     def add(self, raw: Raw) -> None:
-        """A message that was received."""
+        """Add a received message."""
         topic, number, offset = origin_of(raw)
         partition = self._partitions.get((topic, number))
         if partition is None:
@@ -101,7 +100,7 @@ class Assignment:
         partition.add(raw, offset)
 
     def begin_stored(self, consumer: KafkaConsumer) -> None:
-        """Read on where the store says, in partitions whose positions are stored, before anything is handed out."""
+        """Seek partitions with stored positions to the store's offset, before their first delivery."""
         if not self._stored:
             return
         for partition in list(self._turns):
@@ -122,14 +121,14 @@ class Assignment:
             consumer.seek(where)
         except KafkaException as error:
             log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
-            return  # asked again with the next messages
+            return  # the next fetch tries again
         log.info("stored_offset_wins", extra={"topic": partition.topic, "offset": offset})
         self._end([partition])
-        (anew,) = self._begin([(partition.topic, partition.number)])
-        anew.begin_at(offset)
+        (begun,) = self._begin([(partition.topic, partition.number)])
+        begun.begin_at(offset)
 
     def take(self, limit: int, now: float) -> list[Delivery]:
-        """At most `limit` deliveries, each partition's in its order; the partitions share what there is room for."""
+        """At most `limit` deliveries, shared among the partitions, and in order within each."""
         taken: list[Delivery] = []
         hungry = list(self._turns)
         last: Partition | None = None
@@ -144,17 +143,17 @@ class Assignment:
                     more.append(partition)
             hungry = more
         if last is not None:
-            # Those for which there was no room are the first ones next time.
+            # The partitions that got no turn come first next time.
             self._turns.rotate(-1 - self._turns.index(last))
         return taken
 
     @property
-    def waits(self) -> bool:
-        """Whether messages were received that are not finished."""
-        return any(partition.waits for partition in self._turns)
+    def has_unfinished(self) -> bool:
+        """Whether received messages are not finished."""
+        return any(partition.has_unfinished for partition in self._turns)
 
     def regulate(self, consumer: KafkaConsumer) -> None:
-        """Pause what is full, and resume what is half empty."""
+        """Pause full partitions, and resume paused ones that are half empty."""
         full = [p for p in self._turns if p.is_full and not p.is_paused]
         drained = [p for p in self._turns if p.is_paused and p.is_half_empty]
         try:
@@ -179,21 +178,21 @@ class Assignment:
             return
         now = time.monotonic()
         is_old = self._finished > 0 and now - self._committed_at >= self._interval_s
-        if is_old or self._finished >= self._every or now >= self._commits.again_at:
+        if is_old or self._finished >= self._every or now >= self._commits.retry_at:
             self._send(consumer)
 
     def commit_last(self, consumer: KafkaConsumer, timeout_s: float) -> None:
-        """Commit, and wait for the answer, but not as long as a synchronous commit does without a broker."""
+        """Commit and wait at most `timeout_s` for the answer; a synchronous commit waits longer without a broker."""
         until = time.monotonic() + timeout_s
         self._commits.wait(consumer, timeout_s)
         is_done = self._commits.is_busy
         while not is_done:
-            self._send(consumer, again=True)
+            self._send(consumer, repeat=True)
             self._commits.wait(consumer, until - time.monotonic())
-            is_done = time.monotonic() < self._commits.again_at or time.monotonic() > until
+            is_done = time.monotonic() < self._commits.retry_at or time.monotonic() > until
 
     def give_up(self, consumer: KafkaConsumer, deliveries: list[Delivery]) -> list[Delivery]:
-        """Commit these before they are handed out, so that they never come again; none, when that fails."""
+        """Commit messages before their delivery, so that they are not delivered again. Empty if the commit fails."""
         first = [d.token for d in deliveries if d.token.record.turns == 1]
         ends: dict[Partition, int] = {}
         for token in first:
@@ -208,15 +207,15 @@ class Assignment:
         return []
 
     def end(self) -> None:
-        """Nothing is this process's any more."""
+        """End the epochs of all partitions."""
         self._end(list(self._turns))
 
-    def _send(self, consumer: KafkaConsumer, *, again: bool = False) -> None:
-        """Commit all partitions; the answer comes later."""
+    def _send(self, consumer: KafkaConsumer, *, repeat: bool = False) -> None:
+        """Start a commit of all partitions; with `repeat`, also of offsets that were committed before."""
         self._finished = 0
         self._committed_at = time.monotonic()
-        self._commits.again_at = math.inf
-        marks = {p: mark for p, mark in _marks(self._turns).items() if again or mark > p.committed}
+        self._commits.retry_at = math.inf
+        marks = {p: mark for p, mark in _marks(self._turns).items() if repeat or mark > p.committed}
         if marks:
             self._commits.start(consumer, marks)
 
@@ -233,7 +232,7 @@ class Assignment:
         if subject is None:
             is_stored = self._stored.of(topic_id.topic)
             return Partition(topic_id, number, self._limits, topic_id.topic, is_stored=is_stored)
-        # Copies that wait for their time have lost their order already.
+        # Delayed copies have lost their order already.
         return Partition(topic_id, number, replace(self._limits, ordering=Ordering.NONE), subject)
 
     def _end(self, partitions: Sequence[Partition]) -> None:

@@ -1,4 +1,4 @@
-"""Attempt: one transaction, from its beginning to the answer."""
+"""Attempt: one Kafka transaction in progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from idempotent.adapters.kafka.partition import Partition
 _Unsent: TypeAlias = tuple[Partition, Produced, Output]
 NO_LIMIT: Final = sys.maxsize
 _PATIENCE_S: Final = 20.0
-# A batch is refused as a whole for one record of it. What names a topic names the culprit.
+# The broker refuses a whole batch because of one record. An error about a topic identifies the record.
 _OF_THE_TOPIC: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -41,7 +41,7 @@ _OF_THE_BATCH: Final = frozenset(
 
 
 class Step(Enum):
-    """What comes next."""
+    """The phase a transaction is in."""
 
     BEGIN = "begin"
     PRODUCE = "produce"
@@ -49,12 +49,12 @@ class Step(Enum):
     COMMIT = "commit"
     ABORT = "abort"
     LOOK = "look"
-    """Nobody knows whether it was committed: the group's offsets say it."""
+    """The outcome of the commit is unknown: the group's offsets tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the broker takes an output in no transaction, and whether it was surely this one that it meant."""
+    """Why the broker refuses an output in any transaction, and whether it certainly meant this one."""
 
     partition: Partition
     reason: str
@@ -63,19 +63,19 @@ class Refusal:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A transaction that is on its way.
+    """One Kafka transaction in progress.
 
     Attributes:
         marks: the offsets to commit, by partition.
-        inputs: how many messages its outputs are of.
-        is_whole: it commits all that it was asked for.
-        unsent: the outputs that the client library has not taken yet, with their partitions and inputs.
-        unreported: outputs on their way.
-        has_failed: one was not taken, for whatever reason.
-        error: what was said first of one that was not taken.
-        refusals: why outputs are taken in no transaction, by input.
-        member: what the group called this process when it began. The broker refuses it after any rebalance.
-        step: what comes next.
+        inputs: how many messages have outputs in it.
+        is_whole: it commits all offsets that it was asked for.
+        unsent: the outputs not yet handed to the client library, with their partitions and inputs.
+        unreported: how many outputs are sent and not confirmed.
+        has_failed: an output was not confirmed.
+        error: the first error of an output.
+        refusals: outputs that the broker refuses in any transaction, by input.
+        member: this process's group metadata at the beginning. The broker refuses it after a rebalance.
+        step: the next step.
     """
 
     marks: dict[Partition, int]
@@ -92,7 +92,7 @@ class Attempt:
 
     @classmethod
     def of(cls, marks: Mapping[Partition, int], most: int) -> Attempt:
-        """One that commits these marks, or as much of them as has the outputs of `most` messages."""
+        """A transaction for these marks, reduced to the outputs of at most `most` messages."""
         portion: dict[Partition, int] = {}
         unsent: deque[_Unsent] = deque()
         left = most
@@ -106,21 +106,21 @@ class Attempt:
 
     @property
     def is_open(self) -> bool:
-        """Whether all its partitions still are this process's."""
+        """Whether all partitions are still assigned to this process."""
         return all(partition.is_open for partition in self.marks)
 
     @property
     def stands_still(self) -> bool:
-        """Whether its step takes longer than it should with a broker that answers."""
+        """Whether the step takes longer than with a broker that answers."""
         return time.monotonic() - self._since > _PATIENCE_S
 
     def go_to(self, step: Step) -> None:
-        """Take that step next."""
+        """Set the next step."""
         self.step = step
         self._since = time.monotonic()
 
     def produce(self, client: Producer) -> None:
-        """Hand over outputs, as many as the client library takes now.
+        """Hand outputs to the client library until its queue is full.
 
         Raises:
             KafkaException: the client is broken.
@@ -161,7 +161,7 @@ class Attempt:
         self.has_failed = True
         partition, produced, output = one
         is_certain = isinstance(error, ValueError) or error.code() in _OF_THE_TOPIC
-        reason = f"Kafka does not take an output for {output.topic}: {error_of(error)}"
+        reason = f"Kafka refused an output for {output.topic}: {error_of(error)}"
         self.refusals.setdefault(produced, Refusal(partition, reason, is_certain))
 
 

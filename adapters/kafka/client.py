@@ -1,4 +1,4 @@
-"""The confluent-kafka client: imported here and nowhere else, and made without its config leaking into errors."""
+"""The parts of confluent-kafka that are used, and clients whose errors do not show their configuration."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = [
 
 Raw: TypeAlias = "KafkaMessage[Any, Any]"
 C = TypeVar("C")
-# librdkafka's own words, at its own levels; without a logger they go to standard error.
+# librdkafka's own log; without a logger it goes to standard error.
 _library_log = logging.getLogger("idempotent.adapters.kafka.adapter.librdkafka")
 
 
 def make_client(kind: Callable[..., C], config: Mapping[str, Any]) -> C:
-    """A client, which connects by itself and later.
+    """Create a client, which connects in the background.
 
     Raises:
-        ConfigurationError: librdkafka does not know a name, or takes no such value.
+        ConfigurationError: librdkafka does not know a setting, or refuses its value.
     """
     try:
         return kind({**config, "logger": _library_log})
@@ -50,7 +50,7 @@ def make_client(kind: Callable[..., C], config: Mapping[str, Any]) -> C:
 
 
 def error_of(error: BaseException | KafkaError) -> str:
-    """What Kafka says, in one line."""
+    """The message of an error, in one line."""
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
     text = inner.str() if isinstance(inner, KafkaError) else str(inner)
     return " ".join(str(text).split())

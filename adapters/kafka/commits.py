@@ -1,4 +1,4 @@
-"""Commits: how offsets become the group's. OffsetCommits: by themselves; see `kafka_transactions` for the other way."""
+"""Commits: commits offsets. OffsetCommits does it without transactions; `Transactions` is the other way."""
 
 from __future__ import annotations
 
@@ -26,60 +26,59 @@ _ANSWER_S: Final = 30.0
 
 
 class Commits(ABC):
-    """Takes marks, one lot after the other, and sets `Partition.committed` to what it was told last.
+    """Commits marks, one set after the other, and sets `Partition.committed` to the last one.
 
-    Belongs to the adapter's thread, and raises nothing: what cannot be committed is owed.
+    Belongs to the adapter's thread, and does not raise: a failed commit is due again at `retry_at`.
     """
 
-    again_at: float = math.inf
-    """When it wants to be told again, because something was not committed, by the adapter's clock."""
+    retry_at: float = math.inf
+    """When the next commit is due because one failed, by the adapter's clock."""
 
     @property
     @abstractmethod
     def is_busy(self) -> bool:
-        """Whether an answer is awaited; nothing may be started then."""
+        """Whether a commit is in progress; `start` must not be called then."""
 
     @abstractmethod
     def start(self, consumer: KafkaConsumer, marks: Marks) -> None:
-        """Commit; the answer comes later."""
+        """Start a commit; the answer arrives later."""
 
     @abstractmethod
     def commit(self, consumer: KafkaConsumer, marks: Marks) -> bool:
-        """Commit, and wait for the answer. Whether it is done."""
+        """Commit, and wait for the answer. False: it failed."""
 
     @abstractmethod
     def upkeep(self, consumer: KafkaConsumer) -> None:
-        """Go on with what was started."""
+        """Continue the commit in progress."""
 
     @abstractmethod
     def wait(self, consumer: KafkaConsumer, timeout_s: float) -> None:
-        """Wait until it is not busy, at most `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds for the commit in progress."""
 
     def on_commit(self, error: KafkaError | None, committed: Sequence[TopicPartition]) -> None:  # noqa: B027
-        """The consumer's answer to a commit that nobody waited for."""
+        """The consumer's callback for an asynchronous commit."""
 
     @property
     def fault(self) -> str | None:
-        """Why there is no going on, if there is none."""
+        """Why the worker must stop; None if it need not."""
         return None
 
     def _owe(self, marks: Marks, wait_s: float = RETRY_S) -> None:
         for partition in marks:
             partition.committed = -1
-        self.again_at = time.monotonic() + wait_s
+        self.retry_at = time.monotonic() + wait_s
 
 
 class OffsetCommits(Commits):
-    """The consumer's own."""
+    """Commits through the consumer."""
 
     def __init__(self) -> None:
-        """Nothing committed yet."""
         self._asked: dict[tuple[str, int], Partition] = {}
         self._asked_at: float | None = None
 
     @property
     def is_busy(self) -> bool:
-        # One commit at a time: after a lost connection an older one may be sent again, behind a newer one.
+        # One commit at a time: after a lost connection the client may resend an older one after a newer one.
         return self._asked_at is not None and time.monotonic() - self._asked_at < _ANSWER_S
 
     def start(self, consumer: KafkaConsumer, marks: Marks) -> None:
@@ -90,7 +89,7 @@ class OffsetCommits(Commits):
         return self._commit(consumer, marks, asynchronous=False)
 
     def upkeep(self, consumer: KafkaConsumer) -> None:
-        """The consumer does that."""
+        """The consumer needs none."""
 
     def wait(self, consumer: KafkaConsumer, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
@@ -120,7 +119,7 @@ class OffsetCommits(Commits):
             else:
                 _raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
-            # They are the next owner's, or the next commit says it again.
+            # The next commit repeats these offsets, or the partitions have another owner.
             log.warning("commit_failed", extra={"error": error_of(error)})
             self._owe(marks)
             return False
@@ -130,7 +129,7 @@ class OffsetCommits(Commits):
 
 
 def offsets_of(marks: Marks) -> list[TopicPartition]:
-    """As the client library takes them."""
+    """The marks as the client library's objects."""
     return [TopicPartition(partition.topic, partition.number, mark) for partition, mark in marks.items()]
 
 

@@ -1,4 +1,4 @@
-"""KafkaGroup: this process's membership in a consumer group, and what it fetches as a member."""
+"""KafkaGroup: this process's membership in a consumer group."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOK_S: Final = 0.5
 _STATISTICS_MS: Final = 2_000
 _CLOSE_S: Final = 10.0
 _SILENCE_S: Final = 10.0
-# A person must mend these; of other TLS errors a broker that starts has some too.
+# Untrusted certificates need a person; a starting broker causes other TLS errors.
 _UNTRUSTED: Final = "certificate"
 _HANDSHAKE: Final = "SSL_HANDSHAKE"
 _REFUSED: Final = frozenset(
@@ -48,19 +48,19 @@ _REFUSED: Final = frozenset(
 
 
 class KafkaGroup:
-    """A consumer that is polled in slices, so that its owner never waits long for anything else.
+    """A consumer that is polled in short slices, so that the owner thread is never blocked for long.
 
     Args:
         config: for the consumer.
-        security: for the client that asks for the topics' ids.
-        topics: what to consume.
-        limits: how much of each partition may be on its way.
-        retries: retry topics to consume besides, with their subjects.
+        security: for the client that looks up the topics' ids.
+        topics: to consume.
+        limits: of each partition.
+        retries: the retry topics to consume too, with their subjects.
         stored: the offsets that checkers keep.
-        commits: how offsets become the group's.
+        commits: commits offsets.
         commit_interval_s: seconds between commits.
-        commit_every: finished messages after which a commit comes sooner.
-        fail_fast: raise where it would wait for a broker, a topic or a permission.
+        commit_every: finished messages after which a commit is due at once.
+        fail_fast: raise instead of waiting for a broker, a topic or a permission.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class KafkaGroup:
         """Join.
 
         Raises:
-            ConfigurationError: librdkafka does not take the settings.
+            ConfigurationError: librdkafka refuses the settings.
             AdapterError: no broker answers, with `fail_fast`.
         """
         topic_ids = TopicIds(make_client(AdminClient, security))
@@ -116,18 +116,18 @@ class KafkaGroup:
         self._subscribe()
 
     def fetch(self, wait_s: float, woken: threading.Event) -> None:
-        """Take in what has come, and wait for it at most `wait_s` seconds. Rebalances happen in here."""
+        """Receive messages, and wait at most `wait_s` seconds for the first. Rebalances happen in this call."""
         self._topic_ids.upkeep()
         self.assignment.commit_if_due(self.consumer)
         self.assignment.regulate(self.consumer)
-        if wait_s > 0 and self.assignment.waits:
-            # A settlement will let something out; the client cannot be woken.
+        if wait_s > 0 and self.assignment.has_unfinished:
+            # A settlement may release a message, and the client cannot be woken.
             woken.wait(min(wait_s, _BLOCKED_WAIT_S))
             wait_s = 0.0
         try:
             raws = self.consumer.consume(_MOST_FETCHED, 0)
             if not raws and wait_s > 0:
-                first = self.consumer.poll(wait_s)  # `consume` would wait until there are so many
+                first = self.consumer.poll(wait_s)  # `consume` would wait for the full number
                 raws = [] if first is None else [first, *self.consumer.consume(_MOST_FETCHED, 0)]
         except KafkaException as error:
             raise AdapterError(f"Kafka at {self._where}: {error_of(error)}") from error
@@ -140,12 +140,12 @@ class KafkaGroup:
             raise AdapterError(f"Kafka at {self._where}: {fault}")
 
     def take(self, limit: int) -> list[Delivery]:
-        """At most `limit` deliveries that may be handed out now."""
+        """At most `limit` deliveries, without waiting."""
         return self.assignment.take(limit, time.monotonic())
 
     @property
     def needs_upkeep(self) -> bool:
-        """Whether it was not polled for a while: a rebalance may be waiting."""
+        """Whether the consumer must be polled, because a rebalance may be waiting."""
         return time.monotonic() - self._fetched_at > _UPKEEP_S
 
     @property
@@ -154,10 +154,10 @@ class KafkaGroup:
         return self._is_up and self.assignment.was_assigned
 
     def close(self) -> None:
-        """Commit what is finished, and leave."""
+        """Commit finished messages, and leave the group."""
         self.assignment.commit_last(self.consumer, _CLOSE_S if self._is_up else 0.0)
         self.assignment.end()
-        # Without a broker the client library insists for a session's length.
+        # Without a broker the client library tries for the length of a session.
         leaving = threading.Thread(target=self.consumer.close, name="idempotent-kafka-close", daemon=True)
         leaving.start()
         leaving.join(_CLOSE_S if self._is_up else 1.0)
@@ -189,7 +189,7 @@ class KafkaGroup:
         if error.fatal() or (not self._was_up and _is_for_good(error)):
             self._fault = error
         else:
-            # The library connects again by itself, and says so in its statistics alone.
+            # The library reconnects automatically, and reports it only in its statistics.
             self._is_up = self._is_up and not all_down
             if time.monotonic() - self._complained_at > _SILENCE_S:
                 self._complained_at = time.monotonic()
@@ -220,20 +220,20 @@ class KafkaGroup:
 
 
 def _is_for_good(error: KafkaError) -> bool:
-    """Whether no waiting repairs it."""
+    """Whether another attempt would fail in the same way."""
     code, text = error.code(), error_of(error)
     return code == KafkaError._AUTHENTICATION or (code == KafkaError._SSL and _UNTRUSTED in text)  # noqa: SLF001 - public
 
 
 def why_unreachable(last: KafkaError | None) -> str:
-    """What the client said last of a broker that does not answer, and what to look at."""
+    """The client's last error of a broker that does not answer, and what to check."""
     if last is None:
         return "no answer"
     text = error_of(last)
     if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
-        # Where nobody listens, the library says that too.
+        # The library reports this also for a closed port.
         return f"{text}; does the port want TLS or a login? See security_protocol"
     if _HANDSHAKE in text and "PLAINTEXT" not in text:
-        # The library guesses so itself, if the connection is closed a little later.
+        # Sometimes the library's own text names PLAINTEXT already.
         return f"{text}; is it a PLAINTEXT port? See security_protocol"
     return text

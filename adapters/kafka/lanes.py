@@ -1,4 +1,4 @@
-"""Lanes: which message of a partition may be handed out next."""
+"""Lanes: which message of a partition is delivered next."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Record:
     """One message of a partition, until it is finished.
 
     Attributes:
-        raw: as the client library gave it.
-        offset: where it stands.
-        lane: what it keeps order with.
-        due: when it may be handed out, by the adapter's clock.
-        turns: how often it was handed out.
-        expected: the offset after the message before it.
-        refusals: how often the broker did not take a copy of it.
+        raw: the client library's object.
+        offset: in the partition.
+        lane: the messages with the same lane keep their order.
+        due: when it may be delivered, by the adapter's clock.
+        turns: how often it was delivered.
+        expected: the offset after the previous message.
+        refusals: how often the broker refused a copy of it.
     """
 
     raw: Raw
@@ -40,29 +40,28 @@ class _Lane:
     out: int = 0
     offer: int = 0
     offered: float | None = None
-    """When its last offer is due; None: it has made none that still counts."""
+    """When the current offer is due; None without one."""
 
 
 class Lanes:
-    """The messages that wait, each in its lane, first come first served.
+    """The waiting messages, each in its lane, first in, first out.
 
-    The first of a lane holds back those behind it until it is due, so a message that failed loses its place to
-    none. Not thread-safe.
+    The first message of a lane blocks those behind it until it is due, so a failed message keeps its place. Not
+    thread-safe.
 
     Args:
-        width: how many messages of one lane may be out at once.
+        width: how many messages of one lane may be delivered and unfinished at once.
     """
 
     def __init__(self, width: int) -> None:
-        """Empty."""
         self._width = width
         self._lanes: dict[Hashable, _Lane] = {}
-        # (due, tie, lane, the lane's offer); an offer that is not the lane's last one no longer counts.
+        # (due, tie, lane, number of the offer); an offer is outdated unless it is its lane's last one.
         self._offers: list[tuple[float, int, _Lane, int]] = []
         self._ties = itertools.count()
 
     def add(self, record: Record) -> None:
-        """A new message, behind all of its lane."""
+        """Add a new message at the end of its lane."""
         lane = self._lanes.get(record.lane)
         if lane is None:
             lane = self._lanes[record.lane] = _Lane()
@@ -71,7 +70,7 @@ class Lanes:
             self._offer(lane)
 
     def take(self, now: float, limit: int) -> list[Record]:
-        """The next ones that may be handed out, at most `limit`."""
+        """The next messages to deliver, at most `limit`."""
         taken: list[Record] = []
         while len(taken) < limit and self.next_due() <= now:
             lane = heapq.heappop(self._offers)[2]
@@ -87,7 +86,7 @@ class Lanes:
         return taken
 
     def finish(self, record: Record) -> None:
-        """One that was taken needs nothing any more."""
+        """Remove a taken message."""
         lane = self._lanes[record.lane]
         lane.out -= 1
         if lane.waiting:
@@ -96,7 +95,7 @@ class Lanes:
             del self._lanes[record.lane]
 
     def retry_at(self, record: Record, due: float) -> None:
-        """One that was taken goes back to its place, to be taken again when it is `due`."""
+        """Return a taken message to its place; it may be taken again when it is `due`."""
         record.due = due
         lane = self._lanes[record.lane]
         lane.out -= 1
@@ -105,7 +104,7 @@ class Lanes:
         self._offer(lane)
 
     def next_due(self) -> float:
-        """When `take` will have one, if nothing else happens; infinity: never."""
+        """When `take` will return the next message; infinity if none waits."""
         while self._offers:
             due, _, lane, offer = self._offers[0]
             if offer == lane.offer:

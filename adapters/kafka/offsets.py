@@ -1,4 +1,4 @@
-"""StoredOffsets: where an OffsetChecker says that a partition goes on, whatever the broker has committed."""
+"""StoredOffsets: the offsets that OffsetCheckers keep, which win over those committed to the broker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ class StoredOffsets:
     """The consumers whose checkers keep positions, by topic. Belongs to the adapter's thread."""
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
-        """Ask nothing yet."""
         self._consumers = {
             c.subject: c for c in consumers if c.checker.keeps_positions and c.checker.remembers_done
         }
-        self._ask_again = 0.0
+        self._retry_at = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._consumers)
@@ -36,23 +35,23 @@ class StoredOffsets:
         return subject in self._consumers
 
     def begin(self, subject: str, topic_id: str, partition: int, first: int) -> int | None:
-        """The offset to read on from; a partition that is new to the store begins with `first`.
+        """The offset to continue from; a partition that is new to the store begins at `first`.
 
-        None: the store does not answer. It is not asked more than once a second then.
+        None: the store does not answer. It is asked at most once a second then.
         """
-        if time.monotonic() < self._ask_again:
+        if time.monotonic() < self._retry_at:
             return None
         consumer = self._consumers[subject]
         key = consumer.binding.requests.partition(topic_id, partition)
         try:
             return _checker(consumer).begin({key: first})[key]
         except StoreError as error:
-            self._ask_again = time.monotonic() + _RETRY_S
+            self._retry_at = time.monotonic() + _RETRY_S
             log.warning("stored_offset_unknown", extra={"topic": subject, "error": str(error)})
             return None
 
     def skip(self, subject: str, position: Position) -> bool:
-        """Move on past a message whose dead letter is safe. False: the store does not answer."""
+        """Move past a message whose dead letter is confirmed. False: the store does not answer."""
         consumer = self._consumers.get(subject)
         if consumer is None:
             return True

@@ -1,4 +1,4 @@
-"""Partition: one assignment of one partition to this process, from assign to revoke. Its object is the epoch."""
+"""Partition: one assignment of one partition to this process, which is the epoch of its deliveries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from idempotent.message import Position
 
 @dataclass(slots=True, eq=False)
 class Token:
-    """One handing out of one record. Not frozen: there is one for every message."""
+    """One delivery of one record. Not frozen, because that makes a token for every message cheaper."""
 
     partition: Partition
     record: Record
@@ -29,12 +29,12 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of one partition is on its way.
+    """How many messages of one partition may be unfinished.
 
     Attributes:
         ordering: which messages wait for each other.
-        in_flight: messages handed out at once.
-        pending: unfinished messages, or finished ones behind an unfinished one, at which fetching pauses.
+        in_flight: messages delivered at once.
+        pending: unfinished messages, and finished ones behind an unfinished one, at which fetching pauses.
     """
 
     ordering: Ordering
@@ -43,14 +43,14 @@ class Limits:
 
 
 class Partition:
-    """What was received of a partition, and how far it is finished."""
+    """The received messages of a partition, and how far they are finished."""
 
     def __init__(
         self, topic_id: TopicId, number: int, limits: Limits, subject: str, *, is_stored: bool = False
     ) -> None:
-        """Nothing received yet; another `subject` than the topic makes it one of copies, each with its time.
+        """A `subject` that is not the topic makes this a retry topic, whose messages have due times.
 
-        One that `is_stored` hands out nothing before `begin_at`.
+        A partition that `is_stored` delivers no message before `begin_at`.
         """
         self.topic: Final = topic_id.topic
         self.subject: Final = subject
@@ -58,7 +58,7 @@ class Partition:
         self.is_open = True
         self.is_paused = False
         self.committed = -1
-        """The greatest offset that a commit was sent for."""
+        """The greatest offset in a sent commit."""
         self.outputs: Final = Outputs()
         self._topic_id = topic_id
         self._limits = limits
@@ -74,11 +74,11 @@ class Partition:
         self._is_begun = not is_stored
 
     def follows(self, offset: int) -> bool:
-        """Whether this one comes after all before. If not, the offsets began anew: another topic of that name."""
+        """Whether the offset is above all received ones. If not, the topic was deleted and created again."""
         return offset > self._received
 
     def add(self, raw: Raw, offset: int) -> None:
-        """A message, in the order of offsets."""
+        """Add a message. Messages are added in the order of offsets."""
         expected = offset if self._next is None else min(self._next, offset)
         self._first = offset if self._first is None else self._first
         self._received, self._next = offset, offset + 1
@@ -89,16 +89,16 @@ class Partition:
 
     @property
     def topic_id(self) -> str | None:
-        """The topic's identity; None until the broker has said it."""
+        """The id of the topic; None until the broker has answered."""
         return self._topic_id.value
 
     @property
     def awaits_begin(self) -> int | None:
-        """The first offset received, when the stored one decides where to read on; None: it need not be asked."""
+        """The first received offset while the store must be asked where to continue; None if it need not be."""
         return None if self._is_begun or self.topic_id is None else self._first
 
     def begin_at(self, offset: int) -> None:
-        """The store has said where to read on: with the first message received, or nothing is received yet."""
+        """Start delivering, from the store's offset. It is the first received one, or no message was received."""
         self._is_begun = True
         if self._next is None:
             self._next = offset
@@ -115,36 +115,36 @@ class Partition:
     def _delivery(self, record: Record, topic_id: str) -> Delivery:
         token = self._out[record.offset] = Token(self, record)
         position = Position(topic_id, self.number, record.offset, record.expected)
-        again = record.turns > 1 or self.subject != self.topic
-        return Delivery(message_of(record.raw, self.subject, position, again), token)
+        redelivered = record.turns > 1 or self.subject != self.topic
+        return Delivery(message_of(record.raw, self.subject, position, redelivered), token)
 
     def take_back(self, token: Token) -> bool:
-        """Take a delivery back; `finish` or `again` comes next. False: it is stale."""
+        """Take a delivery back; `finish` or `retry_at` follows. False: the delivery is stale."""
         if not self.is_open or self._out.get(token.record.offset) is not token:
             return False
         del self._out[token.record.offset]
         return True
 
     def finish(self, record: Record) -> None:
-        """It needs nothing any more, and its offset may be committed when those before it are finished."""
+        """Finish a message: its offset may be committed when all earlier messages are finished."""
         self._busy -= 1
         self._lanes.finish(record)
         self._watermark.finish(record.offset)
 
     def retry_at(self, record: Record, due: float) -> None:
-        """Hand it out again, when it is `due`."""
+        """Deliver a message again when it is `due`."""
         self._busy -= 1
         self._lanes.retry_at(record, due)
 
     @property
     def mark(self) -> int | None:
-        """The offset that a commit may name: everything before is finished. None: not even the first one is."""
+        """The offset to commit, before which all messages are finished; None if the first one is unfinished."""
         last = self._watermark.last
         return None if last is None else last + 1
 
     @property
-    def waits(self) -> bool:
-        """Whether it has messages that were received and are not finished."""
+    def has_unfinished(self) -> bool:
+        """Whether received messages are not finished."""
         return len(self._watermark) > 0
 
     @property
@@ -154,7 +154,7 @@ class Partition:
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether fetching should go on. A pause throws away what was fetched ahead, so not at once."""
+        """Whether fetching should resume. Not earlier, because each pause discards the messages fetched ahead."""
         return max(len(self._watermark), len(self.outputs)) <= self._limits.pending // 2
 
     def _lane(self, raw: Raw, offset: int) -> Hashable:

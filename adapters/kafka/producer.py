@@ -1,4 +1,4 @@
-"""ConfirmedProducer: every message is reported once, as taken by the broker or not."""
+"""ConfirmedProducer: reports for every message whether the broker confirmed it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from idempotent.adapters.kafka.records import Headers
 log = logging.getLogger(__name__)
 
 OnReport: TypeAlias = Callable[[str | None], None]
-"""Gets what went wrong; None: the broker has it."""
+"""Called with the error of a message; None: the broker confirmed it."""
 
 
 class ConfirmedProducer:
-    """A producer that is made when it is first used, and made anew when it broke.
+    """A producer that is created at first use, and replaced after a fatal error.
 
     Belongs to the adapter's thread: reports arrive in `upkeep` and `flush`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Connect later."""
         self._config = config
         self._client: Producer | None = None
 
     def send(
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers, on_report: OnReport
     ) -> None:
-        """Send, without waiting. What cannot even be tried is reported at once."""
+        """Send without waiting. A message that cannot be queued is reported at once."""
 
         def report(error: KafkaError | None, _: Any) -> None:
             self._forget_if_fatal(error)
@@ -44,17 +43,17 @@ class ConfirmedProducer:
             on_report(error_of(error))
 
     def upkeep(self) -> None:
-        """Take the reports that have come."""
+        """Deliver the reports that have arrived."""
         if self._client is not None:
             self._client.poll(0)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all is reported, at most `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds until all messages are reported."""
         if self._client is not None:
             self._client.flush(timeout_s)
 
     def _forget_if_fatal(self, error: KafkaError | None) -> None:
-        # An idempotent producer that lost count never sends again.
+        # After a fatal error an idempotent producer never sends again.
         if error is not None and error.fatal():
             log.error("kafka_producer_broken", extra={"error": error_of(error)})
             self._client = None

@@ -1,4 +1,4 @@
-"""Between Kafka's records and messages: identity, headers, and the copies that go elsewhere."""
+"""Messages from Kafka records, and the headers of records from messages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from idempotent.message import Message, Position
 TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
 """When the original of a copy was written, in milliseconds since 1970."""
 DUE_HEADER: Final = "x-idempotent-due"
-"""When a copy in a retry topic may be handed out, in milliseconds since 1970."""
+"""When a copy in a retry topic is due, in milliseconds since 1970."""
 Headers = list[tuple[str, bytes | None]]
 
 
 def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) -> Message:  # noqa: FBT001
-    """A record as handlers see it; `subject` is the topic that it came to first.
+    """The message of a record; `subject` is the topic of the original.
 
-    Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and made
-    again counts its offsets from 0 again, and only its id differs.
+    Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and created
+    again has the same offsets, but another id.
     """
     headers = {name: _text(value) for name, value in _pairs(raw)}
     return Message(
@@ -45,17 +45,17 @@ def origin_of(raw: Raw) -> tuple[str, int, int]:
 
 
 def origin_text(raw: Raw) -> str:
-    """The same, for a header."""
+    """Topic, partition and offset as a header's text."""
     return "/".join(map(str, origin_of(raw)))
 
 
 def due_in_s(raw: Raw) -> float:
-    """Seconds until a copy in a retry topic may be handed out."""
+    """Seconds until a copy in a retry topic is due."""
     return max(number_in(dict(_pairs(raw)), DUE_HEADER) / 1000 - time.time(), 0.0)
 
 
 def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:
-    """The original's own headers byte by byte, repeated ones included, and ours as in `headers`."""
+    """The original's own headers unchanged, repeated ones included, and this library's from `headers`."""
     theirs = [(name, value) for name, value in _pairs(raw) if not name.startswith(OURS)]
     ours = {name: value for name, value in headers.items() if name.startswith(OURS)}
     ours.setdefault(TIMESTAMP_HEADER, str(raw.timestamp()[1]))
@@ -63,7 +63,7 @@ def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:
 
 
 def encoded(headers: Iterable[tuple[str, Any]]) -> Headers:
-    """Headers as Kafka takes them: bytes, or nothing."""
+    """Headers as Kafka stores them: bytes, or None."""
     return [(name, _bytes(value)) for name, value in headers]
 
 

@@ -1,4 +1,4 @@
-"""KafkaSender: messages that somebody waits for, and copies that nobody does."""
+"""KafkaSender: sends published messages, which are waited for, and copies, which are not."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ALL: Final = ("all", "-1")
 
 
 class KafkaSender:
-    """One producer for `publish`, and one for copies, which wait for all replicas: the same, if `publish` does too.
+    """A producer for `publish`, and one for copies, which wait for all replicas. With `acks="all"` they are the same.
 
     Args:
-        security: what every client needs.
+        security: the settings of every client.
         acks: what `publish` waits for.
-        idempotent: the broker drops what the client library sends twice; None: where it can.
-        timeout_s: seconds that the broker has to take a message.
+        idempotent: the broker drops the client library's own duplicates; None: where it can.
+        timeout_s: seconds within which the broker must confirm a message.
         own: the user's settings.
 
     Raises:
@@ -39,7 +39,6 @@ class KafkaSender:
         timeout_s: float,
         own: Mapping[str, Any],
     ) -> None:
-        """Connect later."""
         if acks not in (*_ALL, "1", "0"):
             raise ConfigurationError(f"acks must be 'all', 1 or 0, not {acks!r}")
         if idempotent and acks not in _ALL:
@@ -58,20 +57,20 @@ class KafkaSender:
         """Send messages to their subjects and wait for all of them.
 
         Raises:
-            AdapterError: the broker did not take one of them.
+            AdapterError: the broker did not confirm one of them.
         """
         reports: list[str | None] = []
         for message in messages:
             self._send(message, reports.append)
             self._publisher.upkeep()
-        # The client library gives up a little before.
+        # The client library reports its own timeout a little earlier.
         self._publisher.flush(self._timeout_s + 1)
         silent = len(messages) - len(reports)
         reasons = [report for report in reports if report is not None]
         if reasons or silent:
             reason = reasons[0] if reasons else f"no answer within {self._timeout_s:g} s"
             to = ", ".join(dict.fromkeys(message.subject for message in messages))
-            raise AdapterError(f"Kafka at {self._where} did not take a message for {to}: {reason}")
+            raise AdapterError(f"Kafka at {self._where} did not confirm a message for {to}: {reason}")
 
     def _send(self, message: Message, on_report: OnReport) -> None:
         headers = dict(message.headers)
@@ -88,9 +87,9 @@ class KafkaSender:
         self._copies.send(topic, raw.value(), raw.key(), copied_headers(raw, headers), on_report)
 
     def upkeep(self) -> None:
-        """Take the reports that have come."""
+        """Deliver the reports that have arrived."""
         self._copies.upkeep()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all copies are reported, at most `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds until all copies are reported."""
         self._copies.flush(timeout_s)

@@ -1,4 +1,4 @@
-"""TopicIds: a topic's UUID, asked for without waiting."""
+"""TopicIds: looks up the UUIDs of topics without waiting."""
 
 from __future__ import annotations
 
@@ -19,37 +19,36 @@ _NO_ID: Final = str(Uuid(0, 0))
 
 @dataclass(slots=True, eq=False)
 class TopicId:
-    """The id of a topic as it is now; None until the broker has answered."""
+    """The current id of a topic; None until the broker has answered."""
 
     topic: str
     value: str | None = None
 
 
 class TopicIds:
-    """Ask for the ids of topics. Belongs to the adapter's thread; the answers come from another one."""
+    """Looks up ids. Belongs to the adapter's thread; the answers arrive in another one."""
 
     def __init__(self, admin: AdminClient) -> None:
-        """Nothing asked yet."""
         self._admin = admin
         self._open: list[tuple[TopicId, Future[Any]]] = []
-        self._again: list[tuple[float, TopicId]] = []
+        self._failed: list[tuple[float, TopicId]] = []
 
     def ask(self, topics: Collection[str]) -> dict[str, TopicId]:
-        """Ids that are filled in later, by `upkeep`."""
+        """Start the look-ups; `upkeep` fills in the ids."""
         ids = {topic: TopicId(topic) for topic in topics}
         for topic_id in ids.values():
             self._ask(topic_id)
         return ids
 
     def upkeep(self) -> None:
-        """Take the answers that have come, and ask again where none came."""
+        """Process the answers, and repeat failed look-ups."""
         answered = [(topic_id, future) for topic_id, future in self._open if future.done()]
         if answered:
             self._open = [pair for pair in self._open if pair not in answered]
             for topic_id, future in answered:
                 self._take(topic_id, future)
-        if self._again and self._again[0][0] <= time.monotonic():
-            self._ask(self._again.pop(0)[1])
+        if self._failed and self._failed[0][0] <= time.monotonic():
+            self._ask(self._failed.pop(0)[1])
 
     def _ask(self, topic_id: TopicId) -> None:
         asked = TopicCollection([topic_id.topic])
@@ -61,12 +60,12 @@ class TopicIds:
             uuid = future.result().topic_id
         except KafkaException as error:
             log.warning("topic_id_unknown", extra={"topic": topic_id.topic, "error": error_of(error)})
-            self._again.append((time.monotonic() + _RETRY_S, topic_id))
+            self._failed.append((time.monotonic() + _RETRY_S, topic_id))
             return
         # Brokers before 2.8 have no ids.
         topic_id.value = topic_id.topic if str(uuid) == _NO_ID else _text(uuid)
 
 
 def _text(uuid: Uuid) -> str:
-    """As Kafka's own tools show it; librdkafka's spelling has slashes."""
+    """The id as Kafka's own tools print it; librdkafka's form has slashes."""
     return str(uuid).replace("+", "-").replace("/", "_")

@@ -1,4 +1,4 @@
-"""TransactionalProducer: a client under one transactional id, made anew when it broke."""
+"""TransactionalProducer: a client with one transactional id, replaced when it fails."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ _OFFSETS_S: Final = 5.0
 
 
 class TransactionalProducer:
-    """Waits for nothing longer than it is told. Belongs to the adapter's thread.
+    """Waits no longer than it is told. Belongs to the adapter's thread.
 
-    A new client under the same id ends the transaction that the one before it has left: what was on its way to be
-    committed is committed then, and the rest is aborted.
+    A new client with the same id ends the transaction of the previous one: a commit in progress is completed, any
+    other transaction is aborted.
 
     Args:
         config: of the client, with its transactional id.
 
     Raises:
-        ConfigurationError: librdkafka does not take the settings.
+        ConfigurationError: librdkafka refuses the settings.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Connect by itself and later."""
         self._config = config
         self.client: Producer = make_client(Producer, config)
         self._is_ready = False
@@ -36,10 +35,10 @@ class TransactionalProducer:
         self._sending: Call | None = None
 
     def is_ready(self, wait_s: float) -> bool:
-        """Whether it may begin a transaction; asked again and again, it becomes so.
+        """Whether the client may begin a transaction; call repeatedly until it may.
 
         Raises:
-            KafkaException: it will not, as it is.
+            KafkaException: this client never will.
         """
         if not self._is_ready:
             if time.monotonic() < self._not_before:
@@ -54,25 +53,25 @@ class TransactionalProducer:
         return True
 
     def send_offsets(self, offsets: list[TopicPartition], member: Any, wait_s: float) -> bool:
-        """Whether the transaction has these offsets; asked again and again, it gets them.
+        """Add offsets to the transaction; call repeatedly until it returns True.
 
-        The client library takes no limit of ours seriously here, and when the broker is killed meanwhile its call may
-        never come back (seen with librdkafka 2.16.0). `renew` forgets it.
+        The client library does not honour the timeout here, and if the broker is killed meanwhile its call may never
+        return (seen with librdkafka 2.16.0). `renew` abandons it.
 
         Raises:
-            KafkaException: it did not get them.
+            KafkaException: the offsets were refused.
         """
         sending = self._sending or Call(self.client.send_offsets_to_transaction, offsets, member, _OFFSETS_S)
-        is_over = sending.wait(wait_s)
-        self._sending = None if is_over else sending
-        if sending.error is not None and is_over:
+        has_returned = sending.wait(wait_s)
+        self._sending = None if has_returned else sending
+        if sending.error is not None and has_returned:
             raise sending.error
-        return is_over
+        return has_returned
 
     def renew(self) -> None:
-        """Forget the client, and whatever it still had in hand."""
+        """Replace the client, and abandon its call in progress."""
         self._sending = None
         if not self._is_ready:
-            self._not_before = time.monotonic() + _PAUSE_S  # it broke at once, and so may the next one
+            self._not_before = time.monotonic() + _PAUSE_S  # it failed at once, and the next one may too
         self.client = make_client(Producer, self._config)
         self._is_ready = False

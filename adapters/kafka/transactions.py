@@ -1,4 +1,4 @@
-"""Transactions: outputs and offsets appear together, or neither does."""
+"""Transactions: commits outputs and offsets together."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _NO_MEMBER: Final = b"CGMDv2:\xff\xff\xff\xff"
 
 
 class Transactions(Commits):
-    """One transaction after the other: begin, the outputs below the marks, the offsets, commit.
+    """One transaction after the other: begin, send the outputs below the marks, send the offsets, commit.
 
-    What is not committed keeps its outputs and goes into the next one. What may have been committed is looked up in the
-    group's offsets, which say so of the outputs too; handlers do not run again for that.
+    Outputs that were not committed go into the next transaction. After a commit with unknown outcome the group's
+    offsets tell whether the outputs were committed too; handlers do not run again.
 
     Args:
         config: of the producer.
-        is_ours_alone: whether nobody else can have the transactional id. If not, a producer that is fenced is a fault.
-        on_refused: gets an input when no transaction takes its outputs, and why. `Produced.refused_until` is
-            infinite then, and holds back the offset until somebody ends it.
+        is_ours_alone: no other process can have the transactional id. If False, a fenced producer is a fault.
+        on_refused: called with an input whose outputs the broker always refuses, and the reason. Its
+            `Produced.refused_until` is infinite and holds the offset back until `on_refused` changes it.
 
     Raises:
-        ConfigurationError: librdkafka does not take the settings.
+        ConfigurationError: librdkafka refuses the settings.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class Transactions(Commits):
         is_ours_alone: bool,
         on_refused: Callable[[Produced, Refusal], None],
     ) -> None:
-        """Connect later."""
         self._id = config["transactional.id"]
         self._producer = TransactionalProducer(config)
         self._is_ours_alone = is_ours_alone
@@ -79,34 +78,34 @@ class Transactions(Commits):
     def commit(self, consumer: KafkaConsumer, marks: Marks) -> bool:
         until = time.monotonic() + _REVOKE_S
         self.wait(consumer, _REVOKE_S)
-        owed_at = self.again_at
+        owed_at = self.retry_at
         is_due = not self.is_busy
         while is_due and time.monotonic() < until:
-            self.again_at = math.inf
+            self.retry_at = math.inf
             self.start(consumer, marks)
             self.wait(consumer, until - time.monotonic())
-            is_due = not self.is_busy and time.monotonic() >= self.again_at
-        is_done = not self.is_busy and self.again_at == math.inf
-        self.again_at = min(self.again_at, owed_at)
+            is_due = not self.is_busy and time.monotonic() >= self.retry_at
+        is_done = not self.is_busy and self.retry_at == math.inf
+        self.retry_at = min(self.retry_at, owed_at)
         return is_done
 
     def wait(self, consumer: KafkaConsumer, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         while self.is_busy and (left_s := until - time.monotonic()) > 0:
-            if not self._go_on(consumer, min(left_s, _UPKEEP_S)):
+            if not self._advance(consumer, min(left_s, _UPKEEP_S)):
                 time.sleep(min(left_s, _PAUSE_S))
 
     def upkeep(self, consumer: KafkaConsumer) -> None:
-        self._go_on(consumer, _UPKEEP_S)
+        self._advance(consumer, _UPKEEP_S)
 
-    def _go_on(self, consumer: KafkaConsumer, wait_s: float) -> bool:
-        """Take steps. False: the next one has to be waited for."""
+    def _advance(self, consumer: KafkaConsumer, wait_s: float) -> bool:
+        """Take steps for at most `wait_s` seconds. False: the next one is not possible yet."""
         until = time.monotonic() + wait_s
         while self._fault is None:
             attempt = self._attempt
             try:
                 if attempt is None:
-                    # Ready before it is needed: whoever had this id before is fenced at once.
+                    # Initialise early, which fences the previous owner of this id.
                     return self._producer.is_ready(0.0)
                 if not self._take(attempt, consumer, max(until - time.monotonic(), 0.0)):
                     return False
@@ -117,13 +116,13 @@ class Transactions(Commits):
         return False
 
     def _take(self, attempt: Attempt, consumer: KafkaConsumer, wait_s: float) -> bool:
-        """One step. False: it has to be waited for."""
+        """Take one step. False: it is not complete yet."""
         client = self._producer.client
         match attempt.step:
             case Step.BEGIN:
                 if not self._producer.is_ready(wait_s):
                     return False
-                # Before the partitions are looked at: whoever gets one later makes this out of date.
+                # Read before the partitions are checked: a later rebalance makes this metadata stale.
                 attempt.member = consumer.consumer_group_metadata()
                 if attempt.member.startswith(_NO_MEMBER) or not attempt.is_open:
                     self._end(attempt)
@@ -154,18 +153,18 @@ class Transactions(Commits):
             attempt.go_to(Step.COMMIT)
             return True
         if attempt.stands_still:
-            self._complain_of_failure("the client library does not come back")
+            self._log_failure("the client library's call does not return")
             self._replace_client(attempt)
         return False
 
     def _failed(self, attempt: Attempt | None, error: KafkaError) -> bool:
-        """Decide how to go on. False: with the same, later."""
+        """Decide what to do after an error. False: repeat the step later."""
         if error.retriable():
-            self._complain(error)
+            self._log_waiting(error)
             if attempt is None or not attempt.stands_still:
                 return False
-            # The client library has lost an answer. An abort begun under a silent broker may wait for good.
-        self._complain_of_failure(error_of(error))
+            # The client library lost an answer, and an abort that began without a broker may wait forever.
+        self._log_failure(error_of(error))
         if error.code() == KafkaError._FENCED and not self._is_ours_alone:  # noqa: SLF001 - public, despite its name
             self._attempt = None
             self._fault = (
@@ -196,10 +195,10 @@ class Transactions(Commits):
         refusals = attempt.refusals
         blamed = {of: refusal for of, refusal in refusals.items() if refusal.is_certain or len(refusals) == 1}
         if refusals:
-            # After a record that was refused the client library counts wrong, and the next transaction would fail.
+            # After a refused record the client library's sequence numbers are wrong, and the next transaction fails.
             self._producer.renew()
         if refusals and not blamed:
-            # Records of one batch are refused together. In smaller transactions the culprit stands alone.
+            # The records of one batch are refused together. Smaller transactions isolate the bad record.
             self._most = max(attempt.inputs // 2, 1)
             reason = next(iter(refusals.values())).reason
             log.warning("outputs_refused_together", extra={"inputs": attempt.inputs, "error": reason})
@@ -208,19 +207,19 @@ class Transactions(Commits):
             log.error("output_refused", extra={"id": produced.message.id, "error": refusal.reason})
             self._on_refused(produced, refusal)
         if not refusals and attempt.error is not None:
-            self._complain_of_failure(error_of(attempt.error))
+            self._log_failure(error_of(attempt.error))
         self._end(attempt, 0.0 if refusals else RETRY_S)
 
     def _look(self, attempt: Attempt, consumer: KafkaConsumer) -> bool:
-        """The transaction is over, one way or the other. Look which."""
+        """Read the group's offsets to learn whether the transaction was committed."""
         try:
             found = consumer.committed(offsets_of(attempt.marks), timeout=_LOOK_S)
         except KafkaException as error:
-            self._complain(error.args[0])
+            self._log_waiting(error.args[0])
             return False
         problem = next((tp.error for tp in found if tp.error is not None), None)
         if problem is not None:
-            self._complain(problem)
+            self._log_waiting(problem)
             return False
         offsets = {(tp.topic, tp.partition): tp.offset for tp in found}
         missing = {}
@@ -238,10 +237,10 @@ class Transactions(Commits):
         self._attempt = None
         self._owe(attempt.marks, wait_s)
 
-    def _complain_of_failure(self, error: str) -> None:
+    def _log_failure(self, error: str) -> None:
         log.warning("transaction_failed", extra={"id": self._id, "error": error})
 
-    def _complain(self, error: KafkaError) -> None:
+    def _log_waiting(self, error: KafkaError) -> None:
         if time.monotonic() - self._complained_at > _SILENCE_S:
             self._complained_at = time.monotonic()
             log.warning("transaction_waits", extra={"id": self._id, "error": error_of(error)})

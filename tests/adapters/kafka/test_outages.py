@@ -57,7 +57,7 @@ def test_while_the_broker_is_down_calls_come_back_in_time(private_kafka):
         began = time.monotonic()
         adapter.receive(10, 0.2)
         assert time.monotonic() - began < 1
-    with pytest.raises(AdapterError, match="did not take a message for orders"):
+    with pytest.raises(AdapterError, match="did not confirm a message for orders"):
         adapter.publish(Message("orders"))
     began = time.monotonic()
     adapter.close()

@@ -144,7 +144,7 @@ def test_an_aborted_transaction_leaves_neither_output_nor_offset_and_the_message
         )
         (delivery,) = receive(adapter)
         line.settle(adapter, delivery)
-        until(lambda: adapter.receive(1, 0.05) == [] and commits.again_at < 1e9, "an abort")
+        until(lambda: adapter.receive(1, 0.05) == [] and commits.retry_at < 1e9, "an abort")
         time.sleep(3)  # the group gives the partition away
         (delivery,) = receive(adapter)
         assert (line.arrived(), line.committed()) == ([], 0)
