@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
+from idempotent.adapters.kafka.assignment import Assignment
+from idempotent.adapters.kafka.client import AdminClient, make_client
 from idempotent.adapters.kafka.commits import Commits, OffsetCommits
 from idempotent.adapters.kafka.copies import Copies
 from idempotent.adapters.kafka.group import KafkaGroup
@@ -29,6 +31,7 @@ from idempotent.adapters.kafka.options import (
 from idempotent.adapters.kafka.partition import Partition, Token, limits_of
 from idempotent.adapters.kafka.records import origin_text
 from idempotent.adapters.kafka.sender import KafkaSender
+from idempotent.adapters.kafka.topics import TopicIds
 from idempotent.adapters.kafka.transactions import Transactions
 from idempotent.choices import choice
 from idempotent.consumer import Consumer
@@ -156,7 +159,7 @@ class KafkaAdapter(Adapter):
             timeout_s=publish_timeout_s,
             own=self._producer_config,
         )
-        self._copies = self._copies_with({}, StoredOffsets(()))
+        self._copies: Copies
         self._group: KafkaGroup | None = None
         self._woken = threading.Event()
 
@@ -174,19 +177,20 @@ class KafkaAdapter(Adapter):
         retry_topics = {
             subject: f"{subject}.{groups[0]}.retry" for subject in subjects if self._has_retry_topics
         }
-        self._copies = self._copies_with(retry_topics, stored)
-        self._group = KafkaGroup(
-            consumer_config(self._security, groups[0], self._consumer_config),
-            self._security,
-            subjects,
+        self._copies = Copies(self._sender, self.dead_letter_subject, retry_topics, stored, self._finish)
+        commits = self._commits(groups[0])
+        assignment = Assignment(
+            TopicIds(make_client(AdminClient, self._security)),
             self._limits,
             {topic: subject for subject, topic in retry_topics.items()},
             stored,
-            self._commits(groups[0]),
-            commit_interval_s=self._commit_interval_s,
-            commit_every=self._commit_every,
-            fail_fast=self._fail_fast,
+            commits,
+            interval_s=self._commit_interval_s,
+            every=self._commit_every,
         )
+        config = consumer_config(self._security, groups[0], self._consumer_config)
+        topics = [*subjects, *retry_topics.values()]
+        self._group = KafkaGroup(config, topics, assignment, commits, fail_fast=self._fail_fast)
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
         group = self._group
@@ -274,9 +278,6 @@ class KafkaAdapter(Adapter):
             # Confirmed dead letters are committed with the rest, and are not delivered again.
             self._sender.flush(_CLOSE_S)
             group.close()
-
-    def _copies_with(self, retry_topics: Mapping[str, str], stored: StoredOffsets) -> Copies:
-        return Copies(self._sender, self.dead_letter_subject, retry_topics, stored, self._finish)
 
     def _commits(self, group: str) -> Commits:
         if self._semantics is not Semantics.EXACTLY_ONCE:

@@ -152,7 +152,13 @@ class Assignment:
         """Whether received messages are not finished."""
         return any(partition.has_unfinished for partition in self._turns)
 
-    def regulate(self, consumer: KafkaConsumer) -> None:
+    def upkeep(self, consumer: KafkaConsumer) -> None:
+        """Look up topic ids, commit if due, pause and resume partitions."""
+        self._topic_ids.upkeep()
+        self._commit_if_due(consumer)
+        self._regulate(consumer)
+
+    def _regulate(self, consumer: KafkaConsumer) -> None:
         """Pause full partitions, and resume paused ones that are half empty."""
         full = [p for p in self._turns if p.is_full and not p.is_paused]
         drained = [p for p in self._turns if p.is_paused and p.is_half_empty]
@@ -172,7 +178,7 @@ class Assignment:
     def count_finished(self) -> None:
         self._finished += 1
 
-    def commit_if_due(self, consumer: KafkaConsumer) -> None:
+    def _commit_if_due(self, consumer: KafkaConsumer) -> None:
         self._commits.upkeep(consumer)
         if self._commits.is_busy:
             return

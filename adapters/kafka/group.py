@@ -12,7 +12,6 @@ from typing import Any, Final
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.kafka.assignment import Assignment
 from idempotent.adapters.kafka.client import (
-    AdminClient,
     KafkaConsumer,
     KafkaError,
     KafkaException,
@@ -21,9 +20,6 @@ from idempotent.adapters.kafka.client import (
     make_client,
 )
 from idempotent.adapters.kafka.commits import Commits
-from idempotent.adapters.kafka.offsets import StoredOffsets
-from idempotent.adapters.kafka.partition import Limits
-from idempotent.adapters.kafka.topics import TopicIds
 from idempotent.errors import AdapterError, ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -52,29 +48,19 @@ class KafkaGroup:
 
     Args:
         config: for the consumer.
-        security: for the client that looks up the topics' ids.
         topics: to consume.
-        limits: of each partition.
-        retries: the retry topics to consume too, with their subjects.
-        stored: the offsets that checkers keep.
+        assignment: receives the assigned partitions and their messages.
         commits: commits offsets.
-        commit_interval_s: seconds between commits.
-        commit_every: finished messages after which a commit is due at once.
         fail_fast: raise instead of waiting for a broker, a topic or a permission.
     """
 
     def __init__(
         self,
         config: Mapping[str, Any],
-        security: Mapping[str, Any],
         topics: Sequence[str],
-        limits: Limits,
-        retries: Mapping[str, str],
-        stored: StoredOffsets,
+        assignment: Assignment,
         commits: Commits,
         *,
-        commit_interval_s: float,
-        commit_every: int,
         fail_fast: bool,
     ) -> None:
         """Join.
@@ -83,17 +69,7 @@ class KafkaGroup:
             ConfigurationError: librdkafka refuses the settings.
             AdapterError: no broker answers, with `fail_fast`.
         """
-        topic_ids = TopicIds(make_client(AdminClient, security))
-        self._topic_ids = topic_ids
-        self.assignment: Final = Assignment(
-            topic_ids,
-            limits,
-            retries,
-            stored,
-            commits,
-            interval_s=commit_interval_s,
-            every=commit_every,
-        )
+        self.assignment: Final = assignment
         self._commits = commits
         self._where = config["bootstrap.servers"]
         self._fail_fast = fail_fast
@@ -112,14 +88,12 @@ class KafkaGroup:
         self.consumer: Final = make_client(KafkaConsumer, {**callbacks, **config})
         if fail_fast:
             self._meet()
-        self._topics = [*topics, *retries]
+        self._topics = list(topics)
         self._subscribe()
 
     def fetch(self, wait_s: float, woken: threading.Event) -> None:
         """Receive messages, and wait at most `wait_s` seconds for the first. Rebalances happen in this call."""
-        self._topic_ids.upkeep()
-        self.assignment.commit_if_due(self.consumer)
-        self.assignment.regulate(self.consumer)
+        self.assignment.upkeep(self.consumer)
         if wait_s > 0 and self.assignment.has_unfinished:
             # A settlement may release a message, and the client cannot be woken.
             woken.wait(min(wait_s, _BLOCKED_WAIT_S))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from idempotent.adapters.kafka.call import Call
 from idempotent.adapters.kafka.client import KafkaException, Producer, TopicPartition, make_client
 
 _SHORTEST_S: Final = 0.01
@@ -32,7 +32,7 @@ class TransactionalProducer:
         self.client: Producer = make_client(Producer, config)
         self._is_ready = False
         self._not_before = 0.0
-        self._sending: Call | None = None
+        self._sending: _Call | None = None
 
     def is_ready(self, wait_s: float) -> bool:
         """Whether the client may begin a transaction; call repeatedly until it may.
@@ -61,7 +61,7 @@ class TransactionalProducer:
         Raises:
             KafkaException: the offsets were refused.
         """
-        sending = self._sending or Call(self.client.send_offsets_to_transaction, offsets, member, _OFFSETS_S)
+        sending = self._sending or _Call(self.client.send_offsets_to_transaction, offsets, member, _OFFSETS_S)
         has_returned = sending.wait(wait_s)
         self._sending = None if has_returned else sending
         if sending.error is not None and has_returned:
@@ -75,3 +75,26 @@ class TransactionalProducer:
             self._not_before = time.monotonic() + _PAUSE_S  # it failed at once, and the next one may too
         self.client = make_client(Producer, self._config)
         self._is_ready = False
+
+
+class _Call:
+    """A call of the client library in a thread, because it may never return. A caller that times out abandons it."""
+
+    def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
+        self._ended = threading.Event()
+        self.error: Exception | None = None
+        thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
+        thread.name = "idempotent-kafka-call"
+        thread.start()
+
+    def wait(self, wait_s: float) -> bool:
+        """Wait at most `wait_s` seconds. Whether the call has returned."""
+        return self._ended.wait(wait_s)
+
+    def _run(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._ended.set()

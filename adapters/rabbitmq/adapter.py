@@ -93,7 +93,7 @@ class RabbitMqAdapter(Adapter):
         self._consuming = Consuming(mode, batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
         self._at_most_once = mode is AckMode.AUTO
         self._reconnecting = Reconnecting(self._server.where, backoff=backoff, fail_fast=fail_fast)
-        self._copies = Copies(self._acknowledge_original, self._return_original, outlive=self._at_most_once)
+        self._copies = Copies(outlive=self._at_most_once)
         self._queues: list[str] = []
         self._session: Session | None = None
         self._connected_at: float | None = None
@@ -242,14 +242,6 @@ class RabbitMqAdapter(Adapter):
     ) -> bool:
         copy = Copy(delivery.message, delivery.token, goal, result, time.monotonic() + after_s)
         return self._settle(copy.token, lambda: self._copies.make(self._session, copy))
-
-    def _acknowledge_original(self, token: Token) -> None:
-        if token.session is self._session:
-            token.session.acknowledge(token.tag)
-
-    def _return_original(self, token: Token) -> None:
-        if token.session is self._session:
-            token.session.give_back(token.tag)
 
     def _check_owner(self) -> None:
         if self._owner is not None and self._owner != threading.get_ident():

@@ -6,7 +6,6 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -86,16 +85,10 @@ class Copies:
     A delayed copy that is too large is not retried: its original waits here, and returns to its queue when it is due.
 
     Args:
-        acknowledge: called with the token of each confirmed copy.
-        give_back: called with the token of each message that cannot be copied, when it is due.
         outlive: send copies also after the session of their original ended, because the original is acknowledged.
     """
 
-    def __init__(
-        self, acknowledge: Callable[[Token], None], give_back: Callable[[Token], None], *, outlive: bool
-    ) -> None:
-        self._acknowledge = acknowledge
-        self._give_back = give_back
+    def __init__(self, *, outlive: bool) -> None:
         self._outlive = outlive
         self._refused: list[tuple[float, int, Copy]] = []
         self._ties = itertools.count()
@@ -110,11 +103,11 @@ class Copies:
         Raises:
             AMQPError, OSError: the connection is lost.
         """
-        if copy.goal is Goal.ORIGINAL:
-            self._give_back(copy.token)
-            return
         if session is None:
             self._later(copy)
+            return
+        if copy.goal is Goal.ORIGINAL:
+            session.give_back(copy.token.tag)
             return
         goal = copy.goal
         try:
@@ -136,7 +129,8 @@ class Copies:
             if self._outlive:
                 self._later(copy)
             raise
-        self._acknowledge(copy.token)
+        if copy.token.session is session:
+            session.acknowledge(copy.token.tag)
 
     def retry_due(self, session: Session, *, also_early: bool = False) -> None:
         """Send the refused copies that are due. Raises AMQPError or OSError when the connection is lost."""

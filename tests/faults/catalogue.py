@@ -347,7 +347,7 @@ FAULTS: Final = (
         "RabbitMQ: a dead letter is acknowledged before its copy",
         "adapters/rabbitmq/copies.py",
         "        try:\n            copy.publish(session)\n",
-        "        try:\n            self._acknowledge(copy.token)\n            copy.publish(session)\n",
+        "        try:\n            session.acknowledge(copy.token.tag)\n            copy.publish(session)\n",
         "tests/adapters/rabbitmq/test_copies.py -k test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged",
     ),
     Fault(

@@ -389,7 +389,7 @@ ARTEMIS = (
 def test_artemis_is_refused_because_its_ids_and_transactions_do_not_hold(name):
     with (
         server_that_answers(ARTEMIS) as url,
-        pytest.raises(AdapterError, match=r"ActiveMQ-Artemis/2\.31.*is for ActiveMQ Classic"),
+        pytest.raises(AdapterError, match=r"ActiveMQ-Artemis/2\.31.*supports ActiveMQ Classic"),
     ):
         work_until(one_consumer(name), url, lambda: False)
 
