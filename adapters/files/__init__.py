@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from idempotent.adapters.files.adapter import STANDARD_INPUT, FileAdapter, FileCounts
+from idempotent.adapters.files.adapter import FileAdapter, FileCounts
+from idempotent.adapters.files.lines import STANDARD_INPUT
 
 __all__ = ["STANDARD_INPUT", "FileAdapter", "FileCounts"]

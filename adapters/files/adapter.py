@@ -22,26 +22,24 @@ from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecor
 from idempotent.message import Message
 from idempotent.outcomes import Result
 
-__all__ = ["STANDARD_INPUT", "FileAdapter", "FileCounts"]
-
-# Messages that wait for another try are kept in memory; with this many, no new line is read.
+# Delayed messages are kept in memory; with this many, no new line is read.
 _MOST_DELAYED: Final = 1000
-# Malformed lines in a row after which the worker gets a chance to do something else.
+# After this many malformed lines in a row, `receive` returns to the worker.
 _LINES_AT_ONCE: Final = 1000
 _KEPT_OF_LONG_LINE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """How far a file is, for progress bars and exit codes.
+    """The progress in a file, for progress bars and exit codes.
 
     Attributes:
         delivered: lines that became messages.
-        malformed: lines that are none; they are in the reject file.
-        dead: messages that became dead letters; they are there too.
-        waiting: messages that are not settled: running, or to be tried again.
+        malformed: lines that could not be parsed, copied to the reject file.
+        dead: dead letters, also written to the reject file.
+        waiting: messages that are not settled: running or delayed.
         bytes_read: of `bytes_total`; 0 for a pipe.
-        bytes_total: size of the file; None for a pipe, which has no known end.
+        bytes_total: size of the file; None for a pipe.
     """
 
     delivered: int
@@ -53,18 +51,18 @@ class FileCounts:
 
 
 class FileAdapter(Adapter):
-    """Read messages from a file, one JSON object a line, in constant memory.
+    """Read messages from a file, one JSON object per line, in constant memory.
 
-    A line is `{"id": ..., "subject": ..., "headers": {...}, "body": ...}`, or with `id_field` the body itself. Lines
-    that are no message, and dead letters, go to the reject file with file, line number, reason and the line's text;
-    the rest goes on. A failed message is tried again after its delay, in this process.
+    A line is `{"id": ..., "subject": ..., "headers": {...}, "body": ...}`, or with `id_field` the body itself.
+    Malformed lines and dead letters go to the reject file with file, line number, reason and the line's text; all other
+    lines are processed. A failed message is delivered again after its delay, by this process.
 
-    A file does not remember what was settled: after a stop, read it again; what was done is a duplicate by then.
+    A file does not record what was settled: after a stop, read it again; processed messages are duplicates then.
 
     Args:
         path: the file, decompressed if its name ends in `.gz`, or `-` for standard input.
-        subject: of the lines that name none; needed only where the registry has several.
-        id_field: lines are bodies, and this field of theirs is the message id.
+        subject: of lines without one; needed only if the registry has several subjects.
+        id_field: lines are bodies, and this field is the message id.
         rejects: the reject file, appended to; default: `path` and `.rejects.jsonl`.
         max_line_bytes: longer lines are rejected.
         clock: seconds; injectable for tests of delays.
@@ -157,7 +155,7 @@ class FileAdapter(Adapter):
         return message is not None
 
     def publish(self, message: Message) -> None:
-        raise AdapterError(f"{self._name} is only read; nothing can be sent to {message.subject!r} here")
+        raise AdapterError(f"{self._name} can only be read; a message for {message.subject!r} cannot be sent")
 
     def wake(self) -> None:
         self._woken.set()
@@ -168,7 +166,7 @@ class FileAdapter(Adapter):
 
     @property
     def counts(self) -> FileCounts:
-        """How far it is. Any thread may ask, and a closed adapter still knows."""
+        """The progress. Any thread may ask, also after `close`."""
         file = self._file
         waiting = len(self._unsettled) + len(self._requeued) + len(self._delayed)
         return FileCounts(
@@ -188,7 +186,7 @@ class FileAdapter(Adapter):
             self._rejects = None
 
     def _next(self, timeout_s: float) -> Message | None:
-        """The next message to deliver; None when there is none now."""
+        """The next message to deliver; None if no message is available now."""
         if self._delayed and self._delayed[0][0] <= self._clock():
             return replace(heapq.heappop(self._delayed)[2], redelivered=True)
         if self._requeued:
@@ -206,7 +204,7 @@ class FileAdapter(Adapter):
                 self._ended = True
             elif message := self._message(line):
                 return message
-        self._woken.set()  # nothing but malformed lines: go back, and come for more at once
+        self._woken.set()  # only malformed lines: return, so that the worker calls again at once
         return None
 
     def _message(self, line: Line) -> Message | None:
@@ -221,7 +219,7 @@ class FileAdapter(Adapter):
         return message
 
     def _wait(self, until: float) -> bool:
-        """Wait for a delayed message or to be woken. False: it is time to go back."""
+        """Wait for a delayed message or for `wake`. False: `receive` must return."""
         left_s = until - time.monotonic()
         if left_s <= 0 or self._woken.is_set() or self.finished:
             return False
@@ -231,7 +229,7 @@ class FileAdapter(Adapter):
     def _reject(self, number: int, reason: str, text: bytes, kind: str) -> None:
         """Write to the reject file, before the line counts as settled."""
         record: dict[str, Any] = {"file": self._name, "line": number, "kind": kind, "reason": reason}
-        # Bytes that are no UTF-8 stay readable, and everything else stays exactly as it was.
+        # Bytes that are not UTF-8 stay readable, all other text stays unchanged.
         record["text"] = text.decode("utf-8", "backslashreplace")
         try:
             if self._rejects is None:

@@ -1,4 +1,4 @@
-"""The lines of a file, in constant memory; and of a pipe, without ever blocking whoever asks for them."""
+"""The lines of a file, in constant memory, and of a pipe, without blocking the reader."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Line:
 
     Attributes:
         number: counted from 1, blank ones included.
-        text: without its end; the beginning only, when `whole` is False.
-        whole: it is no longer than the limit.
+        text: without the line break; only the beginning if `whole` is False.
+        whole: whether the line is within the limit.
     """
 
     number: int
@@ -41,7 +41,7 @@ class FileLines:
 
     Args:
         path: the file, or `-` for standard input.
-        limit: bytes of the longest line worth reading.
+        limit: of a line's length, in bytes.
 
     Raises:
         AdapterError: it cannot be opened.
@@ -61,14 +61,13 @@ class FileLines:
         self._file = gzip.GzipFile(fileobj=self._raw) if path.endswith(".gz") else self._raw
         self._lines = self._read()
         self.bytes_read = 0
-        """Of `bytes_total`, so compressed ones where the file is."""
+        """Of `bytes_total`: compressed bytes for a compressed file."""
 
     def next(self, timeout_s: float) -> Line | None:
         """The next line that is not blank; None at the end.
 
         Raises:
-            AdapterError: the file is damaged, or the disk is.
-            TimeoutError: never here; a pipe has none within `timeout_s`.
+            AdapterError: the file is damaged, or cannot be read.
         """
         del timeout_s
         return next(self._lines, None)
@@ -102,12 +101,12 @@ class FileLines:
 def _opened(path: str) -> IO[bytes]:
     if path != STANDARD_INPUT:
         return Path(path).open("rb")
-    # A descriptor of our own: a thread that waits in sys.stdin would stop the interpreter from ending.
+    # A duplicate: a thread that waits in sys.stdin would keep the interpreter from ending.
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
 
 
 class PipedLines:
-    """The lines of a pipe or terminal: a thread reads a little ahead. It ends with its input, or the process."""
+    """The lines of a pipe or terminal. A thread reads ahead; it ends with the input or with the process."""
 
     def __init__(self, lines: FileLines) -> None:
         """Start reading."""
@@ -121,7 +120,7 @@ class PipedLines:
         """As `FileLines.next`.
 
         Raises:
-            TimeoutError: there was none within `timeout_s` seconds.
+            TimeoutError: no line arrived within `timeout_s` seconds.
         """
         if self._ended:
             return None
@@ -135,7 +134,7 @@ class PipedLines:
         return line
 
     def close(self) -> None:
-        """Let the thread end at its next line; it may be waiting for one now."""
+        """Let the thread end at its next line."""
         self._closed = True
 
     def _read_ahead(self) -> None:

@@ -1,4 +1,4 @@
-"""What a line of a JSON Lines file means as a message."""
+"""Messages from the lines of a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FIELDS: Final = ("id", "subject", "headers", "body")
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """How lines are read.
+    """The format of the lines.
 
     Attributes:
-        subject: of lines that name none; None: they must, unless there is only one to choose from.
-        id_field: the field with the message id of lines that are bodies themselves; None: lines are envelopes,
+        subject: of lines without one; None: each line must have one, unless only one subject is consumed.
+        id_field: lines are bodies, and this field is the message id; None: lines are envelopes,
             `{"id": ..., "subject": ..., "headers": {...}, "body": ...}`.
     """
 
@@ -31,7 +31,7 @@ class RecordFormat:
         """The message of a line.
 
         Raises:
-            UndecodableRecordError: why it is none.
+            UndecodableRecordError: the line is malformed; the error says why.
         """
         if not line.whole:
             raise UndecodableRecordError(f"longer than {len(line.text) - 1} bytes")
@@ -48,7 +48,7 @@ class RecordFormat:
             return self._from_envelope(record, line, subjects)
         except UnicodeEncodeError as error:
             raise UndecodableRecordError(
-                f"half of a surrogate pair, which is no text: {error.reason}"
+                f"half of a surrogate pair, which is not text: {error.reason}"
             ) from error
 
     def _from_envelope(self, record: Mapping[str, Any], line: Line, subjects: Collection[str]) -> Message:
@@ -96,7 +96,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _id(value: Any, field: str) -> str | None:
-    """Without an id the consumer's `on_missing_key` decides, so that is not malformed."""
+    """The message id. A missing one is not malformed: the consumer's `on_missing_key` decides."""
     if isinstance(value, bool) or not isinstance(value, (str, int, type(None))):
         raise UndecodableRecordError(f"{field} must be a string or a whole number, not {_kind(value)}")
     if isinstance(value, str):
@@ -105,7 +105,7 @@ def _id(value: Any, field: str) -> str | None:
 
 
 def _body(value: Any) -> bytes:
-    """A string as it is, anything else as JSON."""
+    """A string unchanged, any other value as JSON."""
     if value is None:
         return b""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))

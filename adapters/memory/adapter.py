@@ -8,13 +8,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
-from idempotent.adapters.memory.broker import Copy, DeadLetter, MemoryBroker, dead_letter_queue, named_broker
+from idempotent.adapters.memory.broker import Copy, MemoryBroker, dead_letter_queue, named_broker
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Result
-
-__all__ = ["DeadLetter", "MemoryAdapter", "MemoryBroker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +22,11 @@ class _Token:
 
 
 class MemoryAdapter(Adapter):
-    """Receive from, and publish to, a broker in this process. It connects again by itself.
+    """Receive from, and publish to, a broker in this process. Reconnects automatically.
 
     Args:
-        broker: shared by as many adapters as you like.
-        until_empty: finish, and so end the worker, as soon as the queues hold nothing at all.
+        broker: may be shared by several adapters.
+        until_empty: finish, and so end the worker, as soon as the queues are empty.
     """
 
     token_type = _Token

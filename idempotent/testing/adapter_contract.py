@@ -1,4 +1,4 @@
-"""AdapterContract: what a worker relies on in every adapter, as tests that you subclass."""
+"""AdapterContract: what a worker relies on in every adapter, as a test class to derive from."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ _BODY: Final = bytes(range(256))
 class AdapterContract(ABC):
     """The tests that prove an adapter. pytest collects them from your subclass.
 
-    Each test has a subject (queue, destination, topic) of its own; `prepare` makes it.
+    Each test has a subject (queue, destination, topic) of its own; `prepare` creates it.
     """
 
     tells_redelivery: ClassVar[bool] = True
-    """Whether the broker marks what it delivers again."""
-    requeues: ClassVar[bool] = True
-    """Whether one delivery can be given back without the others that came with it."""
+    """Whether the broker marks redeliveries."""
 
     @abstractmethod
     def make_adapter(self, **options: Any) -> Adapter:
@@ -39,33 +37,33 @@ class AdapterContract(ABC):
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """Bring a message to the broker by another client than the adapter: id, body and headers as they are."""
+        """Send a message with another client than the adapter: id, body and headers unchanged."""
 
     @abstractmethod
     def dead_letters(self, subject: str) -> Sequence[Message]:
-        """What lies in the subject's dead-letter target now."""
+        """The current messages in the subject's dead-letter target."""
 
     @abstractmethod
     def reason(self, letter: Message) -> str:
-        """Why it is a dead letter, as its headers or its record say."""
+        """The reason in the headers or the record of a dead letter."""
 
     @abstractmethod
     def cut(self, adapter: Adapter) -> None:
-        """Break the adapter's connection, as a network does, so that its deliveries come again."""
+        """Break the adapter's connection, as a network fault does, so that its deliveries are repeated."""
 
     def prepare(self, subject: str) -> None:  # noqa: B027 - most brokers need nothing
-        """Make a queue or topic where brokers do not do so by themselves."""
+        """Create a queue or topic, where the broker does not do so automatically."""
 
     # Verbs
 
     def subject(self) -> str:
-        """A subject that nobody else uses."""
+        """A new subject."""
         name = f"contract-{secrets.token_hex(6)}"
         self.prepare(name)
         return name
 
     def opened(self, subject: str, **options: Any) -> Adapter:
-        """An open adapter that is closed after the test."""
+        """An open adapter, which is closed after the test."""
         adapter = self.make_adapter(**options)
         self._opened.append(adapter)
         consumer = Registry().consumer(subject, group="contract", checker=MemoryChecker())(lambda _: None)
@@ -85,7 +83,7 @@ class AdapterContract(ABC):
 
     @staticmethod
     def receive(adapter: Adapter, count: int = 1, within_s: float = DEADLINE_S) -> list[Delivery]:
-        """Exactly so many deliveries."""
+        """Exactly `count` deliveries."""
         deliveries: list[Delivery] = []
         deadline = time.monotonic() + within_s
         while len(deliveries) < count:
@@ -95,13 +93,13 @@ class AdapterContract(ABC):
 
     @staticmethod
     def nothing_comes(adapter: Adapter, for_s: float = 0.7) -> None:
-        """Nothing is delivered for a while."""
+        """Assert that no delivery arrives for a while."""
         until_ = time.monotonic() + for_s
         while time.monotonic() < until_:
             assert adapter.receive(10, 0.1) == []
 
     def message(self, subject: str, id: str = "m-1", **headers: str) -> Message:
-        """What tests send."""
+        """A message to send."""
         return Message(subject, f"body of {id}".encode(), id=id, headers=headers)
 
     # Receiving
@@ -266,12 +264,12 @@ class AdapterContract(ABC):
 
     @staticmethod
     def receives_nothing(adapter: Adapter) -> bool:
-        """Let the adapter do its upkeep, in which nothing may come."""
+        """Let the adapter do its upkeep, and assert that no delivery arrives."""
         assert adapter.receive(10, 0.05) == []
         return True
 
     def one_dead_letter(self, subject: str) -> Message:
-        """The only dead letter of a subject, as soon as it is there."""
+        """The only dead letter of a subject, as soon as it arrives."""
         letters: Sequence[Message] = until(lambda: self.dead_letters(subject), "a dead letter")
         (letter,) = letters
         return letter
@@ -338,7 +336,7 @@ class AdapterContract(ABC):
 
 
 def until(look: Callable[[], Any], what: str) -> Any:
-    """Poll for something that is true."""
+    """Poll `look` until it returns a true value, and return that."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         found = look()

@@ -178,7 +178,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_nothing_can_be_sent_to_a_file(lines: Path) -> None:
-    with pytest.raises(AdapterError, match="only read"):
+    with pytest.raises(AdapterError, match="only be read"):
         FileAdapter(lines).publish(Message(SUBJECT))
 
 
