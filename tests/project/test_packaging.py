@@ -1,24 +1,17 @@
 """What is installed is what is in the repository, once and under one name."""
 
-import ast
 import os
 import subprocess
 import sys
 import venv
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-# Where a top-level folder is found once it is installed.
-INSTALLED = {
-    "idempotent": "idempotent",
-    "adapters": "idempotent/adapters",
-    "migrations": "idempotent/migrations",
-}
+from tests.project.house import INSTALLED, ROOT, files
+
 OPTIONAL = (
     "confluent_kafka",
     "hiredis",
@@ -36,16 +29,6 @@ OPTIONAL = (
 )
 
 
-def files_on_disk() -> Iterator[Path]:
-    for top in INSTALLED:
-        for folder, subfolders, names in os.walk(ROOT / top):
-            here = Path(folder)
-            subfolders[:] = [
-                name for name in subfolders if name != "__pycache__" and not (here / name).is_symlink()
-            ]
-            yield from (here / name for name in names)
-
-
 def installed_path(file: Path) -> str:
     top, *rest = file.relative_to(ROOT).parts
     return "/".join([INSTALLED[top], *rest])
@@ -59,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy without the links: the build must not need them, and leaves nothing in the working tree.
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (source / name).write_bytes((ROOT / name).read_bytes())
-    for file in files_on_disk():
+    for file in files(*INSTALLED):
         target = source / file.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.read_bytes())
@@ -84,11 +67,6 @@ def run(*command: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_every_folder_with_python_files_is_a_package() -> None:
-    folders = {file.parent for file in files_on_disk() if file.suffix == ".py"}
-    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
-
-
 @pytest.mark.parametrize("name", ["adapters", "migrations"])
 def test_the_links_are_relative_so_that_every_clone_has_them(name: str) -> None:
     link = ROOT / "idempotent" / name
@@ -96,30 +74,10 @@ def test_the_links_are_relative_so_that_every_clone_has_them(name: str) -> None:
     assert link.readlink() == Path("..") / name
 
 
-def test_no_folder_is_imported_under_its_top_level_name() -> None:
-    """Where ruff cannot tell it: inside the two folders a relative import looks the same to it."""
-    wrong = []
-    for file in files_on_disk():
-        if file.suffix != ".py":
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            match node:
-                case ast.Import(names=names):
-                    modules = [alias.name for alias in names]
-                case ast.ImportFrom(module=str(module), level=0):
-                    modules = [module]
-                case _:
-                    continue
-            wrong += [
-                f"{file}: {name}" for name in modules if name.split(".")[0] in {"adapters", "migrations"}
-            ]
-    assert not wrong
-
-
 def test_the_wheel_has_every_file_once_and_no_other(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = Counter(name for name in archive.namelist() if ".dist-info/" not in name)
-    assert shipped == Counter(installed_path(file) for file in files_on_disk())
+    assert shipped == Counter(installed_path(file) for file in files(*INSTALLED))
 
 
 def test_the_wheel_installs_no_other_top_level_name(wheel: Path) -> None:
