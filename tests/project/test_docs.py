@@ -19,7 +19,6 @@ from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
 from idempotent.migrations import upgrade
-from idempotent.registry import default_registry
 from idempotent.stores.redis.faults import COMMANDS as REDIS_COMMANDS
 from tests.cli.shop import CONSUMERS
 from tests.support.privileges import SQL as SQL_PRIVILEGES
@@ -28,8 +27,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LANGUAGES = {"python", "sh", "console", "text"}
-# It stops the Spark session, of which a process has one.
-OWN_PROCESS = {"docs/spark.md"}
 BILLING = KeySpace("orders.paid", "billing")
 # What a page shows of other people's servers, and what stands in for it. Order matters: the longest first.
 STAND_INS = {
@@ -48,9 +45,6 @@ def name_of(path: Path) -> str:
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages talk about."""
     monkeypatch.chdir(tmp_path)
-    # Pages decorate into the default registry, which is everybody's.
-    monkeypatch.setattr(default_registry, "_consumers", {})
-    monkeypatch.setattr(default_registry, "_checkers", {})
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "__init__.py").touch()
     (tmp_path / "shop" / "consumers.py").write_text(
@@ -64,14 +58,11 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_python_of_a_page_runs(page: Path, shop: Path) -> None:
+    """In a process of its own: pages decorate into the default registry, and one stops the Spark session."""
     document = Sybil([PythonCodeBlockParser()]).parse(page)
-    if name_of(page) in OWN_PROCESS:
-        program = "\n".join(str(example.parsed) for example in document.examples())
-        subprocess.run([sys.executable, "-c", program], check=True, timeout=100, stdin=subprocess.DEVNULL)
-        return
-    document.namespace["__name__"] = "snippet"
-    for example in document.examples():
-        example.evaluate()
+    program = "\n".join(str(example.parsed) for example in document.examples())
+    if program:
+        run_python("-c", program, timeout_s=300)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -110,17 +101,23 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+def test_an_example_runs(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_python(str(example), timeout_s=300)
+
+
+def run_python(*arguments: str, timeout_s: float) -> str:
+    """What a program prints; Spark's JVM takes its time."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
+        [sys.executable, "-W", "error", *arguments],
         check=False,
-        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,  # Spark's JVM takes its time
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    return done.stdout
 
 
 def run_block(example: Example) -> None:
