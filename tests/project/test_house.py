@@ -60,8 +60,10 @@ DRIVERS: Final = {
 
 
 def test_every_part_of_the_package_stands_on_one_floor():
+    """`demo` and `torture` may be missing: they can be deleted."""
     parts = [part for floor in FLOORS for part in floor.parts]
-    assert Counter(parts) == Counter({part_of(module) for module in product()})
+    assert len(parts) == len(set(parts))
+    assert set(parts) - set(BESIDE) <= {part_of(module) for module in product()} <= set(parts)
 
 
 def test_imports_only_fall():
