@@ -19,7 +19,7 @@ BENCH_STAMP := $(VENV)/.bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz flood audit format lock clean servers python
+.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -80,6 +80,9 @@ audit: python ## Ask pip-audit about known weaknesses of the pinned libraries, w
 	$(PYTHON) -m venv "$$folder" && \
 	"$$folder/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit && \
 	"$$folder/bin/pip-audit" --requirement constraints.txt --no-deps --disable-pip
+
+architecture: $(STAMP) ## Draw the picture in docs/architecture.md from the imports
+	@$(BIN)/python -m tests.project.architecture
 
 format: $(STAMP) ## Mend what of the style can be mended by a program
 	@$(BIN)/ruff check --fix .

@@ -21,12 +21,13 @@ from idempotent.keys import KeySpace
 from idempotent.migrations import upgrade
 from idempotent.stores.redis.faults import COMMANDS as REDIS_COMMANDS
 from tests.cli.shop import CONSUMERS
+from tests.project import architecture
+from tests.project.house import ROOT, name_of
 from tests.support.privileges import SQL as SQL_PRIVILEGES
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LANGUAGES = {"python", "sh", "console", "text"}
+LANGUAGES = {"python", "sh", "console", "text", "mermaid"}
 BILLING = KeySpace("orders.paid", "billing")
 # What a page shows of other people's servers, and what stands in for it. Order matters: the longest first.
 STAND_INS = {
@@ -35,10 +36,6 @@ STAND_INS = {
     "amqp://localhost": "memory://docs?until_empty=true",
     "/data/orders.jsonl": "orders.jsonl",
 }
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 @pytest.fixture
@@ -98,6 +95,19 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    """`adapters/NAME/` stands for any broker: words in capitals are a reader's to fill in."""
+    tops = "idempotent|adapters|migrations|tests|docs|examples|[.]ci"
+    named = re.findall(rf"`((?:{tops})/[\w./-]*)`", page.read_text())
+    assert not [path for path in named if not re.search("[A-Z]", path) and not (ROOT / path).exists()]
+
+
+def test_the_picture_of_the_floors_is_that_of_the_code() -> None:
+    page = architecture.PAGE.read_text()
+    assert page == architecture.drawn(page), "run `make architecture` and commit docs/architecture.md"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
