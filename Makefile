@@ -91,10 +91,10 @@ format: $(STAMP) ## Mend what of the style can be mended by a program
 lock: python ## Write constraints.txt anew, with the newest versions
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(PYTHON) -m venv "$$folder" && \
-	"$$folder/bin/python" -m pip install --quiet --upgrade hatchling editables && \
+	"$$folder/bin/python" -m pip install --quiet --upgrade hatchling && \
 	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,demo,dev,bench]' && \
 	{ echo "# Exact versions for make and CI; written by \`make lock\`."; \
-	  "$$folder/bin/python" -m pip freeze --all --exclude pip --exclude idempotent-consumer; \
+	  "$$folder/bin/python" -m pip freeze --exclude idempotent-consumer; \
 	} > "$$folder/constraints.txt" && \
 	cp "$$folder/constraints.txt" constraints.txt
 	@echo "make lock: wrote $$(grep -c == constraints.txt) versions to constraints.txt"
@@ -117,7 +117,7 @@ python:
 $(STAMP): pyproject.toml constraints.txt | python
 	@echo "Making $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  --no-build-isolation -e '.[all,demo,dev]'
 	@touch $@

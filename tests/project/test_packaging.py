@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from collections import Counter
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.house import INSTALLED, ROOT, files
+from tests.project.house import INSTALLED, ROOT, files, name_of
 
+LINKS = ("adapters", "migrations")
+PROJECT = ("pyproject.toml", "README.md", "LICENSE")
 OPTIONAL = (
     "confluent_kafka",
     "hiredis",
@@ -36,28 +39,48 @@ def installed_path(file: Path) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy without the links, which the build must not need."""
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    # A copy without the links: the build must not need them, and leaves nothing in the working tree.
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        (source / name).write_bytes((ROOT / name).read_bytes())
-    for file in files(*INSTALLED):
-        target = source / file.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(file.read_bytes())
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source))
+    copy_to(folder / "source")
+    build(folder, "--wheel")
     (built,) = folder.glob("*.whl")
     return built
 
 
-def run(*command: str, cwd: Path | None = None) -> str:
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy with the links, which hatchling would follow; beside it a wheel built from the sdist."""
+    folder = tmp_path_factory.mktemp("sdist")
+    copy_to(folder / "source")
+    for link in LINKS:
+        (folder / "source" / "idempotent" / link).symlink_to(Path("..") / link)
+    build(folder)
+    (built,) = folder.glob("*.tar.gz")
+    return built
+
+
+def copy_to(source: Path) -> None:
+    """A build leaves nothing in the working tree."""
+    source.mkdir()
+    for file in (*(ROOT / name for name in PROJECT), *files(*INSTALLED)):
+        target = source / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+
+
+def build(folder: Path, *what: str) -> None:
+    command = (sys.executable, "-m", "build", *what, "--no-isolation", "--outdir", str(folder))
+    run(*command, str(folder / "source"))
+
+
+def run(*command: str, cwd: Path | None = None, path: Path | None = None) -> str:
+    """What a program prints; `path` is where it finds our package, if not installed."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command,
         check=False,
         cwd=cwd,
-        env=environ,
+        env=environ if path is None else {**environ, "PYTHONPATH": str(path)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -67,7 +90,18 @@ def run(*command: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["adapters", "migrations"])
+def clean_python(folder: Path, *requirements: str) -> Path:
+    """The interpreter of a new environment in which only that is installed."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    install = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    # What builds an editable package is named in constraints.txt too, so that no build goes for its own.
+    run(*install, "--constraint", str(ROOT / "constraints.txt"), "hatchling")
+    run(*install, "--constraint", str(ROOT / "constraints.txt"), "--no-build-isolation", *requirements)
+    return python
+
+
+@pytest.mark.parametrize("name", LINKS)
 def test_the_links_are_relative_so_that_every_clone_has_them(name: str) -> None:
     link = ROOT / "idempotent" / name
     assert link.is_symlink()
@@ -80,6 +114,17 @@ def test_the_wheel_has_every_file_once_and_no_other(wheel: Path) -> None:
     assert shipped == Counter(installed_path(file) for file in files(*INSTALLED))
 
 
+def test_the_wheel_from_the_sdist_is_the_one_from_the_tree(wheel: Path, sdist: Path) -> None:
+    assert (sdist.parent / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_the_sdist_has_what_a_wheel_is_built_from_and_no_more(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    product = {name_of(file) for file in files(*INSTALLED)}
+    assert names == product | set(PROJECT) | {"PKG-INFO"}
+
+
 def test_the_wheel_installs_no_other_top_level_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
@@ -88,7 +133,7 @@ def test_the_wheel_installs_no_other_top_level_name(wheel: Path) -> None:
 
 def test_importing_the_package_imports_no_optional_library(tmp_path: Path) -> None:
     program = "import sys, idempotent, idempotent.checkers, idempotent.adapters; print(*sys.modules)"
-    modules = run(sys.executable, "-c", program, cwd=tmp_path).split()
+    modules = run(sys.executable, "-c", program, cwd=tmp_path, path=ROOT).split()
     assert "idempotent" in modules
     assert not set(OPTIONAL) & set(modules)
 
@@ -103,37 +148,45 @@ consumer = Registry().consumer("orders", checker=MemoryChecker())(lambda message
 assert consumer(Message("orders", id="1")).outcome.value == "processed"
 print(*sys.modules)
 """
-    modules = run(sys.executable, "-c", program, cwd=tmp_path).split()
+    modules = run(sys.executable, "-c", program, cwd=tmp_path, path=ROOT).split()
     assert not {"sqlalchemy", "alembic"} & set(modules)
 
 
-@pytest.mark.parametrize("name", ["adapters", "migrations"])
-def test_here_and_installed_there_is_one_module_of_each_folder(name: str, tmp_path: Path) -> None:
-    program = f"import sys, idempotent.{name}; print(*sys.modules)"
-    modules = run(sys.executable, "-c", program, cwd=tmp_path).split()
-    assert f"idempotent.{name}" in modules
-    assert name not in modules
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_wheel_alone_has_adapters_and_migrations_inside_and_runs_the_demo(
+@pytest.mark.timeout(900)
+def test_the_wheel_alone_has_adapters_and_migrations_inside_and_runs_a_command(
     wheel: Path, tmp_path: Path
 ) -> None:
     clean = tmp_path / "clean"
-    venv.create(clean, with_pip=True)
-    python = str(clean / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run(*install, "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[cli,demo]")
+    python = str(clean_python(clean, f"{wheel}[cli]"))
+    home = clean.resolve() / "lib"
+    for name, file in own_modules(python, tmp_path).items():
+        assert home in file.parents, name
+    run(str(clean / "bin" / "idempotent"), "migrate", "upgrade", "--url", "sqlite:///app.db", cwd=tmp_path)
+    assert (tmp_path / "app.db").exists()
 
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_editable_install_has_one_module_of_each_file_of_the_repository(tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    python = str(clean_python(clean, "--editable", str(ROOT)))
+    found = own_modules(python, tmp_path)
+    assert set(found.values()) <= set(files(*INSTALLED))
+    assert len(set(found.values())) == len(found)
+    # No copy either, that would grow old.
+    assert not list(clean.rglob("idempotent/adapters"))
+
+
+def own_modules(python: str, elsewhere: Path) -> dict[str, Path]:
+    """Our modules and their files, without links, as a program in another folder imports them."""
     program = (
-        "import idempotent, idempotent.adapters, idempotent.migrations\n"
-        "for module in (idempotent, idempotent.adapters, idempotent.migrations): print(module.__file__)"
+        "import sys, idempotent, idempotent.adapters, idempotent.migrations, idempotent.checkers.sql\n"
+        "for name, module in list(sys.modules.items()):\n"
+        "    if name.split('.')[0] in ('idempotent', 'adapters', 'migrations'): print(name, module.__file__)"
     )
-    package, adapters, migrations = map(Path, run(python, "-c", program, cwd=tmp_path).splitlines())
-    home = package.parent
-    assert clean in home.parents
-    assert adapters == home / "adapters" / "__init__.py"
-    assert migrations == home / "migrations" / "__init__.py"
-
-    run(str(clean / "bin" / "idempotent"), "demo", "--flights", "2000", cwd=tmp_path)
+    lines = run(python, "-c", program, cwd=elsewhere).splitlines()
+    found = {name: Path(file).resolve() for name, _, file in (line.partition(" ") for line in lines)}
+    assert {"idempotent.adapters.base", "idempotent.migrations.runner"} <= found.keys()
+    assert {name.partition(".")[0] for name in found} == {"idempotent"}
+    return found
