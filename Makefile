@@ -44,7 +44,17 @@ soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (
 # At a desk the slow tests stay out, and random ones make a tenth of their examples.
 test: CHOICE := $(if $(IN_CI),,-m 'not slow')
 test: lint types pytest $(if $(IN_CI),brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
-	@echo "make test: passed (style, types, tests$(if $(IN_CI),, but the slow ones: CI=true make test))"
+	@echo
+ifdef IN_CI
+	@echo "make test: passed, nothing left out"
+else
+	@echo "make test: passed. Left out:"
+	@echo "  slow tests                            make pytest ARGS='-m slow'"
+	@echo "  nine of ten random examples           CI=true make pytest"
+	@echo "  tests that pytest lists as SKIPPED    install what the line names"
+	@echo "  the brief torture                     make brief-torture"
+	@echo "All of it: CI=true make test"
+endif
 
 brief-torture: $(STAMP) servers ## Every broker with every checker, the same ten seconds of faults each time
 	@$(BIN)/python -m tests.torture --seconds 180 --seed 1
@@ -88,7 +98,7 @@ format: $(STAMP) ## Mend what of the style can be mended by a program
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lock: python ## Write constraints.txt anew, with the newest versions
+lock: python ## Write the newest versions of the dependencies into constraints.txt
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(PYTHON) -m venv "$$folder" && \
 	"$$folder/bin/python" -m pip install --quiet --upgrade hatchling && \
