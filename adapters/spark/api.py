@@ -1,4 +1,4 @@
-"""The functions that make wrappers from a run."""
+"""The functions that a program gives to Spark, made from a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_speculation
-from idempotent.adapters.spark.tasks.udf import status_function
-from idempotent.adapters.spark.wrappers import (
-    BatchKeyFilter,
-    BatchReplay,
-    Key,
-    Keys,
-    PartitionEffects,
-    PartitionFilter,
-)
+from idempotent.adapters.spark.tasks.effects import PartitionEffects
+from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, PartitionFilter
+from idempotent.adapters.spark.tasks.replay import BatchReplay
+from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys
+from idempotent.adapters.spark.tasks.status_column import status_function
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -36,7 +32,7 @@ def idempotent_partitions(
         key: names of fields, or a function of a row.
         chunk: keys in one round trip; default: the run's.
     """
-    return PartitionFilter(run.handle.with_chunk(chunk), Keys(run.consumer, key))
+    return PartitionFilter(run.handle.with_chunk(chunk), RowKeys(run.consumer, key))
 
 
 def idempotent_foreach(
@@ -64,7 +60,7 @@ def idempotent_foreach(
         ConfigurationError: speculation is on and not allowed.
     """
     refuse_speculation(allowed=allow_speculation)
-    return PartitionEffects(run.handle.with_chunk(chunk), Keys(run.consumer, key), handler)
+    return PartitionEffects(run.handle.with_chunk(chunk), RowKeys(run.consumer, key), handler)
 
 
 def idempotent_batches(
@@ -94,7 +90,7 @@ def idempotent_batches(
     Raises:
         ConfigurationError: arguments that do not go together.
     """
-    handle, keys = run.handle.with_chunk(chunk), Keys(run.consumer, key)
+    handle, keys = run.handle.with_chunk(chunk), RowKeys(run.consumer, key)
     if mode == "dedup":
         if handler is not None or schema is not None:
             raise ConfigurationError('handler and schema go with mode="replay"')

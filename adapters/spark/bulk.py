@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from idempotent.adapters.spark.columns import HASH_COLUMN, names_of
 from idempotent.adapters.spark.deduplication import one_per_key
-from idempotent.adapters.spark.keys import HASH_COLUMN, key_hash, with_hash
+from idempotent.adapters.spark.keys import key_hash, with_hash
 from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.claims import OnConflict
 from idempotent.adapters.spark.ledger.holding import explain_refusal
+from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.tasks.handle import RunHandle
-from idempotent.adapters.spark.wrappers import names_of
 from idempotent.errors import RunConflictError, StoreReplacedError
 
 if TYPE_CHECKING:

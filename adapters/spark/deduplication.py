@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from idempotent.adapters.spark.filtering import PAYLOAD_COLUMN, STATUS_COLUMN
-from idempotent.adapters.spark.keys import HASH_COLUMN, quoted
+from idempotent.adapters.spark.columns import HASH_COLUMN, PAYLOAD_COLUMN, STAYS_COLUMN, quoted
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_STAYS: Final = "_idem_stays"
 _UNSORTABLE: Final = ("map", "variant")
 
 
@@ -38,22 +36,7 @@ def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
     stays = F.row_number().over(window) == 1
     if PAYLOAD_COLUMN in df.columns:
         stays |= F.first(PAYLOAD_COLUMN).over(window) != F.col(PAYLOAD_COLUMN)
-    return df.withColumn(_STAYS, stays).where(_STAYS).drop(_STAYS)
-
-
-def refuse_reserved(columns: Sequence[str]) -> None:
-    """Refuse a frame that has columns of our own.
-
-    Raises:
-        ConfigurationError: it has.
-    """
-    reserved = {HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN, _STAYS}
-    # Spark does not tell names apart by their case.
-    taken = [name for name in columns if name.lower() in reserved]
-    if taken:
-        raise ConfigurationError(
-            f"columns named {', '.join(taken)} are this package's own: rename or drop them"
-        )
+    return df.withColumn(STAYS_COLUMN, stays).where(STAYS_COLUMN).drop(STAYS_COLUMN)
 
 
 def with_payload(df: DataFrame, payload: Sequence[str]) -> DataFrame:

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.adapters.spark.ledger.owned import HASH_BYTES
+from idempotent.adapters.spark.columns import HASH_COLUMN, quoted
+from idempotent.adapters.spark.ledger.claims import HASH_BYTES
 from idempotent.errors import ConfigurationError, MissingKeyError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-HASH_COLUMN: Final = "_idem_key"
-"""The column that carries key hashes between Spark's stages."""
 
 _JVM_TYPES: Final = frozenset({"string", "binary", "tinyint", "smallint", "int", "bigint", "date"})
 
@@ -73,11 +71,6 @@ def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
     hashed = F.unhex(F.substring(F.sha2(whole, 256), 1, 2 * HASH_BYTES))
     null_key = F.raise_error(F.lit(f"null key: a row has no value in one of {', '.join(key)}"))
     return df.withColumn(HASH_COLUMN, F.coalesce(hashed, null_key.cast("binary")))
-
-
-def quoted(name: str) -> str:
-    """A column's name, whatever is in it."""
-    return f"`{name.replace('`', '``')}`"
 
 
 @lru_cache(maxsize=8)

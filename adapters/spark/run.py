@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from idempotent.adapters.spark.deduplication import one_per_key, refuse_reserved, with_payload
-from idempotent.adapters.spark.filtering import STATUS_COLUMN, BatchFilter
+from idempotent.adapters.spark.columns import STATUS_COLUMN, names_of, refuse_reserved
+from idempotent.adapters.spark.deduplication import one_per_key, with_payload
 from idempotent.adapters.spark.keys import with_hash
-from idempotent.adapters.spark.lease import RunLease
 from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.claims import OnConflict
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.opening import open_ledger
+from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunRow, RunState
+from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.publication import Publication
+from idempotent.adapters.spark.run_lease import RunLease
 from idempotent.adapters.spark.session import new_counters
 from idempotent.adapters.spark.tasks.chunks import checked_chunk
-from idempotent.adapters.spark.tasks.handle import RunHandle
-from idempotent.adapters.spark.wrappers import names_of, refuse_divert
+from idempotent.adapters.spark.tasks.filters import BatchFilter
+from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
 from idempotent.choices import choice
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-log = logging.getLogger(__name__)
 DEFAULT_CHUNK: Final = 1000
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from idempotent.adapters.spark.ledger.claims import Verdict
-from idempotent.adapters.spark.tasks.counting import Counters
+from idempotent.adapters.spark.ledger.run_claims import Verdict
+from idempotent.adapters.spark.tasks.counters import Counters
 from idempotent.errors import ConfigurationError
 
 

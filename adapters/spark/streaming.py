@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.adapters.spark.keys import quoted
-from idempotent.adapters.spark.ledger.claims import OnConflict
+from idempotent.adapters.spark.columns import quoted
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.run import DEFAULT_CHUNK, IdempotentRun
 from idempotent.adapters.spark.session import classic_context

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.claims import Decision, OnConflict, RunClaims, Verdict
-from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.memory import MemoryLedger
-from idempotent.adapters.spark.ledger.opening import open_ledger
-from idempotent.adapters.spark.ledger.owned import (
+from idempotent.adapters.spark.ledger.claims import (
     ATTEMPT_BYTES,
     FINGERPRINT_BYTES,
     HASH_BYTES,
@@ -16,7 +12,11 @@ from idempotent.adapters.spark.ledger.owned import (
     Hold,
     Owner,
 )
+from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.memory import MemoryLedger
+from idempotent.adapters.spark.ledger.run_claims import Decision, OnConflict, RunClaims, Verdict
 from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.urls import open_ledger
 
 __all__ = [
     "ATTEMPT_BYTES",

@@ -10,8 +10,8 @@ from abc import abstractmethod
 from types import TracebackType
 from typing import Self
 
+from idempotent.adapters.spark.ledger.claims import ClaimState
 from idempotent.adapters.spark.ledger.holding import KeyHolding
-from idempotent.adapters.spark.ledger.owned import ClaimState
 from idempotent.adapters.spark.ledger.runs import RunRef
 
 

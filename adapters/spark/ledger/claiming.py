@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
+from idempotent.adapters.spark.ledger.claims import FINGERPRINT_BYTES, HASH_BYTES, Owner, Owners
 from idempotent.adapters.spark.ledger.lifecycle import RunLifecycle
-from idempotent.adapters.spark.ledger.owned import FINGERPRINT_BYTES, HASH_BYTES, Owner, Owners
 from idempotent.adapters.spark.ledger.runs import RunRef
 
 MAX_ROWS: Final = 1000

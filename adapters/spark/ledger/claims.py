@@ -1,287 +1,120 @@
-"""RunClaims: what becomes of a run's keys, by who owns them and what became of that run."""
+"""Claims as the ledger hands them out: who owns a key, and how far a handler is with it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, TypeAlias
+from enum import Enum, IntEnum
+from typing import Final, NamedTuple, Self, TypeVar
 
-from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.holding import explain_refusal
-from idempotent.adapters.spark.ledger.owned import Owner
-from idempotent.adapters.spark.ledger.runs import RunRef, RunState
-from idempotent.errors import RunConflictError, StoreReplacedError
+T = TypeVar("T")
 
-NOBODY: Final = 0
-"""Stands for a token where nobody owns a key."""
-_NO_OWNER: Final = Owner(NOBODY, None)
-_CLOSED: Final = frozenset({RunState.PREPARED, RunState.COMMITTED})
+HASH_BYTES: Final = 20
+"""Length of a claim's key hash; how it is made is the caller's affair, as long as it covers the consumer."""
+ATTEMPT_BYTES: Final = 16
+"""Length of the token of one attempt of a task."""
+FINGERPRINT_BYTES: Final = 8
+"""Length of the fingerprint of a payload."""
 
 
-class Verdict(Enum):
-    """What becomes of a row with a key."""
+class ClaimState(IntEnum):
+    """What a stored claim says. The numbers are stored."""
 
-    NEW = "new"
-    """This run owns the key: emit it, in this evaluation and in every other."""
-    DUPLICATE = "duplicate"
-    """A committed run owns it: drop it."""
-    CONFLICT = "conflict"
-    """A run that has not ended owns it: put it aside for a later run. Only with OnConflict.DIVERT."""
+    OWNED = 0
+    """The run owns the key (mode dedup)."""
+    PENDING = 1
+    """A handler runs for the key (modes replay and effect)."""
+    DONE = 2
+    """A handler has finished, whatever becomes of its run."""
 
 
-class OnConflict(Enum):
-    """What to do when a run that has not ended owns a key. Dropping it would lose the row if that run dies."""
+class Owner(NamedTuple):
+    """Who owns a key, as `Ledger.claim` found it. A tuple, because there is one for each row.
 
-    WAIT = "wait"
-    """Until it has ended. An OPEN one whose lease has ended is aborted."""
-    FAIL = "fail"
-    """Raise RunConflictError. An OPEN one whose lease has ended is aborted."""
-    DIVERT = "divert"
-    """Answer CONFLICT. An OPEN one whose lease has ended is aborted."""
+    Attributes:
+        token: of the owning run.
+        fingerprint: of the payload that was claimed; None: none was given then.
+    """
+
+    token: int
+    fingerprint: bytes | None
+
+
+class Owners(NamedTuple):
+    """Who owns the keys of one round trip. They are many, and their owners mostly one.
+
+    Attributes:
+        distinct: the owners; None: nobody.
+        places: for each key the place of its owner in `distinct`.
+    """
+
+    distinct: Sequence[Owner | None]
+    places: Sequence[int]
+
+    @classmethod
+    def of(cls, hashes: Iterable[bytes], found: Mapping[bytes, Owner]) -> Self:
+        """Those of the keys, as found."""
+        places: dict[Owner | None, int] = {}
+        of_keys = [places.setdefault(found.get(key_hash), len(places)) for key_hash in hashes]
+        return cls(list(places), of_keys)
+
+    def spread(self, answers: Sequence[T]) -> list[T]:
+        """An answer for each owner becomes one for each key."""
+        if len(answers) == 1:
+            return [answers[0]] * len(self.places)
+        return list(map(answers.__getitem__, self.places))
+
+
+class Hold(Enum):
+    """What `Ledger.acquire` says about a key."""
+
+    MINE = "mine"
+    """Pending, and this attempt's: run the handler, then `finish`."""
+    DONE = "done"
+    """A handler has finished; here is its result."""
+    HELD = "held"
+    """Another attempt's handler may be running: wait, then ask again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What becomes of one key.
+class Held:
+    """The answer for one key.
 
     Attributes:
-        verdict: of the key.
-        token: of the run that owns it.
-        other_payload: the owner claimed it with another fingerprint: an update, or two things under one key.
+        hold: whose it is.
+        token: of the owning run.
+        attempt: who holds or finished it.
+        result: what its handler returned, if it was stored. Only with DONE.
+        lease_rest_s: seconds until the holder's lease ends by the store's clock. Only with HELD.
     """
 
-    verdict: Verdict
+    hold: Hold
     token: int
-    other_payload: bool
+    attempt: bytes
+    result: bytes | None = None
+    lease_rest_s: float = 0.0
 
 
-class RunClaims:
-    """The claims of one run. One for each task is enough; it remembers which other runs have ended.
+@dataclass(frozen=True, slots=True)
+class PendingRow:
+    """A stored claim of the modes replay and effect, as the ledger's own parts see it.
 
-    Args:
-        ledger: where they are.
-        ref: the run.
-        on_conflict: what to do about keys of runs that have not ended.
-        timeout_s: longest wait of one `decide` with WAIT, in seconds: two runs may wait for each other.
-        poll_s: seconds between two looks.
-        sleep: waits so many seconds; for tests.
-        monotonic: a clock in seconds; for tests.
+    Attributes:
+        key_hash: of the key.
+        state: OWNED if another mode has the key.
+        token: of the owning run.
+        epoch: of that run when it was claimed.
+        attempt: who claimed it.
+        lease_until_us: end of the lease, microseconds since 1970 by the store's clock.
+        result: of the handler, if it is done.
+        now_us: the store's clock at the reading.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        ref: RunRef,
-        *,
-        on_conflict: OnConflict = OnConflict.WAIT,
-        timeout_s: float = 600.0,
-        poll_s: float = 0.5,
-        sleep: Callable[[float], object] = time.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Ask nothing yet."""
-        self._ledger = ledger
-        self._ref = ref
-        self._on_conflict = on_conflict
-        self._timeout_s = timeout_s
-        self._poll_s = poll_s
-        self._sleep = sleep
-        self._monotonic = monotonic
-        self._ended: dict[int, RunState] = {}
-        self._closed = False
-
-    def decide(
-        self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
-    ) -> list[Verdict]:
-        """The verdicts of these keys, aligned. See `decide_each`; without fingerprints much less work for each key."""
-        if fingerprints is not None:
-            return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
-        verdicts: list[Verdict | None] = []
-        questions: _Questions = {}
-        for owners in self._ledger.owners(self._ref, hashes, insert=not self._closed):
-            settled = owners.spread([self._settled(owner) for owner in owners.distinct])
-            if None in settled:
-                part = hashes[len(verdicts) : len(verdicts) + len(settled)]
-                for key_hash, owner, verdict in zip(
-                    part, owners.spread(owners.distinct), settled, strict=True
-                ):
-                    if verdict is None:
-                        token, mark = owner or _NO_OWNER
-                        questions.setdefault(token, {})[key_hash] = mark
-            verdicts += settled
-        decided: dict[bytes, Decision] = {}
-        self._resolve(questions, {}, decided)
-        return [verdict or decided[h].verdict for h, verdict in zip(hashes, verdicts, strict=True)]
-
-    def decide_each(
-        self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
-    ) -> list[Decision]:
-        """Claim keys and say what becomes of each; the same however often it is asked.
-
-        While the run is OPEN, keys that nobody owns are claimed and those of aborted runs taken over. Once it is
-        PREPARED or COMMITTED nothing is claimed any more. Mostly one round trip for 1,000 keys, see `Ledger.claim`;
-        one more when a run is met that was not known to have ended.
-
-        Args:
-            hashes: of the keys, 20 bytes each, none twice. 1,000 at a time are best.
-            fingerprints: of the payloads, 8 bytes each or None, aligned.
-
-        Raises:
-            RunConflictError: with FAIL, or after `timeout_s` with WAIT.
-            RunFencedError: this run was aborted.
-            RunInputChangedError: it is PREPARED or COMMITTED and a key was never claimed. With DIVERT such a key may
-                be one that was put aside: it is again, as a CONFLICT.
-            StoreReplacedError: the store does not know this run, or the owner of a key.
-            StoreError: the store did not do its part.
-        """
-        marks = dict(zip(hashes, fingerprints, strict=True)) if fingerprints else {}
-        decided: dict[bytes, Decision] = {}
-        self._resolve(self._ask(hashes, marks, decided), marks, decided)
-        return [decided[key_hash] for key_hash in hashes]
-
-    def _resolve(self, questions: _Questions, marks: _Marks, decided: dict[bytes, Decision]) -> None:
-        """Decide about all keys in these questions, however long it takes."""
-        hashes = [key_hash for keys in questions.values() for key_hash in keys]
-        suspects: set[int] = set()
-        deadline: float | None = None
-        while questions:
-            was_closed = self._closed
-            states = self._look(questions)
-            # What was read while the run was OPEN may be old once it is closed.
-            if self._closed == was_closed:
-                steps = {
-                    token: self._step(token, keys, states, marks, decided)
-                    for token, keys in questions.items()
-                }
-                lost = {token for token, step in steps.items() if step is _Step.LOST}
-                if lost & suspects:
-                    raise StoreReplacedError(
-                        f"{self._ledger.where} does not know the run that owns a key: it lost runs"
-                    )
-                suspects |= lost
-                if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
-                    deadline = self._wait(deadline, states)
-            questions = self._ask([h for h in hashes if h not in decided], marks, decided)
-
-    def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, Decision]) -> _Questions:
-        """Claim; decide what is this run's or of one known to be committed. The other keys by their owner."""
-        if not pending:
-            return {}
-        fingerprints = [marks.get(key_hash) for key_hash in pending] if marks else None
-        owners = self._ledger.claim(self._ref, pending, insert=not self._closed, fingerprints=fingerprints)
-        questions: _Questions = {}
-        for key_hash, owner in zip(pending, owners, strict=True):
-            verdict = self._settled(owner)
-            if owner is None or verdict is None:
-                token, mark = owner or _NO_OWNER
-                questions.setdefault(token, {})[key_hash] = mark
-            else:
-                different = _differ(owner.fingerprint, marks.get(key_hash))
-                decided[key_hash] = Decision(verdict, owner.token, different)
-        return questions
-
-    def _settled(self, owner: Owner | None) -> Verdict | None:
-        """The verdict of this owner's keys; None: it takes another look to know."""
-        if owner is None:
-            return None
-        if owner.token == self._ref.token:
-            return Verdict.NEW
-        return Verdict.DUPLICATE if self._ended.get(owner.token) is RunState.COMMITTED else None
-
-    def _look(self, questions: _Questions) -> dict[int, RunState]:
-        """The states of the owners and of this run, which must be one that goes on."""
-        mine = self._ref.token
-        states = self._ledger.state_of({mine, *questions} - {NOBODY})
-        self._ended |= {token: state for token, state in states.items() if state.is_final and token != mine}
-        if states[mine] in _CLOSED:
-            self._closed = True
-        else:
-            explain_refusal(self._ref, states[mine], self._ledger.where)
-        return states
-
-    def _step(
-        self,
-        token: int,
-        keys: _Marks,
-        states: Mapping[int, RunState],
-        marks: _Marks,
-        decided: dict[bytes, Decision],
-    ) -> _Step:
-        """Go one step on with the keys of one owner."""
-        state = states.get(token, RunState.UNKNOWN)
-        if state is RunState.COMMITTED:
-            for key_hash, mark in keys.items():
-                different = _differ(mark, marks.get(key_hash))
-                decided[key_hash] = Decision(Verdict.DUPLICATE, token, different)
-            return _Step.DECIDED
-        if self._closed:
-            # Waiting here could be for ever: two PREPARED runs might wait for each other.
-            if self._on_conflict is not OnConflict.DIVERT:
-                explain_refusal(self._ref, RunState.PREPARED, self._ledger.where)
-            return self._divert(token, keys, marks, decided)
-        if token == NOBODY:
-            return _Step.AGAIN
-        if state is RunState.ABORTED:
-            return self._steal(token, keys, marks, decided)
-        if state is RunState.UNKNOWN:
-            return _Step.LOST  # once is a claim that was collected with its run since it was read
-        if state is RunState.OPEN and self._ledger.abort_lapsed(token):
-            return _Step.AGAIN
-        return self._meet_live(token, state, keys, marks, decided)
-
-    def _steal(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
-        hashes = list(keys)
-        fingerprints = [marks.get(key_hash) for key_hash in hashes] if marks else None
-        stolen = self._ledger.steal(self._ref, token, hashes, fingerprints=fingerprints)
-        for key_hash in stolen:
-            decided[key_hash] = Decision(Verdict.NEW, self._ref.token, other_payload=False)
-        return _Step.DECIDED if len(stolen) == len(hashes) else _Step.AGAIN
-
-    def _meet_live(
-        self, token: int, state: RunState, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]
-    ) -> _Step:
-        match self._on_conflict:
-            case OnConflict.WAIT:
-                return _Step.WAIT
-            case OnConflict.DIVERT:
-                return self._divert(token, keys, marks, decided)
-            case OnConflict.FAIL:
-                raise RunConflictError(
-                    f"{self._ref}: {len(keys)} keys are owned by another run that is {state.name} (token {token})"
-                )
-
-    def _divert(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
-        for key_hash, mark in keys.items():
-            decided[key_hash] = Decision(Verdict.CONFLICT, token, _differ(mark, marks.get(key_hash)))
-        return _Step.DECIDED
-
-    def _wait(self, deadline: float | None, states: Mapping[int, RunState]) -> float:
-        now = self._monotonic()
-        deadline = now + self._timeout_s if deadline is None else deadline
-        if now >= deadline:
-            others = {token: state.name for token, state in states.items() if token != self._ref.token}
-            raise RunConflictError(
-                f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs (token: state): {others}. "
-                "An OPEN one is taken over when its lease ends; a PREPARED one must be committed: run it again"
-            )
-        self._sleep(min(self._poll_s, deadline - now))
-        return deadline
-
-
-class _Step(Enum):
-    """How far one look came with the keys of one owner."""
-
-    DECIDED = "decided"
-    AGAIN = "again"
-    WAIT = "wait"
-    LOST = "lost"
-
-
-_Marks: TypeAlias = dict[bytes, bytes | None]
-_Questions: TypeAlias = dict[int, _Marks]
-
-
-def _differ(one: bytes | None, other: bytes | None) -> bool:
-    return one is not None and other is not None and one != other
+    key_hash: bytes
+    state: ClaimState
+    token: int
+    epoch: int
+    attempt: bytes
+    lease_until_us: int
+    result: bytes | None
+    now_us: int

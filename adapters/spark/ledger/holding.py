@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from idempotent.adapters.spark.ledger.claiming import KeyClaiming, checked, in_parts
-from idempotent.adapters.spark.ledger.owned import ATTEMPT_BYTES, ClaimState, Held, Hold, PendingRow
+from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, ClaimState, Held, Hold, PendingRow
 from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunRef, RunState
 from idempotent.errors import (
     ConfigurationError,

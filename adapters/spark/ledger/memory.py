@@ -10,8 +10,8 @@ from itertools import islice, repeat
 from threading import RLock
 
 from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.holding import Holder
-from idempotent.adapters.spark.ledger.owned import ClaimState, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
 from idempotent.checkers.base import DEFAULT_RETENTION_S
 

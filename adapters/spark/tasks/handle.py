@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from idempotent.adapters.spark.ledger.claims import OnConflict
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.adapters.spark.tasks.chunks import checked_chunk
+from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from idempotent.adapters.spark.tasks.counting import Counters
+    from idempotent.adapters.spark.tasks.counters import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,17 @@ class RunHandle:
     def with_chunk(self, chunk: int | None) -> RunHandle:
         """The same with another chunk; None: the same."""
         return self if chunk is None else replace(self, chunk=checked_chunk(chunk))
+
+
+def refuse_divert(handle: RunHandle) -> RunHandle:
+    """The handle, for a filter that emits new rows only.
+
+    Raises:
+        ConfigurationError: the run puts rows aside, and such a filter would lose them.
+    """
+    if handle.on_conflict is OnConflict.DIVERT:
+        raise ConfigurationError(
+            'on_conflict="divert" needs run.dedup(..., emit="status"), whose rows say "conflict": '
+            "here a row that is put aside would be lost"
+        )
+    return handle

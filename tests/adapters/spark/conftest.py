@@ -3,7 +3,7 @@ import secrets
 import pytest
 
 from idempotent.adapters.spark import StoreConfig
-from idempotent.adapters.spark.tasks import executor
+from idempotent.adapters.spark.tasks import ledgers
 from idempotent.migrations import upgrade
 from tests.adapters.spark.support import sessions
 from tests.adapters.spark.support.effects import Effects
@@ -31,8 +31,8 @@ def effects(tmp_path):
 def in_this_process():
     """What wrappers keep of stores when they are called without Spark is closed afterwards."""
     yield
-    while executor._ledgers:
-        executor._ledgers.popitem()[1].close()
+    while ledgers._ledgers:
+        ledgers._ledgers.popitem()[1].close()
 
 
 @pytest.fixture(params=["mysql", "redis"])

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from idempotent.adapters.spark.filtering import only_new
 from idempotent.adapters.spark.ledger import Verdict
 from idempotent.adapters.spark.tasks.batches import gathered
+from idempotent.adapters.spark.tasks.filters import only_new
 
 
 def batch(*numbers):

@@ -13,7 +13,7 @@ from idempotent.adapters.spark import StoreConfig
 from idempotent.adapters.spark.ledger import ClaimState, RunState, open_ledger
 from idempotent.errors import RunConflictError
 from idempotent.migrations import upgrade
-from tests.adapters.spark.support.driver import CLAIMING, Job
+from tests.adapters.spark.programs.killed_driver import CLAIMING, Job
 from tests.adapters.spark.support.pipeline import AGAIN, DAY, Place, do
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

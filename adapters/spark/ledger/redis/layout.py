@@ -30,8 +30,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
 
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.holding import Holder
-from idempotent.adapters.spark.ledger.owned import ClaimState, Owner, Owners, PendingRow
 from idempotent.keys import KeySpace
 
 _OWNED: Final = Struct(">QB")

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.claiming import MAX_ROWS
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.holding import Holder
-from idempotent.adapters.spark.ledger.owned import ClaimState, Owners, PendingRow
 from idempotent.adapters.spark.ledger.redis.layout import (
     Names,
     head_of,

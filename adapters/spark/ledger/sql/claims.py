@@ -7,9 +7,9 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.holding import Holder
-from idempotent.adapters.spark.ledger.owned import ClaimState, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.sql.inserting import InsertIfAbsent, listed
+from idempotent.adapters.spark.ledger.sql.insert_if_absent import InsertIfAbsent, listed
 from idempotent.schema import run_claims_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from idempotent.adapters.spark.ledger.claiming import MAX_ROWS
-from idempotent.adapters.spark.ledger.owned import ClaimState
+from idempotent.adapters.spark.ledger.claims import ClaimState
 from idempotent.adapters.spark.ledger.runs import RunState
-from idempotent.adapters.spark.ledger.sql.inserting import listed
+from idempotent.adapters.spark.ledger.sql.insert_if_absent import listed
 from idempotent.stores.sql.cursor import DriverConnection, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 

@@ -7,14 +7,14 @@ from threading import Lock
 from typing import TypeVar
 
 from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.holding import Holder
-from idempotent.adapters.spark.ledger.owned import ClaimState, Owners, PendingRow
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
 from idempotent.adapters.spark.ledger.sql.claims import ClaimTable
-from idempotent.adapters.spark.ledger.sql.file import SqliteFile
 from idempotent.adapters.spark.ledger.sql.garbage import Garbage
 from idempotent.adapters.spark.ledger.sql.runs import RunTable
+from idempotent.adapters.spark.ledger.sql.sqlite_file import SqliteFile
 from idempotent.stores.sql.connections import Connections, engine_from
 from idempotent.stores.sql.cursor import DriverConnection
 

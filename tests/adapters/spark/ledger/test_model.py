@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from idempotent.adapters.spark.ledger import MemoryLedger, RunClaims, RunState, Verdict, open_ledger
-from idempotent.adapters.spark.ledger.claims import Decision, _Step
 from idempotent.adapters.spark.ledger.redis import RedisLedger
+from idempotent.adapters.spark.ledger.run_claims import Decision, _Step
 from idempotent.adapters.spark.ledger.runs import RunChange
 from idempotent.adapters.spark.ledger.sql import SqlLedger
 from tests.adapters.spark.ledger.interleaving import DONE, DUPLICATE, LOST, History, stepped

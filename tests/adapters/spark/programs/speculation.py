@@ -12,7 +12,7 @@ from idempotent.adapters.spark import (
     idempotent_foreach,
     idempotent_partitions,
 )
-from idempotent.adapters.spark.ledger.owned import ClaimState
+from idempotent.adapters.spark.ledger.claims import ClaimState
 from tests.adapters.spark import programs
 from tests.adapters.spark.programs import speculated
 from tests.adapters.spark.support import sessions

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from idempotent.adapters.spark.ledger.claims import Verdict
+    from idempotent.adapters.spark.ledger.run_claims import Verdict
 
 
 class Counters:

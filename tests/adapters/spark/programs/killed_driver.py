@@ -1,4 +1,4 @@
-"""A driver to be killed: `python -m tests.adapters.spark.support.driver JOB`.
+"""A driver to be killed: `python -m tests.adapters.spark.programs.killed_driver JOB`.
 
 It does one run for each death of its Job, each in a thread that halts at the point where it is to die. When all have,
 the last one dies in the middle of its claims, and the process with it: one SIGKILL meets runs at every step.
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "tests.adapters.spark.support.driver", json.dumps(asdict(self))]
+        return [sys.executable, "-m", "tests.adapters.spark.programs.killed_driver", json.dumps(asdict(self))]
 
 
 class Halt:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.filtering import statuses
 from idempotent.adapters.spark.keys import key_hash
-from idempotent.adapters.spark.tasks.deciding import KeyFilter
+from idempotent.adapters.spark.tasks.filters import statuses
 from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.tasks.key_filter import KeyFilter
 
 
 def status_function(handle: RunHandle) -> Callable[..., Any]:

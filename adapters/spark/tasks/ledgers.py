@@ -7,10 +7,10 @@ import threading
 from typing import Final
 
 from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.claims import RunClaims
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.opening import open_ledger
+from idempotent.adapters.spark.ledger.run_claims import RunClaims
 from idempotent.adapters.spark.ledger.runs import RunState
+from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import RunFencedError, StoreReplacedError
 

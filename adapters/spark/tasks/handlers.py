@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from idempotent.adapters.spark.ledger.owned import ATTEMPT_BYTES, Hold
-from idempotent.adapters.spark.renewal import Renewal
-from idempotent.adapters.spark.tasks.executor import check_store, ledger_for
+from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Hold
 from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for
+from idempotent.adapters.spark.tasks.renewal import Renewal
 from idempotent.errors import RunConflictError, StoreError
 
 R = TypeVar("R")

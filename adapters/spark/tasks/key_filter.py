@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from idempotent.adapters.spark.ledger.claims import Decision, RunClaims, Verdict
+from idempotent.adapters.spark.ledger.run_claims import Decision, RunClaims, Verdict
 from idempotent.adapters.spark.tasks.chunks import chunks
-from idempotent.adapters.spark.tasks.executor import claims_for
 from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.tasks.ledgers import claims_for
 
 T = TypeVar("T")
 

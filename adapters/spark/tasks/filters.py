@@ -1,0 +1,114 @@
+"""Mode dedup: the functions that Spark calls with the rows of a partition, and that let new rows through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from idempotent.adapters.spark.columns import HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN
+from idempotent.adapters.spark.ledger.run_claims import Verdict
+from idempotent.adapters.spark.tasks.batches import gathered
+from idempotent.adapters.spark.tasks.chunks import chunks
+from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
+from idempotent.adapters.spark.tasks.key_filter import KeyFilter
+from idempotent.adapters.spark.tasks.row_keys import RowKeys
+from idempotent.errors import FingerprintMismatchError
+
+T = TypeVar("T")
+_CHANGED: Final = "changed"
+
+
+class PartitionFilter:
+    """For `rdd.mapPartitions`: the new rows. Picklable."""
+
+    def __init__(self, handle: RunHandle, keys: RowKeys) -> None:
+        """Connect only when called."""
+        self._handle = refuse_divert(handle)
+        self._keys = keys
+
+    def __call__(self, rows: Iterable[T]) -> Iterator[T]:
+        """The new rows of one partition, lazily."""
+        keys = KeyFilter(self._handle)
+        for part in chunks(rows, self._handle.chunk):
+            yield from keys.rows(part, map(self._keys.of_row, part))
+
+
+class BatchKeyFilter:
+    """For `mapInArrow`: the new rows of batches without `HASH_COLUMN`. Picklable."""
+
+    def __init__(self, handle: RunHandle, keys: RowKeys) -> None:
+        """Connect only when called."""
+        self._handle = refuse_divert(handle)
+        self._keys = keys
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Filter one partition."""
+        keys = KeyFilter(self._handle)
+        for batch in gathered(batches, keys.chunk):
+            yield only_new(batch, keys.decide(self._keys.of_batch(batch)))
+
+
+class BatchFilter:
+    """For `mapInArrow`: the new rows of batches with `HASH_COLUMN`, or all rows with a status. Picklable.
+
+    Arrow filters whole batches: Python code that runs for each row is many times slower.
+
+    Args:
+        handle: the run.
+        status: emit all rows with `STATUS_COLUMN` instead of the new rows only.
+    """
+
+    def __init__(self, handle: RunHandle, *, status: bool) -> None:
+        """Connect only when called."""
+        self._handle = handle
+        self._status = status
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Filter one partition."""
+        keys = KeyFilter(self._handle)
+        for batch in gathered(batches, keys.chunk):
+            hashes = batch.column(HASH_COLUMN).to_pylist()
+            rest = batch.drop_columns([HASH_COLUMN])
+            changed: Sequence[bool] = ()
+            if PAYLOAD_COLUMN in batch.schema.names:
+                rest = rest.drop_columns([PAYLOAD_COLUMN])
+                verdicts, changed = keys.compare(hashes, _payloads(batch))
+            else:
+                verdicts = keys.decide(hashes)
+            if self._status:
+                yield rest.append_column(STATUS_COLUMN, statuses(verdicts, changed))
+            else:
+                _refuse_changed(changed)
+                yield only_new(rest, verdicts)
+
+
+def only_new(batch: pa.RecordBatch, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
+    """The rows with the verdict NEW; the batch itself, not copied, when all rows have it."""
+    new = Verdict.NEW  # looking up an enum member costs as much as the rest of the work for a row
+    if verdicts.count(new) == len(verdicts):
+        return batch
+    return batch.filter(pa.array([verdict is new for verdict in verdicts]))
+
+
+def statuses(verdicts: Sequence[Verdict], changed: Sequence[bool] = ()) -> pa.Array:
+    """The texts for `STATUS_COLUMN`."""
+    texts = [verdict.value for verdict in verdicts]
+    for at, is_changed in enumerate(changed):
+        if is_changed:
+            texts[at] = _CHANGED
+    return pa.array(texts, pa.string())
+
+
+def _refuse_changed(changed: Sequence[bool]) -> None:
+    count = sum(changed)
+    if count:
+        raise FingerprintMismatchError(
+            f"{count} rows have the key of an earlier row and another payload: they are updates, or the key does "
+            'not identify a row. emit="status" marks them instead'
+        )
+
+
+def _payloads(batch: pa.RecordBatch) -> list[bytes]:
+    return [value.to_bytes(8, signed=True) for value in batch.column(PAYLOAD_COLUMN).to_pylist()]
