@@ -12,7 +12,7 @@ from tests.adapters.spark.ledger.contract import keys
 
 LEASE_S = 60.0
 ATTEMPT = b"a" * 16
-MODULES = ("sql_runs", "sql_claims", "sql_inserting", "sql_garbage")
+MODULES = ("sql.runs", "sql.claims", "sql.insert_if_absent", "sql.garbage")
 
 
 @pytest.fixture(params=["sqlite", "mysql", "postgres", "redis"])
