@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from idempotent.stores.sql.dialects import Conflict
-from tests.adapters.spark.ledger.contract import FullContract, GarbageContract
+from tests.adapters.spark.ledger.contract import FullContract
+from tests.adapters.spark.ledger.contract.garbage import GarbageContract
 
 
 class TestMemory(FullContract, GarbageContract):

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from idempotent.adapters.spark.ledger import Hold, OnConflict, RunClaims, RunState, Verdict
 from idempotent.errors import RunConflictError
 from idempotent.schema import run_tables
-from tests.adapters.spark.ledger.contract import keys
+from tests.adapters.spark.ledger.contract.base import keys
 from tests.adapters.spark.ledger.ledgers import ALL, SHARED, Place, open_place
 from tests.adapters.spark.ledger.sparkless_driver import STEPS, Job, key_hash, published, run_job
 from tests.support.forked import Forked, context

@@ -8,7 +8,7 @@ from idempotent.adapters.spark.ledger import RunClaims, Verdict
 from idempotent.stores.redis.scripts import RedisStore
 from idempotent.stores.sql import cursor
 from tests.adapters.spark.ledger import ledgers
-from tests.adapters.spark.ledger.contract import keys
+from tests.adapters.spark.ledger.contract.base import keys
 
 LEASE_S = 60.0
 ATTEMPT = b"a" * 16

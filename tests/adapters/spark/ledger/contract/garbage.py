@@ -1,0 +1,49 @@
+"""Garbage collection, in every ledger but Redis, which expires keys."""
+
+from __future__ import annotations
+
+from idempotent.adapters.spark.ledger import ClaimState, RunState, Verdict
+from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract, keys
+
+
+class GarbageContract(LedgerContract):
+    def test_claims_of_aborted_runs_go_but_finished_ones_stay(self):
+        dead, hashes = self.begin("dead"), keys(1203)
+        self.ledger.claim(dead, hashes[:1200])
+        self.ledger.acquire(dead, 1, A, hashes[1200:], LONG_S)
+        self.ledger.finish(dead, A, [(hashes[1202], None)])
+        self.ledger.abort(dead)
+        assert self.ledger.gc(limit=10) == 10
+        assert self.ledger.gc() == 1192
+        assert self.ledger.gc() == 0
+        expected = {ClaimState.OWNED: 0, ClaimState.PENDING: 0, ClaimState.DONE: 1}
+        assert self.ledger.counts(dead) == expected
+        assert self.state(dead) is RunState.ABORTED
+
+    def test_claims_of_live_and_prepared_runs_stay_however_old(self):
+        live, prepared = self.begin("live"), self.lapsed("prepared")
+        for ref in (live, prepared):
+            self.ledger.claim(ref, keys(2))
+        self.ledger.prepare(prepared)
+        assert self.forgetful().gc() == 0
+        for ref in (live, prepared):
+            assert self.ledger.counts(ref)[ClaimState.OWNED] == 2
+        assert (self.state(live), self.state(prepared)) == (RunState.OPEN, RunState.PREPARED)
+
+    def test_a_committed_run_is_forgotten_after_the_retention_with_all_of_it(self):
+        hashes = keys(3)
+        ref = self.committed("r1", hashes)
+        assert self.ledger.gc() == 0
+        assert self.forgetful().gc() == 3
+        assert self.state(ref) is RunState.UNKNOWN
+        assert self.ledger.read("orders", "r1") is None
+        assert self.claims(self.begin("two")).decide(hashes) == [Verdict.NEW] * 3
+
+    def test_an_open_run_abandoned_for_a_retention_is_aborted(self):
+        ref = self.lapsed()
+        self.ledger.claim(ref, keys(2))
+        assert self.ledger.gc() == 0
+        forgetful = self.forgetful()
+        assert forgetful.gc(limit=0) == 0
+        assert self.state(ref) is RunState.ABORTED
+        assert forgetful.gc() == 2

@@ -1,0 +1,113 @@
+"""Claims of the modes replay and effect, in every ledger."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from idempotent.adapters.spark.ledger import ClaimState, Hold, RunRef
+from idempotent.errors import ConfigurationError, RunFencedError, RunInputChangedError
+from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, B, LedgerContract, keys
+
+
+class PendingContract(LedgerContract):
+    def hold(self, ref: RunRef, attempt: bytes, hashes: list[bytes], epoch=1, lease_s=LONG_S) -> list[Hold]:
+        return [held.hold for held in self.ledger.acquire(ref, epoch, attempt, hashes, lease_s)]
+
+    def test_one_attempt_holds_a_key_until_it_finishes(self):
+        ref, hashes = self.begin(), keys(3)
+        assert self.hold(ref, A, hashes[:2]) == [Hold.MINE] * 2
+        assert self.hold(ref, A, hashes[:2]) == [Hold.MINE] * 2
+        other = self.ledger.acquire(ref, 1, B, hashes, LONG_S)
+        assert [held.hold for held in other] == [Hold.HELD, Hold.HELD, Hold.MINE]
+        assert (other[0].attempt, other[0].token) == (A, ref.token)
+        assert 0 < other[0].lease_rest_s <= LONG_S
+        assert self.ledger.finish(ref, A, [(hashes[0], b"\0result"), (hashes[1], None)]) == set(hashes[:2])
+        done = self.ledger.acquire(ref, 1, B, hashes[:2], LONG_S)
+        assert [(held.hold, held.result) for held in done] == [(Hold.DONE, b"\0result"), (Hold.DONE, None)]
+
+    def test_finishing_twice_is_finishing_once(self):
+        ref, hashes = self.begin(), keys(2)
+        self.hold(ref, A, hashes)
+        for _ in range(2):
+            assert self.ledger.finish(ref, A, [(hashes[0], b""), (hashes[1], b"2")]) == set(hashes)
+        assert [held.result for held in self.ledger.acquire(ref, 1, B, hashes, LONG_S)] == [b"", b"2"]
+
+    def test_who_lost_a_key_cannot_finish_renew_or_free_it(self):
+        ref, hashes = self.begin(), keys(2)
+        self.hold(ref, A, hashes[:1], lease_s=SHORT_S)
+        self.hold(ref, A, hashes[1:])
+        time.sleep(2 * SHORT_S)
+        assert self.hold(ref, B, hashes) == [Hold.MINE, Hold.HELD]
+        assert self.ledger.renew_claims(A, hashes, LONG_S) == {hashes[1]}
+        self.ledger.give_up(A, hashes[:1])
+        assert self.ledger.finish(ref, A, [(key_hash, b"late") for key_hash in hashes]) == {hashes[1]}
+        assert self.ledger.finish(ref, B, [(hashes[0], b"right")]) == {hashes[0]}
+        assert [held.result for held in self.ledger.acquire(ref, 1, B, hashes, LONG_S)] == [b"right", b"late"]
+
+    def test_a_renewed_lease_holds(self):
+        ref, hashes = self.begin(), keys(1)
+        self.hold(ref, A, hashes, lease_s=SHORT_S)
+        assert self.ledger.renew_claims(A, hashes, LONG_S) == set(hashes)
+        time.sleep(2 * SHORT_S)
+        assert self.hold(ref, B, hashes) == [Hold.HELD]
+
+    def test_a_key_given_up_is_free_and_a_finished_one_is_not(self):
+        ref, hashes = self.begin(), keys(2)
+        self.hold(ref, A, hashes)
+        self.ledger.finish(ref, A, [(hashes[0], None)])
+        self.ledger.give_up(A, hashes)
+        assert self.hold(ref, B, hashes) == [Hold.DONE, Hold.MINE]
+
+    def test_a_newer_epoch_takes_over_and_the_zombie_cannot_finish(self):
+        ref, hashes = self.begin(), keys(250)
+        self.hold(ref, A, hashes)
+        epoch = self.ledger.begin("orders", "r1", lease_s=LONG_S).epoch
+        assert self.hold(ref, B, hashes, epoch=epoch) == [Hold.MINE] * 250
+        assert self.hold(ref, A, hashes) == [Hold.HELD] * 250
+        assert self.ledger.finish(ref, A, [(hashes[0], None)]) == set()
+
+    def test_an_aborted_runs_pending_keys_are_taken_over_and_its_finished_ones_stay(self):
+        dead, ref, hashes = self.begin("dead"), self.begin(), keys(2)
+        self.hold(dead, A, hashes)
+        assert self.hold(ref, B, hashes) == [Hold.HELD] * 2
+        self.ledger.finish(dead, A, [(hashes[0], b"r")])
+        self.ledger.abort(dead)
+        assert self.hold(ref, B, hashes) == [Hold.DONE, Hold.MINE]
+        assert self.ledger.finish(dead, A, [(hashes[1], b"late")]) == set()
+
+    @pytest.mark.parametrize(("end", "error"), [("prepare", RunInputChangedError), ("abort", RunFencedError)])
+    def test_a_run_that_is_not_open_acquires_nothing_but_reads_what_is_done(self, end, error):
+        ref, hashes = self.begin(), keys(2)
+        self.hold(ref, A, hashes[:1])
+        self.ledger.finish(ref, A, [(hashes[0], b"r")])
+        getattr(self.ledger, end)(ref)
+        assert self.hold(ref, B, hashes[:1]) == [Hold.DONE]
+        with pytest.raises(error):
+            self.hold(ref, B, hashes)
+
+    def test_a_key_of_mode_dedup_is_refused(self):
+        ref, hashes = self.begin(), keys(1)
+        self.ledger.claim(ref, hashes)
+        with pytest.raises(ConfigurationError, match="mode dedup"):
+            self.hold(ref, A, hashes)
+
+    def test_large_results_come_back(self):
+        ref, hashes = self.begin(), keys(260)
+        self.hold(ref, A, hashes)
+        # More than the 16 MB of a MySQL packet.
+        results = [(key_hash, os.urandom(64 * 1024)) for key_hash in hashes]
+        assert self.ledger.finish(ref, A, results) == set(hashes)
+        stored = self.ledger.acquire(ref, 1, B, hashes[:3], LONG_S)
+        assert [held.result for held in stored] == [result for _, result in results[:3]]
+
+    def test_counts_tell_the_states_apart(self):
+        ref, hashes = self.begin(), keys(5)
+        self.ledger.claim(ref, hashes[:2])
+        self.hold(ref, A, hashes[2:])
+        self.ledger.finish(ref, A, [(hashes[2], b"x" * 9)])
+        self.ledger.claim(self.begin("other"), keys(3))
+        expected = {ClaimState.OWNED: 2, ClaimState.PENDING: 2, ClaimState.DONE: 1}
+        assert self.ledger.counts(ref) == expected
