@@ -186,10 +186,12 @@ def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_proces
         idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
 
 
-def test_a_lease_is_renewed_while_a_handler_is_at_work(spark, begin, effects):
-    """Two tasks want the same key, and its handler takes longer than a lease."""
+def test_a_lease_is_renewed_while_a_handler_is_at_work(spark, redis_store, effects):
+    """Two tasks want the same key, and its handler takes longer than a lease. The ledger's contract has each store."""
     both = spark.sparkContext.parallelize([{"k": "k0"}] * 2, 2)
-    both.foreachPartition(idempotent_foreach(begin(lease_s=4), key="k", handler=slow_at_first(effects, 9)))
+    with IdempotentRun.begin(redis_store, consumer="orders", run_id="r1", lease_s=4) as run:
+        # Without a renewal the other task takes the key over within a second of the lease's end.
+        both.foreachPartition(idempotent_foreach(run, key="k", handler=slow_at_first(effects, 6)))
     assert effects.words == ["k0"]
 
 

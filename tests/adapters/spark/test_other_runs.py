@@ -1,10 +1,12 @@
 """Two runs of one consumer at the same time, with keys in common."""
 
 import threading
+import time
 
 import pytest
 
 from idempotent.adapters.spark import IdempotentRun
+from idempotent.adapters.spark.ledger import ClaimState
 from idempotent.errors import ConfigurationError
 from tests.adapters.spark.support.frames import ROWS
 
@@ -66,8 +68,12 @@ def test_wait_waits_until_the_other_run_has_ended(begin, first, frame, end, left
         target=lambda: counted.append(second.dedup(frame, key="k", unique=True).count())
     )
     waiter.start()
-    # Whoever drops what the other run holds, or takes it, is done before this.
-    waiter.join(3)
+    # Keys 400 to 499 are in one partition with keys of the first run: a task has claimed them and waits.
+    deadline = time.monotonic() + 60
+    while first.ledger.counts(second.handle.ref)[ClaimState.OWNED] < 100 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # A filter that drops or takes the first run's keys would end now, and count another number.
+    waiter.join(0.5)
     assert waiter.is_alive()
     if end == "commit":
         with first.publishing():
