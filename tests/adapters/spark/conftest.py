@@ -4,15 +4,14 @@ import pytest
 
 from idempotent.adapters.spark import StoreConfig
 from idempotent.adapters.spark.tasks import ledgers
-from idempotent.migrations import upgrade
-from tests.adapters.spark.support import sessions
+from tests.adapters.spark.support import migrated, sessions
 from tests.adapters.spark.support.effects import Effects
 from tests.adapters.spark.support.frames import numbered
 
 
 @pytest.fixture(scope="session")
 def spark():
-    session = sessions.classic()
+    session = sessions.classic(**sessions.QUICK)
     yield session
     session.stop()
 
@@ -43,9 +42,7 @@ def store(request):
 
 @pytest.fixture
 def sqlite_store(tmp_path):
-    config = StoreConfig(f"sqlite:///{tmp_path / 'runs.db'}")
-    upgrade(config.url, table=config.table)
-    return config
+    return StoreConfig(migrated.sqlite_url(tmp_path / "runs.db"))
 
 
 @pytest.fixture
@@ -55,6 +52,4 @@ def redis_store(redis_url):
 
 @pytest.fixture
 def mysql_store(mysql_url):
-    config = StoreConfig(mysql_url, table=f"t{secrets.token_hex(6)}")
-    upgrade(config.url, table=config.table)
-    return config
+    return StoreConfig(mysql_url, table=migrated.empty_table(mysql_url))

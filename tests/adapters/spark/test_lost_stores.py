@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from redis import Redis
 from idempotent.adapters.spark import IdempotentRun, StoreConfig, idempotent_foreach, idempotent_partitions
 from idempotent.errors import ClaimsExpiredError, StoreReplacedError
 from idempotent.migrations import upgrade
+from tests.adapters.spark.support import migrated
 from tests.adapters.spark.support.frames import ROWS
 
 
@@ -22,7 +22,7 @@ def replace(store):
     """Another, empty store in its place."""
     file = Path(store.url.removeprefix("sqlite:///"))
     file.rename(file.with_suffix(".old"))
-    upgrade(store.url, table=store.table)
+    migrated.sqlite_url(file)
 
 
 def test_a_file_that_was_replaced_under_live_workers_is_noticed(frame, sqlite_store):
@@ -69,13 +69,12 @@ def test_a_store_that_dies_in_the_middle_fails_the_task(frame, kind, request):
 
 
 def test_a_run_that_took_longer_than_claims_live_is_not_committed(frame, sqlite_store):
-    store = StoreConfig(sqlite_store.url, table=sqlite_store.table, retention_s=10)
-    with begin(store, lease_s=1) as run:
+    store = StoreConfig(sqlite_store.url, table=sqlite_store.table, retention_s=1)
+    with begin(store, lease_s=0.1) as run:
         run.claim(run.dedup(frame, key="k", unique=True))
-        while (
-            run.ledger.read("orders", "r1").now_us < run.ledger.read("orders", "r1").began_at_us + 9_100_000
-        ):
-            time.sleep(0.2)
+        row = run.ledger.read("orders", "r1")
+        while row.now_us < row.began_at_us + 1_000_000:
+            row = run.ledger.read("orders", "r1")
         with pytest.raises(ClaimsExpiredError, match="abort it and begin it again"), run.publishing():
             pytest.fail("published what another run may publish too")
         assert not run.is_prepared

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from idempotent.adapters.spark.ledger import Ledger, MemoryLedger, StoreConfig, open_ledger
-from idempotent.migrations import downgrade, upgrade
+from idempotent.schema import DEFAULT_TABLE
+from tests.adapters.spark.support import migrated
 
 SHARED = ("sqlite", "mysql", "postgres", "redis")
 ALL = ("memory", *SHARED)
@@ -25,7 +26,7 @@ class Place:
 
     kind: str
     url: str
-    name: str = field(default_factory=lambda: f"led_{secrets.token_hex(6)}")
+    name: str
     opened: ExitStack = field(default_factory=ExitStack)
     memory: MemoryLedger | None = None
 
@@ -46,25 +47,19 @@ class Place:
 
 
 def open_place(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """An empty store of this kind, removed afterwards."""
+    """An empty store of this kind."""
     match kind:
         case "memory":
-            url = "memory://"
+            place = Place(kind, "memory://", "memory")
         case "sqlite":
-            url = f"sqlite:///{request.getfixturevalue('tmp_path')}/ledger.db?timeout=30"
+            url = migrated.sqlite_url(request.getfixturevalue("tmp_path") / "ledger.db")
+            with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+            place = Place(kind, f"{url}?timeout=30", DEFAULT_TABLE)
+        case "redis":
+            place = Place(kind, request.getfixturevalue("redis_url"), f"t{secrets.token_hex(6)}")
         case _:
             url = request.getfixturevalue(f"{kind}_url")
-    place = Place(kind, url)
-    if kind in ("sqlite", "mysql", "postgres"):
-        if kind == "sqlite":
-            engine = sa.create_engine(url)
-            with engine.connect() as connection:
-                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-            engine.dispose()
-        upgrade(url, table=place.name)
-    try:
+            place = Place(kind, url, migrated.empty_table(url))
+    with place.opened:
         yield place
-    finally:
-        place.opened.close()
-        if kind in ("mysql", "postgres"):
-            downgrade(url, table=place.name)
