@@ -1,4 +1,4 @@
-"""Spark: the effect of every row happens once, however often Spark evaluates it. Importing this imports no pyspark."""
+"""Spark: every row has its effect once, however often Spark evaluates it. Importing this imports no pyspark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "key_hash",
 ]
 
-# The ledger needs no pyspark, and its users need no wait for it.
+# pyspark takes long to import, and users of the ledger do not need it.
 _MODULES: Final = {
     "IdempotentRun": "run",
     "OnConflict": "ledger",

@@ -28,7 +28,7 @@ def idempotent_partitions(
     Keys must be unique in the run: rows of one key in it are all emitted. Guarantee: see `IdempotentRun`.
 
     Args:
-        run: which claims the keys.
+        run: the run that claims the keys.
         key: names of fields, or a function of a row.
         chunk: keys in one round trip; default: the run's.
     """
@@ -46,18 +46,18 @@ def idempotent_foreach(
     """For `foreachPartition` of RDDs (classic) and of frames (classic and Connect): an effect for each key.
 
     Guarantee (mode effect): when the job has succeeded, the handler has finished at least once for each key; exactly
-    once if no lease ends under a live holder and nobody dies between an effect and its record. Which row of a key is
-    handled is not decided: they are duplicates. A handler that raises fails the task, and its key is tried again.
+    once if no lease ends under a live holder and no process dies between an effect and its record. Any of the rows of a
+    key may be the one that is handled. A handler that raises fails the task, and Spark's retry handles its key again.
 
     Args:
-        run: which holds the keys.
+        run: the run that holds the keys.
         key: names of fields, or a function of a row.
-        handler: has the effect; called with a row.
+        handler: called with a row; makes the effect.
         chunk: keys acquired together; default: the run's.
-        allow_speculation: although `spark.speculation` is on.
+        allow_speculation: accept a session with `spark.speculation` on.
 
     Raises:
-        ConfigurationError: speculation is on and not allowed.
+        ConfigurationError: speculation is on and not allowed, or a key without a column.
     """
     refuse_speculation(allowed=allow_speculation)
     return PartitionEffects(run.handle.with_chunk(chunk), RowKeys(run.consumer, key), handler)
@@ -74,13 +74,13 @@ def idempotent_batches(
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `df.mapInArrow` (classic and Connect).
 
-    - `mode="dedup"`: the rows whose keys are new. Keys must be unique in the run; `run.dedup` sees to that.
+    - `mode="dedup"`: the rows whose keys are new. Keys must be unique in the run, as `run.dedup` makes them.
       Guarantee: see `IdempotentRun`.
     - `mode="replay"`: `handler(row)` for each key, and its stored result for every later row of the key: one row out
-      for each row in. Guarantee: the recorded result of a key is one; the handler's effect happens at least once.
+      for each row in. Guarantee: a key has one recorded result; the handler's effect happens at least once.
 
     Args:
-        run: which claims the keys.
+        run: the run that claims the keys.
         key: names of columns, or a function of a row as a dict.
         handler: replay: returns the output row as a dict of JSON values, at most 64 KB.
         mode: see above.
@@ -88,12 +88,12 @@ def idempotent_batches(
         chunk: keys in one round trip; default: the run's.
 
     Raises:
-        ConfigurationError: arguments that do not go together.
+        ConfigurationError: arguments that contradict each other, or a key without a column.
     """
     handle, keys = run.handle.with_chunk(chunk), RowKeys(run.consumer, key)
     if mode == "dedup":
         if handler is not None or schema is not None:
-            raise ConfigurationError('handler and schema go with mode="replay"')
+            raise ConfigurationError('handler and schema go with mode="replay": leave them out')
         return BatchKeyFilter(handle, keys)
     if mode != "replay":
         raise ConfigurationError(
@@ -109,12 +109,11 @@ def idempotent_batches(
 def idempotent_udf(run: IdempotentRun) -> Any:
     """A function of a key's columns that says `new`, `duplicate` or `conflict`. Non-deterministic to Spark.
 
-    Correct because the owner of a claim is the run: evaluated twice, it says the same. But Spark prunes a column that
-    nobody reads, and evaluates it for rows that a later `limit` drops: prefer `run.dedup`. Keys must be unique in the
-    run.
+    A second evaluation gives the same answers, because the run owns the claims. But Spark skips a column that is not
+    read, and evaluates it for rows that a later `limit` drops: prefer `run.dedup`. Keys must be unique in the run.
 
     Args:
-        run: which claims the keys.
+        run: the run that claims the keys.
     """
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 

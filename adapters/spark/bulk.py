@@ -1,4 +1,4 @@
-"""bulk_dedup: an anti-join against the keys of committed runs in Parquet, for what outgrows a store."""
+"""bulk_dedup: an anti-join against the keys of committed runs in Parquet, for more keys than a store can hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from idempotent.adapters.spark.columns import HASH_COLUMN, names_of
 from idempotent.adapters.spark.deduplication import one_per_key
 from idempotent.adapters.spark.keys import key_hash, with_hash
 from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.holding import explain_refusal
+from idempotent.adapters.spark.ledger.refusals import require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.run import IdempotentRun
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _RUN: Final = "run"
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 
 
 def bulk_dedup(
@@ -37,23 +37,24 @@ def bulk_dedup(
 
     The keys are kept in Parquet, 20 bytes each and in a folder for each run, instead of one by one in a store. A run
     counts when the ledger says that it is committed. As an anti-join sees a snapshot, runs of a consumer take turns:
-    this call waits until no other is between its `bulk_dedup` and its end (or fails, as the run's `on_conflict` says).
+    this call waits until no other run is between its `bulk_dedup` and its end, or fails, as the run's `on_conflict`
+    says.
 
     It writes the keys of the new rows, which evaluates the frame once; use `run.publishing()` afterwards.
     Guarantee: see `IdempotentRun`.
 
     Args:
         df: the frame.
-        claims: folder of the keys, of this consumer alone; made when it is missing.
+        claims: folder of this consumer's keys, shared with no other consumer; created if missing.
         key: columns of texts, integers, dates or bytes. A null fails the job.
         run: the unit of work.
         order_by: which row of a key stays, see `IdempotentRun.dedup`.
-        unique: no key is in the frame twice.
+        unique: promises that the frame has one row of each key.
 
     Raises:
-        RunConflictError: another run goes first, and is not waited for (any longer).
-        StoreReplacedError: the ledger does not know a run whose keys are there: they are older than its retention, or
-            of another ledger. Move their folder away, or look where it belongs.
+        RunConflictError: another run has the turn, and this one does not wait, or has waited for `wait_s`.
+        StoreReplacedError: the folder has keys of a run that the ledger does not know: older than its retention, or of
+            another ledger. Move the run's folder away, or use its ledger.
         RunFencedError, StoreError: see `IdempotentRun`.
     """
     if not run.is_committed:
@@ -72,12 +73,12 @@ def bulk_dedup(
 
 
 def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> DataFrame | None:
-    """The keys of the other committed runs; None: there are none."""
+    """The keys of the other committed runs; None if no other run has committed."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
     try:
-        # With a schema, for there may be nothing to infer one from: only what a killed run began to write.
+        # A given schema: a folder that holds only what a killed run began to write has none to infer.
         table = spark.read.schema(f"`{HASH_COLUMN}` binary, `{_RUN}` bigint").parquet(claims)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
@@ -90,7 +91,8 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
     if unknown:
         raise StoreReplacedError(
             f"{run.handle.store.where} does not know {len(unknown)} runs whose keys are in {claims}, for example "
-            f"{_RUN}={unknown[0]}: they are older than the ledger's retention, or of another ledger"
+            f"{_RUN}={unknown[0]}: they are older than the ledger's retention, or of another ledger. "
+            "Move their folders away, or use their ledger"
         )
     committed = [token for token, state in states.items() if state is RunState.COMMITTED]
     if not committed:
@@ -99,15 +101,15 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
 
 
 def _take_turn(ledger: Ledger, handle: RunHandle) -> None:
-    """Wait until this run owns the consumer's turn, a claim that whoever comes next takes over from who has ended."""
+    """Wait until this run owns the consumer's turn: a claim that the next run takes over once its owner has ended."""
     turn = key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
     deadline = time.monotonic() + handle.wait_s
     while True:
         (owner,) = ledger.claim(handle.ref, [turn])
         if owner is None:
-            # The store claims for OPEN runs only: this one has ended, or never had its turn.
+            # The store claims for OPEN runs only, so this one has ended.
             state = ledger.state_of([handle.ref.token])[handle.ref.token]
-            explain_refusal(handle.ref, state, handle.store.where)
+            require_open(handle.ref, state, handle.store.where)
             continue
         if owner.token == handle.ref.token:
             return
@@ -119,7 +121,7 @@ def _take_turn(ledger: Ledger, handle: RunHandle) -> None:
             continue
         if handle.on_conflict is not OnConflict.WAIT or time.monotonic() > deadline:
             raise RunConflictError(
-                f"another run of consumer {handle.ref.consumer!r} is {state.name} and has the turn; {handle.ref} waits "
-                "for it no longer"
+                f"another run of consumer {handle.ref.consumer!r} is {state.name} and has the turn: begin {handle.ref} "
+                "again after that one has ended"
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""One row for each key of a frame, chosen the same way in every evaluation."""
+"""One row of each key of a frame, the same one in every evaluation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _UNSORTABLE: Final = ("map", "variant")
 
 
 def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
-    """The first row of each key by `order_by`; rows that are equal in it, by all their columns.
+    """The first row of each key by `order_by`, and then by all columns.
 
     With `PAYLOAD_COLUMN`, also the rows of a key whose payload is not the first one's.
 
     Raises:
-        ConfigurationError: there is no order, because of maps among the columns.
+        ConfigurationError: maps or variants among the columns, which have no order, and no `order_by`.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -28,7 +28,7 @@ def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
     rest = [name for name, kind in df.dtypes if name != HASH_COLUMN and not _is_unsortable(kind)]
     if len(rest) + 1 < len(df.columns) and not order_by:
         raise ConfigurationError(
-            "maps and variants have no order: name columns in order_by that decide which row of a key stays"
+            "maps and variants have no order: name in order_by the columns that decide which row of a key stays"
         )
     order = [F.col(quoted(each)) if isinstance(each, str) else each for each in order_by]
     ties = [F.col(quoted(name)) for name in rest]

@@ -25,7 +25,7 @@ def key_hash(consumer: str, parts: Sequence[Any]) -> bytes:
     bytes (https://cr.yp.to/proto/netstrings.txt). The number 7 and the text "7" are the same key.
 
     Args:
-        consumer: whose key it is.
+        consumer: the consumer that claims the key.
         parts: texts, bytes, integers and dates.
 
     Raises:
@@ -39,10 +39,10 @@ def key_hash(consumer: str, parts: Sequence[Any]) -> bytes:
 
 
 def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
-    """The frame with the hash of its key in `HASH_COLUMN`, computed in the JVM. A null key fails the job.
+    """The frame with the hash of each row's key in `HASH_COLUMN`, computed in the JVM. A null key fails the job.
 
     Raises:
-        ConfigurationError: no such column, or one whose texts are not the same everywhere, such as a float.
+        ConfigurationError: no such column, or one whose values have several texts, such as a float.
     """
     from pyspark.sql import functions as F
 
@@ -59,8 +59,7 @@ def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
         raise ConfigurationError("a key has at least one column")
 
     def netstring(name: str) -> Column:
-        # A cast takes a text's bytes as they are. `encode` would decode them first, and take all that are no UTF-8
-        # for the same text.
+        # A cast keeps a text's bytes. `encode` would decode them first, and map all invalid UTF-8 to one text.
         data = F.col(quoted(name))
         if types[name] != "binary":
             data = data.cast("string").cast("binary")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Publication:
-    """What a publishing block knows.
+    """What a publishing block works with.
 
     Attributes:
-        run_id: publish idempotently by it: a block that is interrupted runs again, with the same run_id.
+        run_id: of the run. Publish idempotently by it: an interrupted block runs again with the same run_id.
         generation: of the run.
-        output_ref: say here where the output is, for the ledger.
+        output_ref: where the output is; set it, and the ledger stores it at the commit.
     """
 
     run_id: str

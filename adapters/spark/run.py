@@ -31,12 +31,12 @@ DEFAULT_CHUNK: Final = 1000
 
 
 class IdempotentRun:
-    """A run that was begun or resumed. Use it in `with`: that keeps its lease alive and closes the ledger.
+    """A run that was begun or resumed. Use it in `with`, which closes its ledger at the end.
 
     The life of a run, the same after every crash, with the same `run_id`:
 
     1. `begin`;
-    2. an action over all its rows claims their keys: a write to a staging place, or `claim(frame)`;
+    2. an action over all its rows claims their keys: a write to a staging folder, or `claim(frame)`;
     3. `with run.publishing():` makes the output visible, idempotently by `run_id`. Its clean end commits.
 
     Guarantee (mode dedup): among the committed runs of a consumer each key is in the output of one; each input key of
@@ -46,7 +46,7 @@ class IdempotentRun:
     """
 
     def __init__(self, ledger: Ledger, row: RunRow, handle: RunHandle, lease: RunLease) -> None:
-        """Use `begin`."""
+        """Called by `begin`, which applications use."""
         self._ledger = ledger
         self._handle = handle
         self._lease = lease
@@ -66,24 +66,24 @@ class IdempotentRun:
         lease_s: float = 300.0,
         chunk: int = DEFAULT_CHUNK,
     ) -> Self:
-        """Begin a run, or resume it where a crash left it.
+        """Begin a run, or resume it where a crash left it. A thread renews its lease until `close`.
 
         Args:
-            store: where the ledger is. Its tables are made by `idempotent.migrations.upgrade`.
-            consumer: whose keys are claimed. Two consumers each process every key once.
+            store: where the ledger is. `idempotent.migrations.upgrade` makes its tables.
+            consumer: claims the keys. Two consumers each process every key once.
             run_id: names the unit of work, never an attempt: a logical date, a batch number, a hash of the manifest.
             fingerprint: of the input, at most 64 bytes: a resumed run with another one is refused.
-            on_conflict: what to do about a key of a run that has not ended: `wait`, `fail` or `divert`. It is never
-                dropped: that run may die.
-            wait_s: seconds to wait for such runs and attempts.
-            lease_s: seconds without a sign of this driver after which others may abort the run, unless it is PREPARED;
-                and after which a pending claim of an executor may be taken over.
+            on_conflict: what to do about a key of a run that has not ended: `wait`, `fail` or `divert`. Its row is
+                never dropped, because that run may die.
+            wait_s: seconds to wait for such a run, and for another attempt at the same key.
+            lease_s: seconds without a renewal after which other runs may abort this one, unless it is PREPARED, and
+                after which another attempt may take over a pending claim of an executor.
             chunk: keys in one round trip.
 
         Raises:
-            RunInputChangedError: it was begun with another fingerprint.
-            ConfigurationError: arguments that cannot work.
-            StoreError: the store did not do its part.
+            RunInputChangedError: the run was begun with another fingerprint.
+            ConfigurationError: an unknown `on_conflict`, store or driver, or a duration or chunk out of range.
+            StoreError: the store failed, or did not answer.
         """
         conflict = choice(OnConflict, on_conflict, "on_conflict")
         checked_chunk(chunk)
@@ -97,36 +97,36 @@ class IdempotentRun:
             raise
         return cls(ledger, row, handle, lease)
 
-    # What is known
+    # Properties
 
     @property
     def handle(self) -> RunHandle:
-        """What closures take to the executors."""
+        """What closures carry to the executors."""
         return self._handle
 
     @property
     def ledger(self) -> Ledger:
-        """The driver's own."""
+        """The driver's ledger."""
         return self._ledger
 
     @property
     def run_id(self) -> str:
-        """As given."""
+        """The name of the unit of work."""
         return self._handle.ref.run_id
 
     @property
     def consumer(self) -> str:
-        """As given."""
+        """The consumer that claims the keys."""
         return self._handle.ref.consumer
 
     @property
     def is_committed(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the run has ended with its output published."""
         return self.state is RunState.COMMITTED
 
     @property
     def is_prepared(self) -> bool:
-        """Whether all claims were made before, by a driver that died while it published."""
+        """Whether all claims are made, and a driver may have begun to publish."""
         return self.state is RunState.PREPARED
 
     @property
@@ -149,18 +149,19 @@ class IdempotentRun:
         """The rows whose keys are new to the consumer, one of each key; the same rows in every evaluation.
 
         Args:
-            df: the frame; lazily evaluated, as often as Spark likes.
+            df: the frame. Spark may evaluate it any number of times.
             key: columns of texts, integers, dates or bytes. A null fails the job.
-            order_by: which row of a key stays: the first. Ties are broken by all columns.
+            order_by: the first row of a key by this order stays. Ties are broken by all columns.
             payload: columns that duplicates of a key must have in common. A row with another payload fails the job,
                 or has the status "changed".
             emit: `rows`: the new ones, with the frame's schema. `status`: one row of each key, with the column `_idem`
                 that says new, duplicate, conflict or changed.
-            unique: no key is in the frame twice, which saves a shuffle. If that is wrong, all rows of a key are
-                emitted.
+            unique: promises that the frame has one row of each key, which saves a shuffle. If it has more, all rows
+                of a new key are emitted.
 
         Raises:
-            ConfigurationError: arguments that cannot work.
+            ConfigurationError: an unknown `emit`, a reserved or missing column, a key column whose values have several
+                texts, or `rows` with `on_conflict="divert"`.
         """
         from pyspark.sql.types import StringType, StructField, StructType
 
@@ -180,7 +181,7 @@ class IdempotentRun:
         return frame.mapInArrow(BatchFilter(self._handle, status=emit == "status"), schema)
 
     def claim(self, df: DataFrame) -> None:
-        """Make all claims of a frame, by evaluating it once and keeping nothing."""
+        """Make all claims of a frame: evaluate it once, and keep no rows."""
         df.write.format("noop").mode("overwrite").save()
 
     # The end
@@ -189,14 +190,13 @@ class IdempotentRun:
     def publishing(self) -> Iterator[Publication]:
         """Publish the output: PREPARED at the beginning, COMMITTED at a clean end.
 
-        All claims must have been made. What the block does must be idempotent by `run_id`; after a crash in it the run
-        stays PREPARED, nobody can abort it, and it must be begun again. In a run that is committed already the block
-        runs too, and has nothing to do.
+        All claims must have been made. The block must be idempotent by `run_id`: after a crash in it the run stays
+        PREPARED, cannot be aborted, and must be begun again. In a run that is already committed the block runs too.
 
         Raises:
-            RunFencedError: the run was aborted by others, because its lease had ended.
-            ClaimsExpiredError: it took so long that the store may have forgotten claims.
-            StoreError: the store did not do its part; begin the run again.
+            RunFencedError: another run aborted this one, because its lease had ended.
+            ClaimsExpiredError: the run took so long that the store may have forgotten claims.
+            StoreError: the store failed, or did not answer: begin the run again.
         """
         ref = self._handle.ref
         self._ledger.prepare(ref)
@@ -208,17 +208,17 @@ class IdempotentRun:
         self.state, self.output_ref = RunState.COMMITTED, publication.output_ref
 
     def abort(self) -> None:
-        """Give the run and its claims up. The next `begin` makes a new generation.
+        """Abort the run, and free its claims. The next `begin` makes a new generation.
 
         Raises:
-            RunFencedError: it is PREPARED or COMMITTED: it may have published.
-            StoreError: the store did not do its part.
+            RunFencedError: the run is PREPARED or COMMITTED, so it may have published.
+            StoreError: the store failed, or did not answer.
         """
         self._ledger.abort(self._handle.ref)
         self.state = RunState.ABORTED
 
     def close(self) -> None:
-        """Stop renewing the lease, and close the connection. The run stays as it is."""
+        """Stop renewing the lease, and close the connection. The run keeps its state."""
         self._lease.stop()
         self._ledger.close()
 

@@ -1,4 +1,4 @@
-"""RunLease: a driver's thread that shows that its run is alive."""
+"""RunLease: the driver's thread that keeps its run's lease from ending."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TIMES_A_LEASE: Final = 3
 
 
 class RunLease:
-    """Renews a run's lease three times a lease, until it is stopped or the run is over.
+    """Renews a run's lease three times a lease until it is stopped.
 
     Args:
-        ledger: where the run is; safe for threads.
+        ledger: the run's ledger, which is safe for threads.
         ref: the run.
         lease_s: seconds of one lease.
     """
 
     def __init__(self, ledger: Ledger, ref: RunRef, lease_s: float) -> None:
-        """Begin."""
+        """Start the thread."""
         self._ledger = ledger
         self._ref = ref
         self._lease_s = lease_s
@@ -33,7 +33,7 @@ class RunLease:
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more."""
+        """Stop renewing, and wait for the thread."""
         self._stopped.set()
         self._thread.join()
 
@@ -42,5 +42,5 @@ class RunLease:
             try:
                 self._ledger.renew(self._ref, self._lease_s)
             except IdempotentError as error:
-                # Nothing is decided here: whether the run was aborted meanwhile is asked when it publishes.
+                # A run that was aborted meanwhile learns it when it publishes.
                 log.warning("run_not_renewed", extra={"run": str(self._ref), "error": str(error)})

@@ -1,4 +1,4 @@
-"""What the package asks of a Spark session, classic or Connect."""
+"""Settings and accumulators of a Spark session, classic or Connect."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from idempotent.errors import ConfigurationError
 
 
 def classic_context() -> Any:
-    """The SparkContext of this process; None on Spark Connect, and before there is one."""
+    """The SparkContext of this process; None on Spark Connect, and before a session was made."""
     from pyspark import SparkContext
     from pyspark.sql.utils import is_remote
 
     if is_remote():
-        # Of a local Connect server this process has the context too, and frames do not belong to it.
+        # A local Connect server runs in this process, but its context is not that of the frames here.
         return None
-    return SparkContext._active_spark_context  # noqa: SLF001 - the public way would make one
+    return SparkContext._active_spark_context  # noqa: SLF001 - the public getOrCreate would create a context
 
 
 def new_counters() -> Counters | None:
-    """Counters, where there are accumulators."""
+    """Counters; None on Spark Connect, which has no accumulators."""
     context = classic_context()
     return None if context is None else Counters(context, Verdict)
 
 
 def refuse_speculation(*, allowed: bool) -> None:
-    """Refuse effects under speculation unless that is allowed.
+    """Refuse effects under speculation, unless allowed.
 
     Raises:
         ConfigurationError: speculation is on. A copy of a task waits for the first to finish, so it gains nothing, and

@@ -35,26 +35,26 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """For `writeStream.foreachBatch` (classic and Connect): the new rows of each batch, published once.
 
-    Spark may run a batch again after a crash, with the same number and the same rows. Its run, `<sink_id>-<batch>`, is
-    resumed then; one that is committed is not handled again.
+    Spark may run a batch again after a crash, with the same number and the same rows. That resumes the batch's run,
+    `<sink_id>-<batch>`; a committed run is not handled again.
 
-    A new checkpoint counts batches from 0 again. To a sink that knows these numbers that is an error, not a batch that
-    was done: give the new checkpoint a new `sink_id`. It is told by the query's id, which lives in the checkpoint; on
-    Spark Connect, which does not say it, by a checksum over the rows.
+    A new checkpoint counts batches from 0 again. With the old `sink_id` that is an error, so that no rows are dropped:
+    give the new checkpoint a new `sink_id`. The query's id, which is in the checkpoint, tells the two apart; on Spark
+    Connect, where the id is hidden, a checksum over the rows does.
 
-    Guarantee: that of `IdempotentRun`, if what `handler` does is idempotent by `publication.run_id`.
+    Guarantee: that of `IdempotentRun`, if `handler` is idempotent by `publication.run_id`.
 
     Args:
         store: where the ledger is.
         sink_id: the consumer: one name for one checkpoint.
         key: columns that make two rows the same.
-        handler: publishes `(new_rows, publication)`; called again after a crash in it. A write to a folder named after
-            the run, with `mode("overwrite")`, will do.
+        handler: called with `(new_rows, publication)` to publish the rows, and again after a crash in it. A write with
+            `mode("overwrite")` to a folder named after the run is enough.
         order_by: which row of a key stays, see `IdempotentRun.dedup`.
-        on_conflict: see `IdempotentRun.begin`; so the rest.
+        on_conflict, wait_s, lease_s, chunk: see `IdempotentRun.begin`.
 
-    The function raises, which ends the query, RunInputChangedError when a checkpoint was reset under an old `sink_id`,
-    and what `IdempotentRun` raises.
+    The returned function ends the query with RunInputChangedError when a checkpoint was reset under an old `sink_id`,
+    and with the errors of `IdempotentRun`.
     """
 
     def process(batch: DataFrame, batch_id: int) -> None:
@@ -86,7 +86,7 @@ def foreach_batch(
 
 
 def _identity(batch: DataFrame) -> bytes:
-    """What a batch number means: the query that counts, or else the rows that it counted."""
+    """What a batch number stands for: the query that counts batches, or the rows where the query is unknown."""
     query = _query_id(batch)
     text = f"query {query}" if query else f"rows {_checksum(batch)}"
     return hashlib.blake2b(text.encode(), digest_size=20).digest()
@@ -100,7 +100,7 @@ def _query_id(batch: DataFrame) -> str | None:
 
 
 def _checksum(batch: DataFrame) -> str:
-    """Of a batch's rows in any order."""
+    """A checksum over a batch's rows that does not depend on their order."""
     from pyspark.sql import functions as F
 
     columns = [F.col(quoted(name)).cast("string") for name in batch.columns]

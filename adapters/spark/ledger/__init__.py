@@ -1,4 +1,4 @@
-"""The run ledger: which runs there are, which keys they own, and whether that counts. No Spark in here."""
+"""The run ledger: runs, the keys that they own, and which of these count. Independent of Spark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ledger: runs and their claims in one store.
 
-Three layers, each its rules over a few atomic hooks that a store implements: RunLifecycle (runs), KeyClaiming (mode
-dedup), KeyHolding (modes replay and effect). `RunClaims` decides by them what becomes of a key.
+Three layers, each with rules over a few atomic hooks that a store implements: RunLifecycle (runs), KeyClaiming (mode
+dedup), KeyHolding (modes replay and effect). `RunClaims` builds verdicts on them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ class Ledger(KeyHolding):
 
     @abstractmethod
     def counts(self, ref: RunRef) -> dict[ClaimState, int]:
-        """How many claims a run owns now, by state. Redis looks at every claim of the store for it."""
+        """The number of claims that a run owns now, by state. Redis reads every claim of the store to count them."""
 
     @abstractmethod
     def gc(self, limit: int = 10_000) -> int:
-        """Forget what nobody needs, in bounded batches; how many claims were deleted.
+        """Delete claims and runs that are no longer needed, in bounded batches; the number of claims deleted.
 
-        - Claims of ABORTED runs, but DONE ones only after the retention: their effect has happened.
+        - Claims of ABORTED runs; those that are DONE only after the retention, because their effect has happened.
         - Claims of COMMITTED runs, a retention after the commit.
-        - Runs of which nothing is left, a retention after their end.
-        - OPEN runs that began a retention ago and whose lease has ended are aborted: they cannot be prepared any more.
+        - Runs without claims, a retention after their end.
+        - OPEN runs that began a retention ago and whose lease has ended are aborted: they can no longer be prepared.
 
-        Never claims of OPEN or PREPARED runs. Redis forgets by itself: nothing happens.
+        Claims of OPEN and PREPARED runs stay. In Redis keys expire, and this does nothing.
 
         Args:
-            limit: claims at most.
+            limit: the most claims to delete.
         """
 
     @abstractmethod

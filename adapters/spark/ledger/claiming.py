@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Final, TypeVar
 
 from idempotent.adapters.spark.ledger.claims import FINGERPRINT_BYTES, HASH_BYTES, Owner, Owners
@@ -11,13 +12,13 @@ from idempotent.adapters.spark.ledger.lifecycle import RunLifecycle
 from idempotent.adapters.spark.ledger.runs import RunRef
 
 MAX_ROWS: Final = 1000
-"""Keys in one round trip; longer calls make more."""
+"""The most keys in one round trip; a longer call makes several."""
 _HASH_LENGTHS: Final = frozenset({HASH_BYTES})
 T = TypeVar("T")
 
 
 class KeyClaiming(RunLifecycle):
-    """Claims of keys. They count as much as their run: see RunState."""
+    """Claims of keys. Whether a claim counts depends on its run: see RunState."""
 
     def claim(
         self,
@@ -27,19 +28,19 @@ class KeyClaiming(RunLifecycle):
         insert: bool = True,
         fingerprints: Sequence[bytes | None] | None = None,
     ) -> list[Owner | None]:
-        """Who owns these keys, after inserting the claims of those that nobody has.
+        """Claim the keys that have no owner, and return the owners of all.
 
-        The store inserts only while the run is OPEN, checked in the same atomic step. May be repeated at will.
-        One round trip for 1,000 keys (PostgreSQL, SQLite: a second one if some were not new; MySQL: two).
+        The store inserts only while the run is OPEN, checked in the same atomic step. May be repeated. One round trip
+        for 1,000 keys (PostgreSQL, SQLite: a second one if some were not new; MySQL: two).
 
         Args:
-            ref: the run that claims.
-            hashes: of the keys, 20 bytes each, in any order, none twice.
-            insert: False only reads.
-            fingerprints: of the payloads, 8 bytes each or None, aligned with the hashes; stored with what is inserted.
+            ref: the claiming run.
+            hashes: of the keys, 20 bytes each, in any order, all different.
+            insert: False reads the owners and claims no key.
+            fingerprints: of the payloads, 8 bytes each or None, aligned with the hashes; stored with new claims.
 
         Returns:
-            The owners, aligned with the hashes. None: nobody, because `insert` is False or the run is not OPEN.
+            The owners, aligned with the hashes. None: no owner, because `insert` is False or the run is not OPEN.
         """
         parts = self.owners(ref, hashes, insert=insert, fingerprints=fingerprints)
         return [owner for part in parts for owner in part.spread(part.distinct)]
@@ -52,7 +53,7 @@ class KeyClaiming(RunLifecycle):
         insert: bool = True,
         fingerprints: Sequence[bytes | None] | None = None,
     ) -> Iterator[Owners]:
-        """`claim`, with an answer for each round trip, which does not grow with its keys when all have one owner."""
+        """`claim`, with one answer for each round trip: small, however many keys it has, when one run owns them all."""
         check(hashes, fingerprints)
         for start in range(0, len(hashes), MAX_ROWS):
             part = hashes[start : start + MAX_ROWS]
@@ -70,18 +71,18 @@ class KeyClaiming(RunLifecycle):
         *,
         fingerprints: Sequence[bytes | None] | None = None,
     ) -> set[bytes]:
-        """Take keys over from an ABORTED run, which the caller has seen to be so: that is for good.
+        """Take keys over from a run that the caller has seen ABORTED, which is a final state.
 
-        Each key by a CAS on its owner, and only while `ref` is OPEN. May be repeated at will.
+        Each key changes by a compare-and-set on its owner, and only while `ref` is OPEN. May be repeated.
 
         Args:
-            ref: the run that takes them.
-            from_token: the owner as the caller saw it.
-            hashes: of the keys, none twice.
-            fingerprints: as in `claim`; they replace what is stored.
+            ref: the run that takes the keys.
+            from_token: of the ABORTED run.
+            hashes: of the keys, all different.
+            fingerprints: as in `claim`; they replace the stored ones.
 
         Returns:
-            Those that `ref` owns now. For the others, look again.
+            The hashes that `ref` owns now; ask for the owners of the others again.
         """
         prints = fingerprints or [None] * len(hashes)
         stolen: set[bytes] = set()
@@ -93,12 +94,12 @@ class KeyClaiming(RunLifecycle):
     def _insert_owned(
         self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
-        """Insert claims of the keys that nobody has, iff the run is OPEN, in one atomic step. Owners of all, aligned.
+        """Insert claims of the keys without an owner, iff the run is OPEN, in one atomic step. All owners, aligned.
 
         Args:
-            token: of the run that claims.
+            token: of the claiming run.
             hashes: of the keys, at most 1,000, in any order.
-            fingerprints: aligned; None: there are none.
+            fingerprints: aligned; None: no key has one.
         """
 
     @abstractmethod
@@ -107,40 +108,36 @@ class KeyClaiming(RunLifecycle):
 
     @abstractmethod
     def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        """Change the owner of those keys that `from_token` owns, iff the run `token` is OPEN; all that are its own."""
+        """Make `token` the owner of keys of `from_token`, iff its run is OPEN; all keys that `token` owns then."""
 
 
 def checked(
     hashes: Sequence[bytes], fingerprints: Sequence[bytes | None]
 ) -> list[tuple[bytes, bytes | None]]:
-    """(hash, fingerprint) pairs, sorted, so that two batches lock their common keys in one order. Raises as `check`."""
+    """(hash, fingerprint) pairs, sorted: two batches lock their common keys in the same order. Raises as `check`."""
     check(hashes, fingerprints)
-    return sorted(zip(hashes, fingerprints, strict=True), key=_first)
+    return sorted(zip(hashes, fingerprints, strict=True), key=itemgetter(0))
 
 
 def check(hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None) -> None:
-    """Refuse what cannot be claimed.
+    """Refuse hashes and fingerprints that cannot be stored.
 
     Raises:
-        ValueError: a wrong length, or a hash twice.
+        ValueError: a wrong length, or two equal hashes.
     """
-    # Without a loop in Python: this is done for every key there is.
+    # This runs for every key, so without a loop in Python.
     if not _HASH_LENGTHS.issuperset(map(len, hashes)):
         raise ValueError(f"a key hash has {HASH_BYTES} bytes")
     if len(set(hashes)) != len(hashes):
-        raise ValueError("a key is there twice: keep one row of each key first")
+        raise ValueError("a key is there twice: keep one row of each key before claiming")
     if fingerprints is None:
         return
     if len(fingerprints) != len(hashes):
-        raise ValueError("a fingerprint, or None, for each key")
+        raise ValueError("as many fingerprints as keys are needed; None for a key without one")
     if any(mark is not None and len(mark) != FINGERPRINT_BYTES for mark in fingerprints):
         raise ValueError(f"a fingerprint has {FINGERPRINT_BYTES} bytes")
 
 
 def in_parts(items: Sequence[T]) -> list[Sequence[T]]:
-    """The items in slices that one statement takes."""
+    """The items in slices for one statement each."""
     return [items[start : start + MAX_ROWS] for start in range(0, len(items), MAX_ROWS)]
-
-
-def _first(pair: tuple[bytes, bytes | None]) -> bytes:
-    return pair[0]

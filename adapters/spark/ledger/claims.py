@@ -1,4 +1,4 @@
-"""Claims as the ledger hands them out: who owns a key, and how far a handler is with it."""
+"""Claims: the owner of a key, and how far its handler is."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Final, NamedTuple, Self, TypeVar
 T = TypeVar("T")
 
 HASH_BYTES: Final = 20
-"""Length of a claim's key hash; how it is made is the caller's affair, as long as it covers the consumer."""
+"""Length of a claim's key hash. The caller computes it, and must include the consumer."""
 ATTEMPT_BYTES: Final = 16
-"""Length of the token of one attempt of a task."""
+"""Length of the random token of one attempt of a task."""
 FINGERPRINT_BYTES: Final = 8
 """Length of the fingerprint of a payload."""
 
 
 class ClaimState(IntEnum):
-    """What a stored claim says. The numbers are stored."""
+    """The state of a stored claim. The numbers are stored."""
 
     OWNED = 0
     """The run owns the key (mode dedup)."""
     PENDING = 1
     """A handler runs for the key (modes replay and effect)."""
     DONE = 2
-    """A handler has finished, whatever becomes of its run."""
+    """A handler has finished; true even if its run is aborted."""
 
 
 class Owner(NamedTuple):
-    """Who owns a key, as `Ledger.claim` found it. A tuple, because there is one for each row.
+    """The owner of a key, as `Ledger.claim` found it. A tuple, because each row may have one.
 
     Attributes:
         token: of the owning run.
-        fingerprint: of the payload that was claimed; None: none was given then.
+        fingerprint: of the payload that the key was claimed with; None if it had none.
     """
 
     token: int
@@ -41,11 +41,11 @@ class Owner(NamedTuple):
 
 
 class Owners(NamedTuple):
-    """Who owns the keys of one round trip. They are many, and their owners mostly one.
+    """The owners of the keys of one round trip: many keys, and mostly one owner.
 
     Attributes:
-        distinct: the owners; None: nobody.
-        places: for each key the place of its owner in `distinct`.
+        distinct: the different owners; None: no owner.
+        places: for each key the index of its owner in `distinct`.
     """
 
     distinct: Sequence[Owner | None]
@@ -53,38 +53,38 @@ class Owners(NamedTuple):
 
     @classmethod
     def of(cls, hashes: Iterable[bytes], found: Mapping[bytes, Owner]) -> Self:
-        """Those of the keys, as found."""
+        """The owners of these keys, as found; a key that was not found has none."""
         places: dict[Owner | None, int] = {}
         of_keys = [places.setdefault(found.get(key_hash), len(places)) for key_hash in hashes]
         return cls(list(places), of_keys)
 
     def spread(self, answers: Sequence[T]) -> list[T]:
-        """An answer for each owner becomes one for each key."""
+        """The answers for `distinct`, repeated for each key."""
         if len(answers) == 1:
             return [answers[0]] * len(self.places)
         return list(map(answers.__getitem__, self.places))
 
 
 class Hold(Enum):
-    """What `Ledger.acquire` says about a key."""
+    """The answer of `Ledger.acquire` for a key."""
 
     MINE = "mine"
-    """Pending, and this attempt's: run the handler, then `finish`."""
+    """This attempt has the pending claim: run the handler, then `finish`."""
     DONE = "done"
-    """A handler has finished; here is its result."""
+    """A handler has finished; the answer has its result."""
     HELD = "held"
-    """Another attempt's handler may be running: wait, then ask again."""
+    """Another attempt's handler may be running: wait, then acquire again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer for one key.
+    """The answer of `Ledger.acquire` for one key.
 
     Attributes:
-        hold: whose it is.
+        hold: whether this attempt has the key.
         token: of the owning run.
-        attempt: who holds or finished it.
-        result: what its handler returned, if it was stored. Only with DONE.
+        attempt: that holds or finished the key.
+        result: what its handler returned, if that was stored. Only with DONE.
         lease_rest_s: seconds until the holder's lease ends by the store's clock. Only with HELD.
     """
 
@@ -97,17 +97,17 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A stored claim of the modes replay and effect, as the ledger's own parts see it.
+    """A stored claim of the modes replay and effect, as the store returns it.
 
     Attributes:
         key_hash: of the key.
-        state: OWNED if another mode has the key.
+        state: OWNED if mode dedup has the key.
         token: of the owning run.
-        epoch: of that run when it was claimed.
-        attempt: who claimed it.
+        epoch: of that run at the claim.
+        attempt: that claimed the key.
         lease_until_us: end of the lease, microseconds since 1970 by the store's clock.
-        result: of the handler, if it is done.
-        now_us: the store's clock at the reading.
+        result: of the handler, if the claim is DONE.
+        now_us: the store's clock when it was read.
     """
 
     key_hash: bytes

@@ -23,14 +23,14 @@ class StoreConfig:
 
     Attributes:
         url: an SQLAlchemy URL (`mysql+pymysql://`, `postgresql+psycopg://`, `sqlite:///file.db`) or `redis://`,
-            `rediss://`. Its password is not shown by `repr`.
-        table: SQL only: the key table beside which `<table>_runs` and `<table>_run_claims` stand.
-        prefix: Redis only: what the names of all keys start with.
-        retention_s: seconds that a claim is remembered. Longer than the time in which a duplicate may come, and the
-            longest run with its time as PREPARED, together.
+            `rediss://`. `repr` hides its password.
+        table: SQL only: the tables are `<table>_runs` and `<table>_run_claims`.
+        prefix: Redis only: the start of every key's name.
+        retention_s: seconds that a claim is kept: more than the longest run, its time as PREPARED and the time in which
+            a duplicate may come, together.
 
     Raises:
-        ConfigurationError: no such URL, table, prefix or duration.
+        ConfigurationError: an invalid URL, table, prefix or duration.
     """
 
     url: str = field(repr=False)
@@ -49,21 +49,21 @@ class StoreConfig:
             )
         if "://" not in self.url:
             raise ConfigurationError(
-                "a ledger is in redis://host:6379/0 or an SQLAlchemy URL such as "
+                "url must be redis://host:6379/0 or an SQLAlchemy URL such as "
                 "postgresql+psycopg://user:password@host/db"
             )
 
-        # The executors may work in another folder.
+        # Executors may have another working directory.
         object.__setattr__(self, "url", _absolute(self.url))
 
     @property
     def is_redis(self) -> bool:
-        """Whether the URL is one of Redis."""
+        """Whether the ledger is in Redis."""
         return self.url.startswith(_REDIS)
 
     @property
     def where(self) -> str:
-        """The URL without its password, and without its options, which may hold one too."""
+        """The URL without its password and without its options, which may hold a password too."""
         try:
             return make_url(self.url).set(query={}).render_as_string(hide_password=True)
         except (ArgumentError, ValueError):
@@ -77,7 +77,7 @@ class StoreConfig:
 
 
 def _absolute(url: str) -> str:
-    """The URL of an SQLite file with its whole path; others as they are."""
+    """The URL of an SQLite file with an absolute path; any other URL unchanged."""
     if not url.startswith("sqlite"):
         return url
     try:

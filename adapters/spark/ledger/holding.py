@@ -1,4 +1,4 @@
-"""KeyHolding: which attempt's handler may run for a key (modes replay and effect)."""
+"""KeyHolding: which attempt may run the handler for a key (modes replay and effect)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Final
 
 from idempotent.adapters.spark.ledger.claiming import KeyClaiming, checked, in_parts
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, ClaimState, Held, Hold, PendingRow
+from idempotent.adapters.spark.ledger.refusals import require_open
 from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunRef, RunState
 from idempotent.errors import (
     ConfigurationError,
-    RunFencedError,
-    RunInputChangedError,
     StoreBusyError,
-    StoreReplacedError,
 )
 
 _ROUNDS: Final = 20
@@ -24,7 +22,7 @@ _PACKET_BYTES: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who acquires: a run, its epoch, one attempt of one of its tasks, and its lease in microseconds."""
+    """An attempt that acquires keys: its run, the run's epoch, its token, and its lease in microseconds."""
 
     token: int
     epoch: int
@@ -33,57 +31,60 @@ class Holder:
 
 
 class KeyHolding(KeyClaiming):
-    """Claims that are PENDING while a handler runs and DONE after it. DONE is a fact, whatever becomes of the run."""
+    """Claims that are PENDING while a handler runs and DONE after it, and stay DONE even if the run is aborted."""
 
     def acquire(
         self, ref: RunRef, epoch: int, attempt: bytes, hashes: Sequence[bytes], lease_s: float
     ) -> list[Held]:
-        """Make keys pending for this attempt, where no other may be at work on them.
+        """Make keys pending for this attempt, except those that another attempt holds or has finished.
 
         A pending claim is taken over when its lease has ended by the store's clock, its run is ABORTED, or it is of
-        this run under an older epoch (its driver is dead). May be repeated at will.
+        this run under an older epoch (its driver is dead). May be repeated.
 
         Args:
             ref: the run; the store inserts and takes over only while it is OPEN.
             epoch: of the run, as this driver's `begin` returned it.
-            attempt: 16 bytes that no other attempt of any task has.
-            hashes: of the keys, none twice.
-            lease_s: seconds until others may take them over, unless `renew_claims` is called.
+            attempt: 16 bytes, different for each attempt of each task.
+            hashes: of the keys, all different.
+            lease_s: seconds until other attempts may take the keys over, unless `renew_claims` is called.
 
         Returns:
             An answer for each hash, aligned.
 
         Raises:
             RunFencedError: the run was aborted.
-            RunInputChangedError: it is PREPARED or COMMITTED, and a key was never claimed.
+            RunInputChangedError: the run is PREPARED or COMMITTED, and a key was never claimed.
             StoreReplacedError: the store does not know the run.
+            ConfigurationError: mode dedup has claimed a key of this consumer.
         """
         holder = Holder(ref.token, epoch, _checked_attempt(attempt), _lease_us(lease_s))
         pending = [key_hash for key_hash, _ in checked(hashes, [None] * len(hashes))]
         answers: dict[bytes, Held] = {}
         for _ in range(_ROUNDS):
-            again: list[bytes] = []
+            unanswered: list[bytes] = []
             for part in in_parts(pending):
-                again += self._acquire_part(holder, part, answers)
-            if not again:
+                unanswered += self._acquire_part(holder, part, answers)
+            if not unanswered:
                 return [answers[key_hash] for key_hash in hashes]
-            pending = sorted(again)
-            explain_refusal(ref, self.state_of([ref.token])[ref.token], self.where)
-        raise StoreBusyError(f"{len(pending)} keys change hands all the time. Try again.")
+            pending = sorted(unanswered)
+            require_open(ref, self.state_of([ref.token])[ref.token], self.where)
+        raise StoreBusyError(
+            f"{len(pending)} keys of {ref} changed their holders in each of {_ROUNDS} rounds. Try again"
+        )
 
     def finish(
         self, ref: RunRef, attempt: bytes, finished: Iterable[tuple[bytes, bytes | None]]
     ) -> set[bytes]:
-        """PENDING -> DONE with the handler's result, by a CAS on the attempt. May be repeated at will.
+        """PENDING -> DONE with the handler's result, by a compare-and-set on the attempt. May be repeated.
 
         Args:
             ref: the run.
             attempt: that acquired the keys.
-            finished: (hash, result or None), no hash twice.
+            finished: (hash, result or None), all hashes different.
 
         Returns:
-            The hashes that were still this attempt's. Others have taken over the rest: their effect may have happened
-            twice, and this attempt's result is not recorded.
+            The hashes that this attempt still held. Other attempts have taken over the rest: their effect may have
+            happened twice, and this attempt's result is not recorded.
         """
         del ref  # the attempt is of one run only
         mine: set[bytes] = set()
@@ -92,24 +93,24 @@ class KeyHolding(KeyClaiming):
         return mine
 
     def renew_claims(self, attempt: bytes, hashes: Iterable[bytes], lease_s: float) -> set[bytes]:
-        """Let the leases of pending claims end `lease_s` seconds from now. Those that are still this attempt's."""
+        """Let the leases of pending claims end `lease_s` seconds from now; the hashes that this attempt still holds."""
         mine: set[bytes] = set()
         for part in in_parts(sorted(hashes)):
             mine |= self._renew_pending(_checked_attempt(attempt), part, _lease_us(lease_s))
         return mine
 
     def give_up(self, attempt: bytes, hashes: Iterable[bytes]) -> None:
-        """Free pending claims of this attempt for the retry: their handlers raised. Finished ones stay."""
+        """Delete pending claims of this attempt, so that a retry may handle the keys. Finished claims stay."""
         for part in in_parts(sorted(hashes)):
             self._give_up(_checked_attempt(attempt), part)
 
     def _acquire_part(
         self, holder: Holder, hashes: Sequence[bytes], answers: dict[bytes, Held]
     ) -> list[bytes]:
-        """Answer what can be answered; the hashes to look at again."""
+        """Add the answers that are known; the hashes to ask for again."""
         rows = self._insert_pending(holder, hashes)
-        strangers = {row.token for row in rows.values() if _is_held(row, holder)}
-        aborted = {token for token, state in self.state_of(strangers).items() if state is RunState.ABORTED}
+        others = {row.token for row in rows.values() if _is_held(row, holder)}
+        aborted = {token for token, state in self.state_of(others).items() if state is RunState.ABORTED}
         free: list[PendingRow] = []
         for key_hash, row in rows.items():
             if _is_held(row, holder) and _may_take_over(row, holder, aborted):
@@ -124,51 +125,29 @@ class KeyHolding(KeyClaiming):
 
     @abstractmethod
     def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
-        """Insert pending claims of the keys that have none, iff the run is OPEN, in one atomic step. Rows of all."""
+        """Insert pending claims of keys without a claim, iff the run is OPEN, in one atomic step. The rows of all."""
 
     @abstractmethod
     def _take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
-        """Make pending claims the holder's, iff attempt and lease are as seen and the run is OPEN; those that are."""
+        """Make pending claims the holder's, iff attempt and lease are as seen and the run is OPEN; all that it has."""
 
     @abstractmethod
     def _finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        """Make claims of the attempt DONE, with their results; those that were its own."""
+        """Make claims of the attempt DONE, with their results; the hashes that it held."""
 
     @abstractmethod
     def _renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
-        """Renew pending claims of the attempt; those that were its own."""
+        """Renew pending claims of the attempt; the hashes that it holds."""
 
     @abstractmethod
     def _give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
         """Delete pending claims of the attempt."""
 
 
-def explain_refusal(ref: RunRef, state: RunState, where: str) -> None:
-    """Why the store inserted nothing for a run in this state. Returns if it is OPEN.
-
-    Raises:
-        RunFencedError: it was aborted.
-        RunInputChangedError: it has made all its claims.
-        StoreReplacedError: the store does not know it.
-    """
-    if state is RunState.OPEN:
-        return
-    if state is RunState.UNKNOWN:
-        raise StoreReplacedError(
-            f"{where} does not know {ref}: it is another store, was emptied, or forgot it"
-        )
-    if state is RunState.ABORTED:
-        raise RunFencedError(f"{ref} was aborted: its lease ended, or its driver gave it up. Begin it again")
-    raise RunInputChangedError(
-        f"{ref} is {state.name}, has made all its claims, and now meets a key that it did not claim: its input "
-        "changed, or no action went over all of it before PREPARED"
-    )
-
-
 def _in_packets(
     results: Sequence[tuple[bytes, bytes | None]],
 ) -> Iterator[Sequence[tuple[bytes, bytes | None]]]:
-    """The results in slices that one statement takes: MySQL's packets have 16 MB."""
+    """The results in slices for one statement each: a packet of MySQL has at most 16 MB."""
     for part in in_parts(results):
         start, size = 0, 0
         for at, (_, result) in enumerate(part):
@@ -184,7 +163,7 @@ def _is_held(row: PendingRow, holder: Holder) -> bool:
 
 
 def _may_take_over(row: PendingRow, holder: Holder, aborted: set[int]) -> bool:
-    """The rule. What it saw is the condition of the change."""
+    """Whether the holder may take a pending claim over. The change requires that the claim is still as in `row`."""
     older = row.token == holder.token and row.epoch < holder.epoch
     return older or row.lease_until_us < row.now_us or row.token in aborted
 
@@ -192,7 +171,7 @@ def _may_take_over(row: PendingRow, holder: Holder, aborted: set[int]) -> bool:
 def _answer(row: PendingRow, holder: Holder) -> Held:
     if row.state is ClaimState.OWNED:
         raise ConfigurationError(
-            "a key is claimed in mode dedup and now in mode replay or effect: give each its own consumer"
+            "a key is claimed in mode dedup and now in mode replay or effect: give each mode its own consumer"
         )
     if row.state is ClaimState.DONE:
         return Held(Hold.DONE, row.token, row.attempt, result=row.result)

@@ -1,4 +1,4 @@
-"""RunLifecycle: begin, resume, prepare, commit and abort. The rules of runs are here and nowhere else."""
+"""RunLifecycle: begin, resume, prepare, commit and abort a run, with all rules of runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
+from idempotent.adapters.spark.ledger.refusals import unknown_run
 from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunChange, RunRef, RunRow, RunState, new_token
 from idempotent.errors import (
     ClaimsExpiredError,
@@ -14,7 +15,6 @@ from idempotent.errors import (
     RunFencedError,
     RunInputChangedError,
     StoreBusyError,
-    StoreReplacedError,
 )
 
 _ROUNDS: Final = 20
@@ -26,15 +26,15 @@ _ALIVE: Final = frozenset({RunState.OPEN, RunState.PREPARED, RunState.COMMITTED}
 class RunLifecycle(ABC):
     """The runs of one store. Safe for threads; survives a fork.
 
-    Every method raises StoreError when the store did not do its part; that is never a verdict.
+    Every method raises StoreError when the store failed or did not answer; an error is never a verdict.
 
     Args:
         where: the store, without its password, for error messages.
-        retention_s: seconds that a claim is remembered.
+        retention_s: seconds that a claim is kept.
     """
 
     def __init__(self, where: str, *, retention_s: float) -> None:
-        """Connect to nothing."""
+        """Store the settings."""
         self.where: Final = where
         self.retention_s: Final = retention_s
         self._retention_us: Final = max(int(retention_s * MICROSECONDS), 1)
@@ -43,23 +43,24 @@ class RunLifecycle(ABC):
     def begin(
         self, consumer: str, run_id: str, *, fingerprint: bytes | None = None, lease_s: float
     ) -> RunRow:
-        """Begin a run, or resume it where it was left. Races settle on one row.
+        """Begin a run, or resume it where a crash left it. Concurrent calls agree on one row.
 
-        The newest generation is resumed, be it OPEN, PREPARED or COMMITTED: its lease is renewed and its epoch
-        bumped. If there is none, or it is ABORTED, the next generation is begun, OPEN, with epoch 1.
+        The newest generation is resumed if it is OPEN, PREPARED or COMMITTED: its lease is renewed and its epoch grows
+        by 1. If the run is new, or ABORTED, the next generation is begun, OPEN, with epoch 1.
 
         Args:
-            consumer: whose keys it will claim.
+            consumer: the consumer that claims the keys.
             run_id: names the unit of work.
             fingerprint: of the input, 1 to 64 bytes; None: not compared.
-            lease_s: seconds for which nobody else aborts it; at most a tenth of the retention.
+            lease_s: seconds during which other runs cannot abort it; at most a tenth of the retention.
 
         Returns:
             The row, with the epoch that this call gave it.
 
         Raises:
-            RunInputChangedError: it was begun with another fingerprint.
-            ConfigurationError: arguments that cannot work.
+            RunInputChangedError: the run was begun with another fingerprint.
+            ConfigurationError: a fingerprint or a lease of an invalid length.
+            StoreBusyError: other drivers begin and abort the run all the time.
         """
         lease_us = self._lease_us(lease_s)
         if fingerprint is not None and not 0 < len(fingerprint) <= _MAX_FINGERPRINT:
@@ -77,15 +78,16 @@ class RunLifecycle(ABC):
             if row is not None:
                 return row
         raise StoreBusyError(
-            f"run {run_id!r} of consumer {consumer!r} is begun and aborted all the time. Try again."
+            f"run {run_id!r} of consumer {consumer!r} was begun or aborted by others in each of {_ROUNDS} rounds. "
+            "Try again"
         )
 
     def read(self, consumer: str, run_id: str) -> RunRow | None:
-        """The newest generation of a run; None when it was never begun, or is forgotten."""
+        """The newest generation of a run; None if it was never begun, or its retention is over."""
         return self._newest(consumer, run_id)
 
     def state_of(self, tokens: Collection[int]) -> dict[int, RunState]:
-        """The states of runs, one for each token asked; UNKNOWN for those that the store does not know."""
+        """The state of each of these tokens; UNKNOWN for a token that the store does not know."""
         if not tokens:
             return {}
         found = self._states(sorted(set(tokens)))
@@ -95,18 +97,18 @@ class RunLifecycle(ABC):
         """Let the lease of a run end `lease_s` seconds from now.
 
         Raises:
-            RunFencedError: it was aborted.
-            StoreReplacedError: the store does not know it.
+            RunFencedError: the run was aborted.
+            StoreReplacedError: the store does not know the run.
         """
         self._change(ref, RunChange(within=_ALIVE, lease_us=self._lease_us(lease_s)))
 
     def prepare(self, ref: RunRef) -> None:
-        """OPEN -> PREPARED: all claims are made, now nobody can abort it. Nothing, if it is that or COMMITTED.
+        """OPEN -> PREPARED: all claims are made, and the run cannot be aborted any more. No change if it was past OPEN.
 
         Raises:
-            RunFencedError: it was aborted.
-            ClaimsExpiredError: claims may be forgotten; abort it, and begin it again.
-            StoreReplacedError: the store does not know it.
+            RunFencedError: the run was aborted.
+            ClaimsExpiredError: the store may have forgotten claims: abort the run, and begin it again.
+            StoreReplacedError: the store does not know the run.
         """
         change = RunChange(
             within=frozenset({RunState.OPEN}), to=RunState.PREPARED, max_age_us=self._max_age_us
@@ -114,18 +116,18 @@ class RunLifecycle(ABC):
         self._change(ref, change, done=frozenset({RunState.PREPARED, RunState.COMMITTED}))
 
     def commit(self, ref: RunRef, output_ref: str | None = None, *, accept_loss: bool = False) -> None:
-        """PREPARED -> COMMITTED: its claims count for good. Nothing, if it is that.
+        """PREPARED -> COMMITTED: the claims count for ever. No change if it was COMMITTED.
 
         Args:
             ref: the run.
-            output_ref: where its output is, for whoever asks later.
-            accept_loss: commit even if claims may be forgotten. Everything is published already, and only a
+            output_ref: where its output is; stored with the run.
+            accept_loss: commit even if the store may have forgotten claims. The output is published already, and only a
                 committed run makes the remaining claims count; other runs may publish the forgotten keys again.
 
         Raises:
-            RunFencedError: it is OPEN or ABORTED.
-            ClaimsExpiredError: claims may be forgotten.
-            StoreReplacedError: the store does not know it.
+            RunFencedError: the run is OPEN or ABORTED.
+            ClaimsExpiredError: the store may have forgotten claims.
+            StoreReplacedError: the store does not know the run.
         """
         max_age_us = None if accept_loss else self._max_age_us
         within = frozenset({RunState.PREPARED})
@@ -133,19 +135,19 @@ class RunLifecycle(ABC):
         self._change(ref, change, done=frozenset({RunState.COMMITTED}))
 
     def abort(self, ref: RunRef) -> None:
-        """OPEN -> ABORTED: its claims count no more. Nothing, if it is that.
+        """OPEN -> ABORTED: the claims do not count. No change if it was ABORTED.
 
         Raises:
-            RunFencedError: it is PREPARED or COMMITTED: it may have published.
-            StoreReplacedError: the store does not know it.
+            RunFencedError: the run is PREPARED or COMMITTED, so it may have published.
+            StoreReplacedError: the store does not know the run.
         """
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED)
         self._change(ref, change, done=frozenset({RunState.ABORTED}))
 
     def abort_lapsed(self, token: int) -> bool:
-        """OPEN -> ABORTED iff its lease has ended by the store's clock; for others than its driver.
+        """OPEN -> ABORTED iff its lease has ended by the store's clock; called by other runs.
 
-        Returns whether this call did it.
+        Returns whether this call aborted it.
         """
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
         return self._change_run(token, change)
@@ -155,7 +157,7 @@ class RunLifecycle(ABC):
     ) -> RunRow | None:
         self._insert_run(ref, None if newest is None else newest.ref.token, fingerprint, lease_us)
         row = self._newest(ref.consumer, ref.run_id)
-        # Another driver may have resumed it by now: the epoch that this call made is this driver's.
+        # Epoch 1 is this driver's, even if another driver has resumed the run since.
         return replace(row, epoch=1) if row is not None and row.ref.token == ref.token else None
 
     def _resume(self, row: RunRow, fingerprint: bytes | None, lease_us: int) -> RunRow | None:
@@ -168,36 +170,34 @@ class RunLifecycle(ABC):
         if not self._change_run(row.ref.token, change):
             return None
         resumed = self._find(row.ref)
-        # The epoch that this call made, as above.
+        # The epoch of this call, as above.
         return None if resumed is None else replace(resumed, epoch=row.epoch + 1)
 
     def _change(self, ref: RunRef, change: RunChange, done: frozenset[RunState] = frozenset()) -> None:
-        """Make the change, or say why not. `done`: states in which there is nothing left to do."""
+        """Make the change, or raise the reason why not. `done`: states in which it has been made already."""
         lost = None if change.max_age_us is None else self._lost(ref.token)
         if lost is None and self._change_run(ref.token, change):
             return
         row = self._find(ref)
         if row is None:
-            raise StoreReplacedError(
-                f"{self.where} does not know {ref}: it is another store, was emptied, or forgot it"
-            )
+            raise unknown_run(ref, self.where)
         if row.state in done:
             return
         if row.state not in change.within:
             raise RunFencedError(f"{ref} is {row.state.name}" + _ADVICE.get(row.state, ""))
         if lost is None and change.max_age_us is None:
-            raise StoreBusyError(f"{ref} is being changed by others. Try again.")
+            raise StoreBusyError(f"another driver changed {ref} at the same time. Try again")
         way_out = (
             "abort it and begin it again" if row.state is RunState.OPEN else "see commit(accept_loss=True)"
         )
-        reason = lost or f"it began too long ago for a retention of {self.retention_s:g} s"
+        reason = lost or f"the run began too long ago for a retention of {self.retention_s:g} s"
         raise ClaimsExpiredError(
-            f"claims of {ref} may be forgotten: {reason}. It stays {row.state.name}; {way_out}"
+            f"the store may have forgotten claims of {ref}: {reason}. It stays {row.state.name}; {way_out}"
         )
 
     @property
     def _max_age_us(self) -> int:
-        # A claim may be as old as its run. What is left must do to publish, and for the duplicates to come.
+        # A claim may be as old as its run, and must outlive the publishing and the duplicates to come.
         return self._retention_us - self._margin_us
 
     def _lease_us(self, lease_s: float) -> int:
@@ -227,20 +227,20 @@ class RunLifecycle(ABC):
 
         Args:
             ref: the row's identity.
-            newest: token of the newest generation, after which it comes.
+            newest: token of the newest generation so far; None if the run is new.
             fingerprint: of the input.
-            lease_us: the lease ends so many microseconds from now.
+            lease_us: the lease ends this many microseconds from now.
         """
 
     @abstractmethod
     def _change_run(self, token: int, change: RunChange) -> bool:
         """Make a change iff its conditions hold, in one atomic step; whether it was made.
 
-        A change to COMMITTED or ABORTED notes when that was.
+        A change to COMMITTED or ABORTED stores its time.
         """
 
     def _lost(self, token: int) -> str | None:
-        """Why the store may have lost claims of this run, in words; None: it has not, as far as it can tell."""
+        """Why the store may have lost claims of this run; None if it knows of no loss."""
         del token
         return None
 
@@ -248,6 +248,6 @@ class RunLifecycle(ABC):
 _ADVICE: Final = {
     RunState.OPEN: ": prepare it first",
     RunState.PREPARED: ": it may have published, so it can only be committed",
-    RunState.COMMITTED: ", for good",
-    RunState.ABORTED: ": its lease ended, or its driver gave it up. Begin it again, for the next generation",
+    RunState.COMMITTED: ", which is final",
+    RunState.ABORTED: ": its lease ended, or its driver aborted it. Begin it again, for the next generation",
 }

@@ -1,4 +1,4 @@
-"""MemoryLedger: the reference implementation, in the memory of one process. For tests."""
+"""MemoryLedger: the reference implementation of the rules, in the memory of one process. For tests."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class MemoryLedger(Ledger):
     """Runs and claims in dictionaries under one lock.
 
     Args:
-        retention_s: seconds that a claim is remembered.
-        clock: microseconds since 1970.
+        retention_s: seconds that a claim is kept.
+        clock: returns microseconds since 1970.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MemoryLedger(Ledger):
         retention_s: float = DEFAULT_RETENTION_S,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        """Begin empty."""
+        """Start empty."""
         super().__init__("this process's memory", retention_s=retention_s)
         self._clock = clock
         self._store = _Store()
@@ -91,8 +91,8 @@ class MemoryLedger(Ledger):
             run = self._store.runs[claim.token]
             if run.ended_at_us is None:
                 continue
-            worthless = run.row.state is RunState.ABORTED and claim.state is not ClaimState.DONE
-            if worthless or run.ended_at_us < before:
+            is_void = run.row.state is RunState.ABORTED and claim.state is not ClaimState.DONE
+            if is_void or run.ended_at_us < before:
                 found.append(key_hash)
         return found
 
@@ -129,17 +129,9 @@ class MemoryLedger(Ledger):
         with self._store.lock:
             run = self._store.runs.get(token)
             now = self._clock()
-            if run is None or not _holds(change, run.row, now):
+            if run is None or not change.holds(run.row, now):
                 return False
-            row = run.row
-            run.row = replace(
-                row,
-                state=row.state if change.to is None else change.to,
-                epoch=row.epoch + (change.seen_epoch is not None),
-                lease_until_us=row.lease_until_us if change.lease_us is None else now + change.lease_us,
-                fingerprint=row.fingerprint if row.fingerprint is not None else change.fingerprint,
-                output_ref=row.output_ref if change.output_ref is None else change.output_ref,
-            )
+            run.row = change.applied(run.row, now)
             if change.to is not None and change.to.is_final:
                 run.ended_at_us = now
             return True
@@ -238,15 +230,6 @@ class MemoryLedger(Ledger):
 
     def _is_pending(self, key_hash: bytes) -> bool:
         return self._store.claims[key_hash].state is ClaimState.PENDING
-
-
-def _holds(change: RunChange, row: RunRow, now: int) -> bool:
-    return (
-        row.state in change.within
-        and (change.seen_epoch is None or row.epoch == change.seen_epoch)
-        and (change.max_age_us is None or now <= row.began_at_us + change.max_age_us)
-        and (not change.only_lapsed or row.lease_until_us < now)
-    )
 
 
 def _pending(holder: Holder, now: int) -> _Claim:

@@ -1,4 +1,4 @@
-"""RunClaims: what becomes of a run's keys, by who owns them and what became of that run."""
+"""RunClaims: the verdicts of a run's keys, by the run that owns each key and that run's state."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ from typing import Final, TypeAlias
 
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.claims import Owner
-from idempotent.adapters.spark.ledger.holding import explain_refusal
+from idempotent.adapters.spark.ledger.refusals import require_alive, unclaimed_key
 from idempotent.adapters.spark.ledger.runs import RunRef, RunState
 from idempotent.errors import RunConflictError, StoreReplacedError
 
-NOBODY: Final = 0
-"""Stands for a token where nobody owns a key."""
-_NO_OWNER: Final = Owner(NOBODY, None)
+_NO_TOKEN: Final = 0
+_NO_OWNER: Final = Owner(_NO_TOKEN, None)
 _CLOSED: Final = frozenset({RunState.PREPARED, RunState.COMMITTED})
 
 
 class Verdict(Enum):
-    """What becomes of a row with a key."""
+    """What happens to a row with a key."""
 
     NEW = "new"
-    """This run owns the key: emit it, in this evaluation and in every other."""
+    """This run owns the key: emit the row, in every evaluation."""
     DUPLICATE = "duplicate"
-    """A committed run owns it: drop it."""
+    """A committed run owns the key: drop the row."""
     CONFLICT = "conflict"
-    """A run that has not ended owns it: put it aside for a later run. Only with OnConflict.DIVERT."""
+    """A run that has not ended owns the key: put the row aside for a later run. Only with OnConflict.DIVERT."""
 
 
 class OnConflict(Enum):
-    """What to do when a run that has not ended owns a key. Dropping it would lose the row if that run dies."""
+    """What to do about a key of a run that has not ended. A dropped row would be lost if that run dies.
+
+    In each case an OPEN run whose lease has ended is aborted.
+    """
 
     WAIT = "wait"
-    """Until it has ended. An OPEN one whose lease has ended is aborted."""
+    """Wait until that run has ended."""
     FAIL = "fail"
-    """Raise RunConflictError. An OPEN one whose lease has ended is aborted."""
+    """Raise RunConflictError."""
     DIVERT = "divert"
-    """Answer CONFLICT. An OPEN one whose lease has ended is aborted."""
+    """Answer CONFLICT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of one key.
+    """The verdict of one key, with its reasons.
 
     Attributes:
-        verdict: of the key.
-        token: of the run that owns it.
-        other_payload: the owner claimed it with another fingerprint: an update, or two things under one key.
+        verdict: what happens to its rows.
+        token: of the owning run.
+        other_payload: the owner claimed the key with another fingerprint: an update, or two things with one key.
     """
 
     verdict: Verdict
@@ -58,16 +60,16 @@ class Decision:
 
 
 class RunClaims:
-    """The claims of one run. One for each task is enough; it remembers which other runs have ended.
+    """The claims of one run. One object for a task is enough: it remembers which other runs have ended.
 
     Args:
-        ledger: where they are.
+        ledger: the store of the claims.
         ref: the run.
         on_conflict: what to do about keys of runs that have not ended.
         timeout_s: longest wait of one `decide` with WAIT, in seconds: two runs may wait for each other.
-        poll_s: seconds between two looks.
-        sleep: waits so many seconds; for tests.
-        monotonic: a clock in seconds; for tests.
+        poll_s: seconds between two reads of the other runs' states.
+        sleep: waits for a number of seconds; replaced in tests.
+        monotonic: a clock in seconds; replaced in tests.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class RunClaims:
         sleep: Callable[[float], object] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nothing yet."""
+        """Send nothing to the store yet."""
         self._ledger = ledger
         self._ref = ref
         self._on_conflict = on_conflict
@@ -95,22 +97,20 @@ class RunClaims:
     def decide(
         self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
     ) -> list[Verdict]:
-        """The verdicts of these keys, aligned. See `decide_each`; without fingerprints much less work for each key."""
+        """The verdicts of these keys, aligned. As `decide_each`, but faster for each key without fingerprints."""
         if fingerprints is not None:
             return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
         verdicts: list[Verdict | None] = []
         questions: _Questions = {}
         for owners in self._ledger.owners(self._ref, hashes, insert=not self._closed):
-            settled = owners.spread([self._settled(owner) for owner in owners.distinct])
-            if None in settled:
-                part = hashes[len(verdicts) : len(verdicts) + len(settled)]
-                for key_hash, owner, verdict in zip(
-                    part, owners.spread(owners.distinct), settled, strict=True
-                ):
+            known = owners.spread([self._known_verdict(owner) for owner in owners.distinct])
+            if None in known:
+                part = hashes[len(verdicts) : len(verdicts) + len(known)]
+                for key_hash, owner, verdict in zip(part, owners.spread(owners.distinct), known, strict=True):
                     if verdict is None:
                         token, mark = owner or _NO_OWNER
                         questions.setdefault(token, {})[key_hash] = mark
-            verdicts += settled
+            verdicts += known
         decided: dict[bytes, Decision] = {}
         self._resolve(questions, {}, decided)
         return [verdict or decided[h].verdict for h, verdict in zip(hashes, verdicts, strict=True)]
@@ -118,23 +118,23 @@ class RunClaims:
     def decide_each(
         self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
     ) -> list[Decision]:
-        """Claim keys and say what becomes of each; the same however often it is asked.
+        """Claim keys; the verdict of each, the same in every call.
 
-        While the run is OPEN, keys that nobody owns are claimed and those of aborted runs taken over. Once it is
-        PREPARED or COMMITTED nothing is claimed any more. Mostly one round trip for 1,000 keys, see `Ledger.claim`;
-        one more when a run is met that was not known to have ended.
+        While the run is OPEN, it claims keys without an owner and takes over keys of aborted runs. Once it is PREPARED
+        or COMMITTED it claims nothing. Mostly one round trip for 1,000 keys, see `Ledger.claim`; one more for an owner
+        that was not known to have ended.
 
         Args:
-            hashes: of the keys, 20 bytes each, none twice. 1,000 at a time are best.
+            hashes: of the keys, 20 bytes each, all different. 1,000 at a time are best.
             fingerprints: of the payloads, 8 bytes each or None, aligned.
 
         Raises:
             RunConflictError: with FAIL, or after `timeout_s` with WAIT.
             RunFencedError: this run was aborted.
-            RunInputChangedError: it is PREPARED or COMMITTED and a key was never claimed. With DIVERT such a key may
-                be one that was put aside: it is again, as a CONFLICT.
+            RunInputChangedError: this run is PREPARED or COMMITTED, and a key was never claimed. With DIVERT the key
+                may be one that was put aside, and is a CONFLICT again.
             StoreReplacedError: the store does not know this run, or the owner of a key.
-            StoreError: the store did not do its part.
+            StoreError: the store failed, or did not answer.
         """
         marks = dict(zip(hashes, fingerprints, strict=True)) if fingerprints else {}
         decided: dict[bytes, Decision] = {}
@@ -142,14 +142,14 @@ class RunClaims:
         return [decided[key_hash] for key_hash in hashes]
 
     def _resolve(self, questions: _Questions, marks: _Marks, decided: dict[bytes, Decision]) -> None:
-        """Decide about all keys in these questions, however long it takes."""
+        """Decide about all keys in these questions, with as many rounds and waits as that takes."""
         hashes = [key_hash for keys in questions.values() for key_hash in keys]
         suspects: set[int] = set()
         deadline: float | None = None
         while questions:
             was_closed = self._closed
             states = self._look(questions)
-            # What was read while the run was OPEN may be old once it is closed.
+            # Once the run is closed, owners that were read while it was OPEN may be out of date.
             if self._closed == was_closed:
                 steps = {
                     token: self._step(token, keys, states, marks, decided)
@@ -158,7 +158,8 @@ class RunClaims:
                 lost = {token for token, step in steps.items() if step is _Step.LOST}
                 if lost & suspects:
                     raise StoreReplacedError(
-                        f"{self._ledger.where} does not know the run that owns a key: it lost runs"
+                        f"{self._ledger.where} does not know the run that owns a key: it lost runs. Restore it, "
+                        "or begin all runs of this consumer in a new store"
                     )
                 suspects |= lost
                 if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
@@ -166,14 +167,14 @@ class RunClaims:
             questions = self._ask([h for h in hashes if h not in decided], marks, decided)
 
     def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, Decision]) -> _Questions:
-        """Claim; decide what is this run's or of one known to be committed. The other keys by their owner."""
+        """Claim, and decide about keys whose verdict is known at once. The other keys, by the token of their owner."""
         if not pending:
             return {}
         fingerprints = [marks.get(key_hash) for key_hash in pending] if marks else None
         owners = self._ledger.claim(self._ref, pending, insert=not self._closed, fingerprints=fingerprints)
         questions: _Questions = {}
         for key_hash, owner in zip(pending, owners, strict=True):
-            verdict = self._settled(owner)
+            verdict = self._known_verdict(owner)
             if owner is None or verdict is None:
                 token, mark = owner or _NO_OWNER
                 questions.setdefault(token, {})[key_hash] = mark
@@ -182,8 +183,8 @@ class RunClaims:
                 decided[key_hash] = Decision(verdict, owner.token, different)
         return questions
 
-    def _settled(self, owner: Owner | None) -> Verdict | None:
-        """The verdict of this owner's keys; None: it takes another look to know."""
+    def _known_verdict(self, owner: Owner | None) -> Verdict | None:
+        """The verdict of this owner's keys; None if the owner's state has to be read first."""
         if owner is None:
             return None
         if owner.token == self._ref.token:
@@ -191,14 +192,13 @@ class RunClaims:
         return Verdict.DUPLICATE if self._ended.get(owner.token) is RunState.COMMITTED else None
 
     def _look(self, questions: _Questions) -> dict[int, RunState]:
-        """The states of the owners and of this run, which must be one that goes on."""
+        """The states of the owners and of this run, which must not be aborted."""
         mine = self._ref.token
-        states = self._ledger.state_of({mine, *questions} - {NOBODY})
+        states = self._ledger.state_of({mine, *questions} - {_NO_TOKEN})
         self._ended |= {token: state for token, state in states.items() if state.is_final and token != mine}
         if states[mine] in _CLOSED:
             self._closed = True
-        else:
-            explain_refusal(self._ref, states[mine], self._ledger.where)
+        require_alive(self._ref, states[mine], self._ledger.where)
         return states
 
     def _step(
@@ -209,7 +209,7 @@ class RunClaims:
         marks: _Marks,
         decided: dict[bytes, Decision],
     ) -> _Step:
-        """Go one step on with the keys of one owner."""
+        """Take the next step for the keys of one owner."""
         state = states.get(token, RunState.UNKNOWN)
         if state is RunState.COMMITTED:
             for key_hash, mark in keys.items():
@@ -217,16 +217,16 @@ class RunClaims:
                 decided[key_hash] = Decision(Verdict.DUPLICATE, token, different)
             return _Step.DECIDED
         if self._closed:
-            # Waiting here could be for ever: two PREPARED runs might wait for each other.
+            # No waiting here: two PREPARED runs could wait for each other for ever.
             if self._on_conflict is not OnConflict.DIVERT:
-                explain_refusal(self._ref, RunState.PREPARED, self._ledger.where)
+                raise unclaimed_key(self._ref, states[self._ref.token])
             return self._divert(token, keys, marks, decided)
-        if token == NOBODY:
+        if token == _NO_TOKEN:
             return _Step.AGAIN
         if state is RunState.ABORTED:
             return self._steal(token, keys, marks, decided)
         if state is RunState.UNKNOWN:
-            return _Step.LOST  # once is a claim that was collected with its run since it was read
+            return _Step.LOST  # normal once: gc may have deleted claim and run since the claim was read
         if state is RunState.OPEN and self._ledger.abort_lapsed(token):
             return _Step.AGAIN
         return self._meet_live(token, state, keys, marks, decided)
@@ -249,7 +249,8 @@ class RunClaims:
                 return self._divert(token, keys, marks, decided)
             case OnConflict.FAIL:
                 raise RunConflictError(
-                    f"{self._ref}: {len(keys)} keys are owned by another run that is {state.name} (token {token})"
+                    f"{self._ref}: {len(keys)} keys are owned by another run that is {state.name} (token {token}). "
+                    "Try again when that run has ended"
                 )
 
     def _divert(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
@@ -271,7 +272,7 @@ class RunClaims:
 
 
 class _Step(Enum):
-    """How far one look came with the keys of one owner."""
+    """The result of one step for the keys of one owner."""
 
     DECIDED = "decided"
     AGAIN = "again"

@@ -1,19 +1,19 @@
-"""Runs: units of work, their states, and which change of state is allowed when.
+"""Runs: units of work, their states, and when a change of state is allowed.
 
 ::
 
             prepare              commit
     OPEN ────────────► PREPARED ────────► COMMITTED      one row commits all claims of the run
-      │ abort; by others once its lease has ended
+      │ abort; by other runs once its lease has ended
       └──────────────► ABORTED                           for good: the next begin makes generation + 1
 
-Nobody may abort a PREPARED run: it may have published already.
+A PREPARED run cannot be aborted: it may have published already.
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
@@ -22,34 +22,34 @@ _TOKEN_BITS: Final = 63
 
 
 class RunState(IntEnum):
-    """Where a run is in its life. The numbers are stored."""
+    """The state of a run. The numbers are stored."""
 
     UNKNOWN = 0
-    """The store does not know the token. Never stored."""
+    """The store has no run with this token. Never stored."""
     OPEN = 1
-    """It makes claims. Others may abort it once its lease has ended."""
+    """The run makes claims. Other runs may abort it once its lease has ended."""
     PREPARED = 2
-    """All its claims are made, and it publishes. Nobody can abort it, and it makes no more claims."""
+    """All claims are made, and the run publishes. It cannot be aborted, and makes no more claims."""
     COMMITTED = 3
-    """Its claims count for good: their keys are duplicates for everybody else."""
+    """Final: its claims count, and their keys are duplicates for every other run."""
     ABORTED = 4
-    """Its claims count no more: whoever wants their keys takes them over."""
+    """Final: its claims do not count, and any run takes their keys over."""
 
     @property
     def is_final(self) -> bool:
-        """Whether it never changes again, so that it may be remembered."""
+        """Whether the state never changes again, so that it may be cached."""
         return self in (RunState.COMMITTED, RunState.ABORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """One generation of one run: what executors need to know. Picklable.
+    """One generation of one run. Picklable.
 
     Attributes:
-        consumer: whose keys it claims.
-        run_id: names the unit of work, never an attempt: the same for the same input after a crash.
+        consumer: the consumer that claims the keys.
+        run_id: names the unit of work, never an attempt: the same input has the same run_id after a crash.
         generation: 1, and one more after each abort.
-        token: random, positive, 63 bits. The owner of all its claims: there is no other (run_id, generation) with it.
+        token: random, positive, 63 bits: owns the claims. Each generation of each run has a token of its own.
     """
 
     consumer: str
@@ -63,17 +63,17 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run as the store has it.
+    """A run as stored.
 
     Attributes:
-        ref: which.
-        state: where it is in its life.
-        epoch: how often it was begun or resumed, from 1.
-        fingerprint: of its input; None: nobody said.
-        output_ref: where its output is, as `commit` was told.
-        lease_until_us: when others may abort it if it is OPEN. Microseconds since 1970 by the store's clock.
-        began_at_us: when this generation was begun first, likewise.
-        now_us: the store's clock at the reading.
+        ref: its identity.
+        state: its state.
+        epoch: how often this generation was begun or resumed, from 1.
+        fingerprint: of its input; None if `begin` was given none.
+        output_ref: where its output is, as given to `commit`.
+        lease_until_us: when other runs may abort it if it is OPEN. Microseconds since 1970 by the store's clock.
+        began_at_us: when this generation was first begun, likewise.
+        now_us: the store's clock when the row was read.
     """
 
     ref: RunRef
@@ -87,21 +87,23 @@ class RunRow:
 
     @property
     def lapsed(self) -> bool:
-        """Whether its lease had ended at the reading."""
+        """Whether the lease had ended when the row was read."""
         return self.lease_until_us < self.now_us
 
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """A change of one run's row, made by the store in one atomic step iff all its conditions hold then.
+    """A change of one run's row, which a store makes in one atomic step iff all conditions hold.
+
+    `holds` and `applied` are the rule; SQL and Lua carry it out in the store.
 
     Attributes:
         within: condition: the state is one of these.
-        to: the new state; None: it stays.
-        lease_us: the lease is to end so many microseconds from now; None: it stays.
-        seen_epoch: condition: the epoch is this one; it is bumped. None: it does not matter and stays.
-        max_age_us: condition: it was begun no more microseconds ago than this.
-        only_lapsed: condition: its lease has ended.
+        to: the new state; None keeps it.
+        lease_us: the lease ends this many microseconds from now; None keeps it.
+        seen_epoch: condition: the epoch is this one, and grows by 1; None accepts and keeps any.
+        max_age_us: condition: the run began at most this many microseconds ago; None accepts any age.
+        only_lapsed: condition: the lease has ended.
         fingerprint: stored if the row has none.
         output_ref: stored unless None.
     """
@@ -115,7 +117,27 @@ class RunChange:
     fingerprint: bytes | None = None
     output_ref: str | None = None
 
+    def holds(self, row: RunRow, now_us: int) -> bool:
+        """Whether all conditions hold for this row at this time of the store's clock."""
+        return (
+            row.state in self.within
+            and (self.seen_epoch is None or row.epoch == self.seen_epoch)
+            and (self.max_age_us is None or now_us <= row.began_at_us + self.max_age_us)
+            and (not self.only_lapsed or row.lease_until_us < now_us)
+        )
+
+    def applied(self, row: RunRow, now_us: int) -> RunRow:
+        """The row after the change."""
+        return replace(
+            row,
+            state=row.state if self.to is None else self.to,
+            epoch=row.epoch + (self.seen_epoch is not None),
+            lease_until_us=row.lease_until_us if self.lease_us is None else now_us + self.lease_us,
+            fingerprint=row.fingerprint if row.fingerprint is not None else self.fingerprint,
+            output_ref=row.output_ref if self.output_ref is None else self.output_ref,
+        )
+
 
 def new_token() -> int:
-    """A token that no run has had before."""
+    """A random token, different from those of all other runs."""
     return secrets.randbits(_TOKEN_BITS) or 1

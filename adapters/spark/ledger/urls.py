@@ -7,11 +7,11 @@ from idempotent.adapters.spark.ledger.config import StoreConfig
 
 
 def open_ledger(config: StoreConfig) -> Ledger:
-    """Make a ledger; it connects when it is first used.
+    """Make a ledger, which connects at its first use.
 
     Raises:
-        ConfigurationError: not the URL of a supported store.
-        MissingExtraError: its driver is not installed.
+        ConfigurationError: the URL names no supported store.
+        MissingExtraError: the store's driver is not installed.
     """
     if config.is_redis:
         from idempotent.adapters.spark.ledger.redis import RedisLedger

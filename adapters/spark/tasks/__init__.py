@@ -1,1 +1,1 @@
-"""What runs inside a Spark task, on an executor."""
+"""The code that runs inside a Spark task, on an executor."""

@@ -1,4 +1,4 @@
-"""Arrow batches of a size that is worth a round trip."""
+"""Arrow batches, joined to a size that is worth a round trip."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 def gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in order, small batches joined until there are `rows`; larger ones are not copied."""
+    """The same rows in the same order: small batches joined until they have `rows`, larger ones not copied."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Chunks: rows in slices that make one round trip each."""
+"""Chunks: slices of rows, of one round trip each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def chunks(rows: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def checked_chunk(size: int) -> int:
-    """The size of a chunk. Raises ConfigurationError: it is less than 1."""
+    """The size of a chunk. Raises ConfigurationError: less than 1."""
     if size < 1:
         raise ConfigurationError(f"chunk must be at least 1, not {size}")
     return size

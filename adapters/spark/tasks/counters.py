@@ -1,4 +1,4 @@
-"""Counters: what became of the rows, brought back to the driver by accumulators."""
+"""Counters: rows by verdict, which accumulators bring back to the driver."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Counters:
-    """Rows by verdict. Spark counts a task once per action that succeeds, and again with every evaluation.
+    """Rows by verdict. A row counts once in each evaluation, and not in a task that failed.
 
     Args:
         context: the SparkContext; Spark Connect has none.
     """
 
     def __init__(self, context: Any, verdicts: Iterable[Verdict]) -> None:
-        """All at 0."""
+        """Start at 0."""
         self._accumulators = {verdict.name: context.accumulator(0) for verdict in verdicts}
 
     def add(self, verdicts: Mapping[Verdict, int]) -> None:

@@ -1,4 +1,4 @@
-"""RunHandle: what a closure takes to the executors, and nothing else of a run."""
+"""RunHandle: the part of a run that a closure carries to the executors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class RunHandle:
     """A run, as plain data. Picklable.
 
     Attributes:
-        store: where the ledger is. The password goes with it: keep it out of the URL and let the driver library find
-            it on the executor, if the cluster's event log is not yours.
-        ref: which run.
-        epoch: how often it was begun or resumed.
+        store: where the ledger is, password included. If others read the cluster's event log, leave the password out
+            of the URL and let the driver library find it on the executor.
+        ref: the run and its generation.
+        epoch: how often the run was begun or resumed.
         on_conflict: what to do about a key that a run holds which has not ended.
-        wait_s: seconds to wait for such a run.
+        wait_s: seconds to wait for such a run, and for another attempt at a key.
         lease_s: seconds that a pending claim is protected.
         chunk: keys in one round trip.
-        counters: where rows are counted; None: nowhere (Spark Connect has no accumulators).
+        counters: counts rows; None on Spark Connect, which has no accumulators.
     """
 
     store: StoreConfig
@@ -41,7 +41,7 @@ class RunHandle:
     counters: Counters | None = None
 
     def with_chunk(self, chunk: int | None) -> RunHandle:
-        """The same with another chunk; None: the same."""
+        """The handle with another chunk; None keeps the present one."""
         return self if chunk is None else replace(self, chunk=checked_chunk(chunk))
 
 

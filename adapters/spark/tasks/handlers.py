@@ -1,4 +1,4 @@
-"""Modes effect and replay on an executor: each key's handler to its end once, as long as nobody dies in between."""
+"""Handlers: the modes effect and replay, which let one attempt at a time handle a key."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from idempotent.adapters.spark.tasks.renewal import Renewal
 from idempotent.errors import RunConflictError, StoreError
 
 R = TypeVar("R")
-_LONGEST_LOOK_S: Final = 1.0
+_MAX_POLL_S: Final = 1.0
 
 
 class Handlers:
     """Runs handlers for the keys of one partition.
 
-    A key that another attempt holds is waited for: it is done when that attempt finishes it, and this one's when its
-    lease ends. Skipping it would lose it if that attempt dies.
+    While another attempt holds a key, this one waits: until the other has finished it, or the other's lease ends and
+    the key is handled here. A skipped key would be lost if the other attempt dies.
 
     Args:
         handle: the run.
     """
 
     def __init__(self, handle: RunHandle) -> None:
-        """Look that the store is the right one."""
+        """Check that the store knows the run."""
         self._handle = handle
         self._ledger = ledger_for(handle.store)
-        # Nothing of Spark's: its stage, partition and attempt numbers come again in other jobs.
+        # Random: Spark uses its stage, partition and attempt numbers again in other jobs.
         self._attempt = secrets.token_bytes(ATTEMPT_BYTES)
         check_store(self._ledger, handle)
 
@@ -40,13 +40,13 @@ class Handlers:
         """The results of all keys: the handler's, or what an earlier attempt stored.
 
         Args:
-            rows: by key hash, one chunk of them.
-            handler: returns what is to be stored, or None.
+            rows: one chunk, by key hash.
+            handler: returns the result to store, or None.
 
         Raises:
             RunConflictError: a key was held for longer than the run waits.
             RunError, StoreError: see KeyHolding.acquire.
-            Exception: the handler's own; its key, and those that were not begun, are free for the retry.
+            Exception: the handler's own. Its key, and those not yet handled, are free for Spark's retry.
         """
         results: dict[bytes, bytes | None] = {}
         pending, deadline = list(rows), time.monotonic() + self._handle.wait_s
@@ -68,12 +68,12 @@ class Handlers:
     def _handle_mine(
         self, rows: Mapping[bytes, R], handler: Callable[[R], bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """What was finished; others may have taken over the rest."""
+        """The results of the keys finished here; other attempts may have taken over the rest."""
         results: dict[bytes, bytes | None] = {}
         with Renewal(self._renew, set(rows), self._handle.lease_s) as renewal:
             try:
                 for key_hash, row in rows.items():
-                    # Not an effect on a key that somebody else may be at work on by now.
+                    # Another attempt may have taken the key over.
                     if not renewal.holds(key_hash):
                         continue
                     result = handler(row)
@@ -82,7 +82,7 @@ class Handlers:
                     renewal.forget(key_hash)
             except BaseException:
                 renewal.stop()
-                # Else their leases end by themselves; what the handler raised is what must be known.
+                # If this fails too their leases end in time; the handler's error is the one to report.
                 with suppress(StoreError):
                     self._ledger.give_up(self._attempt, renewal.outstanding)
                 raise
@@ -94,6 +94,8 @@ class Handlers:
     def _wait(self, lease_rest_s: float, deadline: float, count: int) -> None:
         if time.monotonic() > deadline:
             raise RunConflictError(
-                f"{count} keys of {self._handle.ref} are held by other attempts for more than {self._handle.wait_s:g} s"
+                f"{count} keys of {self._handle.ref} are held by other attempts for more than "
+                f"{self._handle.wait_s:g} s: their handlers take longer than wait_s, or their processes died and their "
+                "leases have not ended"
             )
-        time.sleep(min(max(lease_rest_s, 0.05), _LONGEST_LOOK_S))
+        time.sleep(min(max(lease_rest_s, 0.05), _MAX_POLL_S))

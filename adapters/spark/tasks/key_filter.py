@@ -1,4 +1,4 @@
-"""KeyFilter: mode dedup on an executor: keys in, verdicts out, a chunk of them in each round trip."""
+"""KeyFilter: the verdicts of a partition's keys (mode dedup), a chunk in each round trip."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 
 class KeyFilter:
-    """Decides about the keys of one partition.
+    """The verdicts of one partition's keys.
 
     Args:
         handle: the run.
     """
 
     def __init__(self, handle: RunHandle) -> None:
-        """Look that the store is the right one."""
+        """Check that the store knows the run."""
         self._claims: RunClaims = claims_for(handle)
         self._counters = handle.counters
         self.chunk = handle.chunk
 
     def decide(self, hashes: Sequence[bytes]) -> list[Verdict]:
-        """The verdicts of rows, which may have keys in common. Aligned.
+        """The verdicts of rows, aligned. Several rows may have the same key.
 
         Raises:
             RunError, StoreError: see RunClaims.
@@ -43,12 +43,12 @@ class KeyFilter:
         return verdicts
 
     def compare(self, hashes: Sequence[bytes], payloads: Sequence[bytes]) -> tuple[list[Verdict], list[bool]]:
-        """As `decide`; and which rows have another payload than the row that their key was claimed for.
+        """As `decide`, and for each row whether its payload differs from the one that its key was claimed with.
 
         Raises:
             RunError, StoreError: see RunClaims.
         """
-        # Of rows with a common key the first is what the key was claimed for.
+        # A key is claimed with the payload of its first row.
         marks = dict(zip(reversed(hashes), reversed(payloads), strict=True))
         decided: dict[bytes, Decision] = {}
         for part in chunks(dict.fromkeys(hashes), self.chunk):
@@ -71,5 +71,5 @@ class KeyFilter:
 
     def _count(self, verdicts: Sequence[Verdict]) -> None:
         if self._counters is not None:
-            # Not a Counter: to hash a member of an Enum takes longer than anything else that is done for a row.
+            # Not a Counter: hashing an enum member takes longer than the rest of the work for a row.
             self._counters.add({each: verdicts.count(each) for each in Verdict})

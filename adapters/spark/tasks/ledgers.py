@@ -1,4 +1,4 @@
-"""What a Python worker keeps between tasks: one connection for each store, however many tasks it runs."""
+"""The ledgers of a Python worker process: one connection for each store, kept between tasks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Final
 
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.refusals import require_alive
 from idempotent.adapters.spark.ledger.run_claims import RunClaims
-from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.tasks.handle import RunHandle
-from idempotent.errors import RunFencedError, StoreReplacedError
 
-# In this module, which workers import, and not in one that travels by value: that would be one for each task.
+# Workers import this module; in one that is pickled by value each task would have a dictionary of its own.
 _ledgers: Final[dict[StoreConfig, Ledger]] = {}
 _lock: Final = threading.Lock()
 _pid = os.getpid()
 
 
 def ledger_for(config: StoreConfig) -> Ledger:
-    """This process's ledger of a store."""
+    """The ledger of a store that this process keeps."""
     global _pid  # noqa: PLW0603 - a forked worker must not share its parent's connections
     with _lock:
         if _pid != os.getpid():
@@ -33,7 +32,7 @@ def ledger_for(config: StoreConfig) -> Ledger:
 
 
 def claims_for(handle: RunHandle) -> RunClaims:
-    """The claims of a run, after a look that the store is the one in which it was begun.
+    """The claims of a run, once the store is known to be the one in which it was begun.
 
     Raises:
         StoreReplacedError: the store does not know the run.
@@ -46,11 +45,6 @@ def claims_for(handle: RunHandle) -> RunClaims:
 
 
 def check_store(ledger: Ledger, handle: RunHandle) -> None:
-    """Look that the run is there and alive. Raises as `claims_for`."""
+    """Check that the store knows the run, and that it was not aborted. Raises as `claims_for`."""
     state = ledger.state_of([handle.ref.token])[handle.ref.token]
-    if state is RunState.UNKNOWN:
-        raise StoreReplacedError(
-            f"the store at {handle.store.where} does not know {handle.ref}: it is another store, or lost its data"
-        )
-    if state is RunState.ABORTED:
-        raise RunFencedError(f"{handle.ref} was aborted; begin it again")
+    require_alive(handle.ref, state, ledger.where)

@@ -1,4 +1,4 @@
-"""Renewal: a thread that keeps leases alive, and knows when it could not."""
+"""Renewal: a thread that keeps the leases of pending claims from ending."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _TIMES_A_LEASE: Final = 3
 
 
 class Renewal:
-    """Renews the leases of keys that were just acquired, three times a lease.
+    """Renews the leases of keys that were just acquired, three times a lease, and knows which keys were lost.
 
     Args:
-        renew: renews these keys; returns those that are still ours.
+        renew: renews these keys; returns those that this attempt still holds.
         hashes: of the keys.
         lease_s: seconds of one lease.
     """
 
     def __init__(self, renew: Callable[[set[bytes]], set[bytes]], hashes: set[bytes], lease_s: float) -> None:
-        """Their leases began a moment ago."""
+        """Count from now: the leases have just begun."""
         self._renew_keys = renew
         self._hashes = hashes
         self._lease_s = lease_s
@@ -35,23 +35,23 @@ class Renewal:
         self._thread = threading.Thread(target=self._run, name="idempotent-renewal", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
+        """Stop the thread."""
         self.stop()
 
     @property
     def outstanding(self) -> set[bytes]:
-        """Keys that are still ours and not forgotten."""
+        """Keys that this attempt holds and has not forgotten."""
         return set(self._hashes)
 
     def holds(self, key_hash: bytes) -> bool:
-        """Whether the key is ours for at least a third of a lease from now, asking the store if that is not sure.
+        """Whether this attempt holds the key for at least a third of a lease from now; asks the store when in doubt.
 
         Raises:
             StoreError: the store did not answer.
@@ -61,12 +61,12 @@ class Renewal:
         return key_hash in self._hashes
 
     def forget(self, key_hash: bytes) -> None:
-        """Nothing to renew any more."""
+        """Stop renewing the lease of one key."""
         with self._lock:
             self._hashes.discard(key_hash)
 
     def stop(self) -> None:
-        """Renew nothing more."""
+        """Stop renewing, and wait for the thread."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -76,7 +76,7 @@ class Renewal:
             try:
                 self._renew()
             except StoreError as error:
-                # The next one may do it; until then `holds` asks by itself.
+                # The next renewal may succeed; until then `holds` asks the store.
                 log.warning("claims_not_renewed", extra={"error": str(error)})
 
     def _renew(self) -> None:

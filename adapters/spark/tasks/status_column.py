@@ -1,4 +1,4 @@
-"""Mode dedup as a column function."""
+"""Mode dedup as a column: the function behind `idempotent_udf`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from idempotent.adapters.spark.tasks.key_filter import KeyFilter
 
 
 def status_function(handle: RunHandle) -> Callable[..., Any]:
-    """The function for `arrow_udf`, with the annotations by which that knows its kind."""
+    """The function for `arrow_udf`, which reads the kind of function from the annotations."""
 
     def decided(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         keys = KeyFilter(handle)
         for arrays in columns:
-            # Of one column Spark sends the array alone, whatever the annotation says.
+            # Spark sends a single column as an array, not as a tuple of one.
             sent: Any = arrays
             lists = [array.to_pylist() for array in (sent if isinstance(sent, tuple) else (sent,))]
             hashes = [key_hash(handle.ref.consumer, each) for each in zip(*lists, strict=True)]

@@ -1,5 +1,5 @@
--- KEYS: the run. ARGV: the fields of RunChange in their order ('': none; states as digits), milliseconds to remember an
--- ended run, memory of the server for a run that is resumed while OPEN. 1: the conditions held, and it is changed.
+-- KEYS: the run. ARGV: the fields of RunChange in their order ('' for None; states as digits), milliseconds to keep an
+-- ended run, memory of the server for a run that is resumed while OPEN. 1 if the conditions held and the run is changed.
 local within, to, lease, seen_epoch, max_age, only_lapsed, fingerprint, output_ref, keep_ms, memory = unpack(ARGV)
 local key = KEYS[1]
 local row = redis.call('HMGET', key, 'state', 'epoch', 'lease', 'began', 'fingerprint', 'pointer')

@@ -1,4 +1,4 @@
--- KEYS: claims. ARGV: milliseconds to remember, the attempt, then for each claim '', or '=' and the result.
+-- KEYS: claims. ARGV: milliseconds to keep claims, the attempt, then for each claim '', or '=' and the result.
 -- For each claim: 1 if it is the attempt's.
 local answers = {}
 for i, key in ipairs(KEYS) do

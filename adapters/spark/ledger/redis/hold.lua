@@ -1,5 +1,5 @@
--- KEYS: the run, then claims. ARGV: milliseconds to remember, the head of the value, lease in microseconds.
--- The time, then for each claim its value, or nil if it is nobody's.
+-- KEYS: the run, then claims. ARGV: milliseconds to keep claims, the head of the value, lease in microseconds.
+-- The time, then for each claim its value, or nil if the key has no claim.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local open = redis.call('HGET', KEYS[1], 'state') == '1'

@@ -1,5 +1,5 @@
--- KEYS: pointer to the newest generation, the new run. ARGV: token, the newest as seen ('': none), generation, fingerprint
--- ('': none), lease in microseconds, memory of the server.
+-- KEYS: pointer to the newest generation, the new run. ARGV: token, the newest as seen ('' for none), generation, fingerprint
+-- ('' for none), lease in microseconds, memory of the server.
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[2] then
   return 0
 end

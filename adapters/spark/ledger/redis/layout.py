@@ -1,9 +1,9 @@
-"""How runs and claims are stored in Redis: the one description; the scripts follow it.
+"""How runs and claims are stored in Redis: the description that the scripts follow.
 
 ============================  ======================================================================================
 `<prefix>newest:<hash>`       token of the newest generation of a run, in digits
 `<prefix>run:<token>`         a hash: state, generation, epoch, fingerprint, output_ref, lease, began (microseconds),
-                              memory (what tells whether the server may have lost something), pointer (the name above)
+                              memory (the server and its evictions, see RedisLedger), pointer (the name above)
 `<prefix>claim:<key hash>`    a string, of 20 bytes after the colon; see below
 ============================  ======================================================================================
 
@@ -21,7 +21,7 @@ offset  bytes  field        meaning
 37             result       DONE: nothing, or '=' and the result
 ======  =====  ===========  =========================================================
 
-Claims are forgotten a retention after they were made or changed, ended runs a little later; others stay.
+Claims expire a retention after they were made or changed, ended runs a little later. Other runs do not expire.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ from idempotent.keys import KeySpace
 _OWNED: Final = Struct(">QB")
 _PENDING: Final = Struct(">QBI16s")
 _ROW: Final = Struct(">QBI16sQ")
-_SEEN: Final = Struct(">16sQ")
+_ATTEMPT_AND_LEASE: Final = Struct(">16sQ")
 
 
 class Names:
     """The names under one prefix.
 
     Args:
-        prefix: what all names start with.
+        prefix: the start of all names.
     """
 
     def __init__(self, prefix: str) -> None:
-        """Encode it once."""
+        """Encode the prefix once."""
         self.runs: Final = f"{prefix}run:".encode()
         self.claims: Final = f"{prefix}claim:".encode()
         self._newest = f"{prefix}newest:"
 
     def newest(self, consumer: str, run_id: str) -> bytes:
-        """The pointer to the newest generation."""
+        """The name of the pointer to the newest generation."""
         return (self._newest + KeySpace(consumer, "run").key(run_id).token).encode()
 
     def run(self, token: int) -> bytes:
-        """A run."""
+        """The name of a run."""
         return self.runs + str(token).encode()
 
     def claim(self, key_hash: bytes) -> bytes:
-        """A claim."""
+        """The name of a claim."""
         return self.claims + key_hash
 
 
 def token_bytes(token: int) -> bytes:
-    """A token as claims have it."""
+    """A token as it is stored in claims."""
     return token.to_bytes(8)
 
 
@@ -81,19 +81,19 @@ def pending_head(holder: Holder) -> bytes:
     return _PENDING.pack(holder.token, ClaimState.PENDING, holder.epoch, holder.attempt)
 
 
-def seen(row: PendingRow) -> bytes:
-    """Attempt and lease of a claim as it was read."""
-    return _SEEN.pack(row.attempt, row.lease_until_us)
+def attempt_and_lease(row: PendingRow) -> bytes:
+    """Attempt and lease of a claim, as it was read."""
+    return _ATTEMPT_AND_LEASE.pack(row.attempt, row.lease_until_us)
 
 
 def head_of(value: bytes) -> tuple[int, ClaimState]:
-    """Token and state of any claim."""
+    """Token and state of a claim in any state."""
     token, state = _OWNED.unpack_from(value)
     return token, ClaimState(state)
 
 
 def owner_of(value: bytes) -> Owner:
-    """The owner in any claim."""
+    """The owner of a claim in any state."""
     token, state = _OWNED.unpack_from(value)
     mark = value[_OWNED.size :] if state == ClaimState.OWNED else b""
     return Owner(token, mark or None)
@@ -102,12 +102,12 @@ def owner_of(value: bytes) -> Owner:
 def owners(
     token: int, count: int, fingerprints: Sequence[bytes | None] | None, answer: int | Sequence[Any]
 ) -> Owners:
-    """The answer of `claim.lua`.
+    """The owners in an answer of `claim.lua`.
 
     Args:
-        token: of the run that claimed.
-        count: of the keys.
-        fingerprints: that it gave, aligned.
+        token: of the claiming run.
+        count: the number of keys.
+        fingerprints: that the run gave, aligned; None: no key has one.
         answer: 0, or places and values.
     """
     if isinstance(answer, int):
@@ -116,7 +116,7 @@ def owners(
         return Owners([Owner(token, mark) for mark in fingerprints], range(count))
     places, others = answer[:count], [owner_of(value) for value in answer[count:]]
     if fingerprints is None:
-        # Nobody's place is -1, which is the last.
+        # A key without an owner has the place -1, the last.
         return Owners((Owner(token, None), *others, None), places)
     distinct = (None, *others, None)
     return Owners(
@@ -126,7 +126,7 @@ def owners(
 
 
 def pending_row(key_hash: bytes, value: bytes, now_us: int) -> PendingRow:
-    """A claim as the rules of KeyHolding want it."""
+    """A stored claim as KeyHolding reads it."""
     token, state = head_of(value)
     if state is ClaimState.OWNED:
         return PendingRow(key_hash, state, token, 0, b"", 0, None, now_us)

@@ -16,12 +16,12 @@ from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.holding import Holder
 from idempotent.adapters.spark.ledger.redis.layout import (
     Names,
+    attempt_and_lease,
     head_of,
     owned_value,
     owners,
     pending_head,
     pending_row,
-    seen,
     token_bytes,
 )
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
@@ -46,26 +46,26 @@ _RENEW_PENDING, _GIVE_UP = _script("renew_pending"), _script("give_up")
 class RedisLedger(Ledger):
     """Each call one script, so one round trip. A server, or the primary behind one address; not a cluster.
 
-    A run remembers which server it began on and how many keys that had evicted: after a restart, a failover or an
-    eviction it can be neither prepared nor committed, because claims may be gone. Resuming it while it is OPEN, and
-    going over all its keys again, mends that.
+    A run stores which server it began on and how many keys that server had evicted. After a restart, a failover or an
+    eviction it can be neither prepared nor committed, because claims may be gone. Begin it again while it is OPEN, and
+    let it claim all its keys again.
 
     Args:
-        config: where.
+        config: where the ledger is.
 
     Raises:
-        ConfigurationError: not a Redis URL.
+        ConfigurationError: an invalid Redis URL.
         MissingExtraError: redis-py is not installed.
     """
 
     def __init__(self, config: StoreConfig) -> None:
-        """Connect to nothing."""
+        """Connect at the first use."""
         self._store = RedisStore(open_client(config.url), config.prefix)
         super().__init__(f"Redis {self._store.where}", retention_s=config.retention_s)
         self._names = Names(config.prefix)
-        self._remember_ms = -(-self._retention_us // 1000)
-        # Longer than any of its claims, that each finds its run.
-        self._keep_ms = self._remember_ms + self._margin_us // 1000 + _SLACK_MS
+        self._retention_ms = -(-self._retention_us // 1000)
+        # Longer than any claim, so that each claim's run is still known.
+        self._keep_ms = self._retention_ms + self._margin_us // 1000 + _SLACK_MS
 
     def counts(self, ref: RunRef) -> dict[ClaimState, int]:
         counted: Counter[ClaimState] = Counter()
@@ -78,7 +78,7 @@ class RedisLedger(Ledger):
         return {state: counted[state] for state in ClaimState}
 
     def gc(self, limit: int = 10_000) -> int:
-        """Nothing to do: Redis forgets by itself."""
+        """Nothing to do: keys expire."""
         del limit
         return 0
 
@@ -136,7 +136,7 @@ class RedisLedger(Ledger):
         self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
         marks = [mark or b"" for mark in fingerprints] if fingerprints else ()
-        arguments = (self._remember_ms, owned_value(token), *marks)
+        arguments = (self._retention_ms, owned_value(token), *marks)
         answer = self._store.run(_CLAIM, self._with_run(token, hashes), arguments)
         return owners(token, len(hashes), fingerprints, answer)
 
@@ -147,15 +147,15 @@ class RedisLedger(Ledger):
     def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         hashes = [key_hash for key_hash, _ in keys]
         arguments: list[bytes | int] = [
-            self._remember_ms,
+            self._retention_ms,
             owned_value(token),
             token_bytes(from_token),
             *_marks(keys),
         ]
-        return _those(hashes, self._store.run(_STEAL, self._with_run(token, hashes), arguments))
+        return _confirmed(hashes, self._store.run(_STEAL, self._with_run(token, hashes), arguments))
 
     def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
-        arguments = (self._remember_ms, pending_head(holder), holder.lease_us)
+        arguments = (self._retention_ms, pending_head(holder), holder.lease_us)
         now_us, *values = self._store.run(_HOLD, self._with_run(holder.token, hashes), arguments)
         return {
             key_hash: pending_row(key_hash, value, now_us)
@@ -163,15 +163,17 @@ class RedisLedger(Ledger):
             if value
         }
 
-    def _take_over(self, holder: Holder, seen_rows: Sequence[PendingRow]) -> set[bytes]:
-        hashes = [row.key_hash for row in seen_rows]
+    def _take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
+        hashes = [row.key_hash for row in seen]
         arguments: list[bytes | int] = [
-            self._remember_ms,
+            self._retention_ms,
             pending_head(holder),
             holder.lease_us,
-            *map(seen, seen_rows),
+            *map(attempt_and_lease, seen),
         ]
-        return _those(hashes, self._store.run(_TAKE_OVER, self._with_run(holder.token, hashes), arguments))
+        return _confirmed(
+            hashes, self._store.run(_TAKE_OVER, self._with_run(holder.token, hashes), arguments)
+        )
 
     def _finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         bodies = (b"" if result is None else b"=" + result for _, result in results)
@@ -187,14 +189,14 @@ class RedisLedger(Ledger):
         self, script: Lua, hashes: Sequence[bytes], attempt: bytes, *arguments: bytes | int
     ) -> set[bytes]:
         names = [self._names.claim(key_hash) for key_hash in hashes]
-        return _those(hashes, self._store.run(script, names, (self._remember_ms, attempt, *arguments)))
+        return _confirmed(hashes, self._store.run(script, names, (self._retention_ms, attempt, *arguments)))
 
     def _with_run(self, token: int, hashes: Iterable[bytes]) -> list[bytes]:
         claim = self._names.claims
         return [self._names.run(token), *[claim + key_hash for key_hash in hashes]]
 
     def _memory(self) -> bytes:
-        """Which server this is and what it has forgotten. Another answer later: claims may be gone."""
+        """The server's run and the number of its evictions. If either changes, claims may be gone."""
         with self._store.edge():
             server: Any = self._store.client.info("server")
             stats: Any = self._store.client.info("stats")
@@ -211,7 +213,7 @@ def _marks(keys: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
     return [mark or b"" for _, mark in keys] if any(mark for _, mark in keys) else []
 
 
-def _those(hashes: Sequence[bytes], answers: Sequence[int]) -> set[bytes]:
+def _confirmed(hashes: Sequence[bytes], answers: Sequence[int]) -> set[bytes]:
     return {key_hash for key_hash, answer in zip(hashes, answers, strict=True) if answer == 1}
 
 

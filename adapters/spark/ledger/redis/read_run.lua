@@ -1,5 +1,5 @@
--- KEYS: a run, or the pointer to one. ARGV: if it is a pointer, what the names of runs start with.
--- The time, the token if it was a pointer, then the fields; nothing if there is no such run.
+-- KEYS: a run, or the pointer to one. ARGV: for a pointer, the start of the names of runs.
+-- The time, the token if KEYS had a pointer, then the fields; empty if the run is not stored.
 local key, token = KEYS[1], false
 if ARGV[1] then
   token = redis.call('GET', key)

@@ -1,4 +1,4 @@
--- KEYS: claims. ARGV: milliseconds to remember, the attempt, lease in microseconds. For each claim: 1 if it is the
+-- KEYS: claims. ARGV: milliseconds to keep claims, the attempt, lease in microseconds. For each claim: 1 if it is the
 -- attempt's and pending.
 local time = redis.call('TIME')
 local lease = struct.pack('>I8', time[1] * 1000000 + time[2] + ARGV[3])

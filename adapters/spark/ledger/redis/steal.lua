@@ -1,4 +1,4 @@
--- KEYS: the run, then claims. ARGV: milliseconds to remember, the value, the token it is stolen from, then for each claim
+-- KEYS: the run, then claims. ARGV: milliseconds to keep claims, the value, the token it is stolen from, then for each claim
 -- a fingerprint or '', or none. For each claim: 1 if it is this run's now.
 local open = redis.call('HGET', KEYS[1], 'state') == '1'
 local mine = ARGV[2]:sub(1, 8)

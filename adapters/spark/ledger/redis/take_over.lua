@@ -1,4 +1,4 @@
--- KEYS: the run, then claims. ARGV: milliseconds to remember, the head of the value, lease in microseconds, then for each
+-- KEYS: the run, then claims. ARGV: milliseconds to keep claims, the head of the value, lease in microseconds, then for each
 -- claim its attempt and lease as they were seen. For each claim: 1 if it is this attempt's and pending now.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

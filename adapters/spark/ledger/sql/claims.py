@@ -14,21 +14,21 @@ from idempotent.schema import run_claims_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 
-# Its conditions are chained with OR, and SQLite's expressions may be 1,000 deep.
+# The conditions are joined by OR, and SQLite limits the depth of an expression to 1,000.
 _TAKE_OVERS: Final = 200
 
 
 class ClaimTable:
-    """One row a key. Every change repeats its condition, and the row count tells whether it held for all.
+    """One row for each key. Every change has its condition, and the row count tells whether that held for all rows.
 
     Args:
         dialect: what differs between the databases.
         table: validated name of the key table it stands beside.
-        open_run: condition of one parameter, a token: this run is OPEN.
+        open_run: SQL condition with one parameter, a token: this run is OPEN.
     """
 
     def __init__(self, dialect: SqlDialect, table: str, open_run: str) -> None:
-        """Make the statements that do not depend on the number of keys."""
+        """Make the constant statements."""
         self.name: Final = run_claims_name(table)
         self._dialect = dialect
         now, blob = dialect.now_us, dialect.blob
@@ -65,7 +65,7 @@ class ClaimTable:
         hashes: Sequence[bytes],
         fingerprints: Sequence[bytes | None] | None,
     ) -> Owners:
-        """Insert claims of free keys; the owners of all."""
+        """Insert claims of keys without an owner; the owners of all."""
         rows = self._owned.run(connection, hashes, fingerprints, (token, token))
         return Owners.of(hashes, _owners(rows))
 
@@ -80,7 +80,7 @@ class ClaimTable:
         from_token: int,
         keys: Sequence[tuple[bytes, bytes | None]],
     ) -> set[bytes]:
-        """Change the owner of those that `from_token` owns; those that `token` owns."""
+        """Make `token` the owner of keys of `from_token`; all hashes that `token` owns then."""
         hashes = [key_hash for key_hash, _ in keys]
         marks = [key for key in keys if key[1] is not None]
         cases = " ".join(["WHEN ? THEN ?"] * len(marks))
@@ -98,7 +98,7 @@ class ClaimTable:
     def insert_pending(
         self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]
     ) -> dict[bytes, PendingRow]:
-        """Insert pending claims of free keys; the rows of all."""
+        """Insert pending claims of keys without a claim; the rows of all."""
         values = (holder.token, holder.epoch, holder.attempt, holder.lease_us, holder.token)
         rows = self._pending.run(connection, hashes, None, values)
         return {key_hash: _pending_row(row) for key_hash, row in rows.items()}
@@ -106,7 +106,7 @@ class ClaimTable:
     def take_over(
         self, connection: DriverConnection, holder: Holder, seen: Sequence[PendingRow]
     ) -> set[bytes]:
-        """Make pending claims the holder's if they are as seen; those that are the holder's."""
+        """Make pending claims the holder's if they are as seen; all hashes that the holder has then."""
         taken: set[bytes] = set()
         for start in range(0, len(seen), _TAKE_OVERS):
             part = seen[start : start + _TAKE_OVERS]
@@ -127,7 +127,7 @@ class ClaimTable:
     def finish(
         self, connection: DriverConnection, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]
     ) -> set[bytes]:
-        """Make claims of the attempt DONE; those that are."""
+        """Make claims of the attempt DONE; the hashes that are."""
         hashes = [key_hash for key_hash, _ in results]
         stored = [pair for pair in results if pair[1] is not None]
         cases = " ".join(["WHEN ? THEN ?"] * len(stored))
@@ -143,7 +143,7 @@ class ClaimTable:
     def renew(
         self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], lease_us: int
     ) -> set[bytes]:
-        """Renew pending claims of the attempt; those that are pending."""
+        """Renew pending claims of the attempt; the hashes that are pending."""
         statement = self._text(
             f"UPDATE {self.name} SET lease_until = {self._dialect.now_us} + ?"
             f" WHERE key_hash IN {listed(len(hashes))} AND attempt = ? AND state = {ClaimState.PENDING:d}"
@@ -161,7 +161,7 @@ class ClaimTable:
         execute(connection, statement, (*hashes, attempt))
 
     def counts(self, connection: DriverConnection, token: int) -> dict[ClaimState, int]:
-        """How many claims a run has, by state."""
+        """The number of claims of a run, by state."""
         found = {ClaimState(state): int(count) for state, count in query(connection, self._count, (token,))}
         return {state: found.get(state, 0) for state in ClaimState}
 
@@ -179,7 +179,7 @@ class ClaimTable:
 
 
 def _owners(rows: dict[bytes, Row]) -> dict[bytes, Owner]:
-    """One object for each owner: there are few, and to make a tuple for each row would cost more than all else."""
+    """The owners by hash, with one object for each owner: a tuple for each row costs more than the rest."""
     known: dict[tuple[int, bytes | None], Owner] = {}
     owners: dict[bytes, Owner] = {}
     for key_hash, (_, token, mark) in rows.items():

@@ -1,4 +1,4 @@
-"""Garbage: what no run needs any more, found and deleted in bounded batches."""
+"""Garbage: claims and runs that are no longer needed, deleted in bounded batches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from idempotent.stores.sql.dialects import SqlDialect
 
 
 class Garbage:
-    """Finds it without locks, deletes it by primary key.
+    """Finds rows without locks, and deletes them by primary key.
 
     Args:
         dialect: what differs between the databases.
         runs: name of the table of runs.
         claims: name of the table of claims.
-        retention_us: how long claims are remembered, in microseconds.
+        retention_us: how long claims are kept, in microseconds.
     """
 
     def __init__(self, dialect: SqlDialect, runs: str, claims: str, retention_us: int) -> None:
@@ -32,7 +32,7 @@ class Garbage:
             f"SELECT token FROM {runs} WHERE ended_at IS NULL AND state = {RunState.OPEN:d}"
             f" AND began_at < {before} AND lease_until < {now} LIMIT ?"
         )
-        # Run by run, so that those whose claims count are not even looked at.
+        # Run by run: claims that count are never read.
         expired = f"r.ended_at < {before}"
         not_done = f"c.state <> {ClaimState.DONE:d}"
         self._ended: Final = text(
@@ -50,11 +50,11 @@ class Garbage:
         )
 
     def abandoned(self, connection: DriverConnection) -> list[int]:
-        """Tokens of some OPEN runs that began a retention ago and whose lease has ended."""
+        """Tokens of OPEN runs that began a retention ago and whose lease has ended; a batch of them."""
         return [int(token) for (token,) in query(connection, self._abandoned, (MAX_ROWS,))]
 
     def delete_claims(self, connection: DriverConnection, limit: int) -> int:
-        """Delete at most `limit` claims of ended runs; how many."""
+        """Delete at most `limit` claims of ended runs; the number deleted."""
         deleted = 0
         while deleted < limit:
             runs = query(connection, self._ended, (MAX_ROWS,))
@@ -65,7 +65,7 @@ class Garbage:
         return deleted
 
     def delete_runs(self, connection: DriverConnection) -> None:
-        """Delete some runs of which nothing is left."""
+        """Delete ended runs without claims; a batch of them."""
         tokens = sorted(int(token) for (token,) in query(connection, self._empty, (MAX_ROWS,)))
         if tokens:
             execute(
@@ -82,7 +82,7 @@ class Garbage:
             hashes = sorted(bytes(row[0]) for row in found)
             if not hashes:
                 break
-            # Of this run only: a claim of an aborted one may have been taken over meanwhile.
+            # Only this run's: another run may have taken over the claim meanwhile.
             delete = f"DELETE FROM {self._claims} WHERE key_hash IN {listed(len(hashes))} AND run = ?"
             deleted += execute(connection, self._text(delete), (*hashes, token))
         return deleted

@@ -1,9 +1,10 @@
-"""InsertIfAbsent: insert the claims of keys that nobody has, while their run is OPEN, and read the others."""
+"""InsertIfAbsent: insert claims of keys without an owner while the run is OPEN, and read the other claims."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -11,20 +12,20 @@ from idempotent.stores.sql.dialects import Conflict, SqlDialect
 
 
 class InsertIfAbsent:
-    """One multi-row INSERT, and a SELECT of what it did not tell.
+    """One multi-row INSERT, and a SELECT of the rows that it does not return.
 
     Args:
         dialect: what differs between the databases.
-        table: of the claims.
-        columns: what is inserted beside `key_hash` and `fingerprint`, each with its SQL expression.
-        answer: the columns of the answer; the first is `key_hash`.
-        condition: under which anything is inserted at all.
+        table: name of the table of claims.
+        columns: SQL expressions of the columns to insert beside `key_hash` and `fingerprint`.
+        answer: the columns to return; the first is `key_hash`.
+        condition: rows are inserted only while it holds.
     """
 
     def __init__(
         self, dialect: SqlDialect, table: str, *, columns: dict[str, str], answer: str, condition: str
     ) -> None:
-        """Make the parts of the statements that do not change."""
+        """Make the constant parts of the statements."""
         self._dialect = dialect
         self._table = table
         self._columns = columns
@@ -45,20 +46,22 @@ class InsertIfAbsent:
         fingerprints: Sequence[bytes | None] | None,
         values: Sequence[Any],
     ) -> dict[bytes, Row]:
-        """Insert, then the rows of all keys that have one.
+        """Insert claims; the rows of all keys that have one afterwards.
 
         Args:
             connection: a driver connection in autocommit.
             hashes: of the keys.
-            fingerprints: aligned; None: there are none, which is a parameter less for each key.
+            fingerprints: aligned; None: no key has one, which saves a parameter for each key.
             values: parameters of the columns and of the condition.
         """
-        # Sorted, so that two statements lock their common keys in one order.
+        # Sorted: two statements lock their common keys in the same order.
         if fingerprints is None:
             params: list[bytes | None] = sorted(hashes)  # type: ignore[assignment]
         else:
             params = [
-                part for key in sorted(zip(hashes, fingerprints, strict=True), key=_first) for part in key
+                part
+                for key in sorted(zip(hashes, fingerprints, strict=True), key=itemgetter(0))
+                for part in key
             ]
         statement = self._insert(len(hashes), fingerprints is not None)
         if self._dialect.conflict is Conflict.SILENT:
@@ -77,7 +80,7 @@ class InsertIfAbsent:
     def _insert_rows(self, count: int, with_fingerprints: bool) -> str:  # noqa: FBT001 - a key of the cache
         given = {"key_hash": "h", "fingerprint": "f"} if with_fingerprints else {"key_hash": "h"}
         row = ", ".join("?" * len(given))
-        # MySQL writes VALUES with ROW() here, and nobody else does; MariaDB is faster with VALUES.
+        # Only MySQL wants ROW() after VALUES; MariaDB is faster with VALUES than with UNION ALL.
         if self._dialect.conflict is Conflict.SILENT:
             rows = " UNION ALL ".join([f"SELECT {row}"] * count)
         else:
@@ -96,9 +99,5 @@ class InsertIfAbsent:
 
 
 def listed(count: int) -> str:
-    """`(?, ?, ...)`."""
+    """`(?, ?, ...)`, a marker for each of `count` values."""
     return f"({', '.join('?' * count)})"
-
-
-def _first(pair: tuple[bytes, bytes | None]) -> bytes:
-    return pair[0]

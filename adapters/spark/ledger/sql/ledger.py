@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 
 class SqlLedger(Ledger):
-    """Each call one statement in autocommit, or two where the dialect does not tell enough.
+    """Each call one statement in autocommit, or two where the first does not return enough.
 
     Args:
-        config: where.
+        config: where the ledger is.
 
     Raises:
-        ConfigurationError: not the URL of a supported database.
-        MissingExtraError: its driver is not installed.
+        ConfigurationError: the URL names no supported database.
+        MissingExtraError: the database's driver is not installed.
     """
 
     def __init__(self, config: StoreConfig) -> None:
-        """Connect to nothing."""
+        """Connect at the first use."""
         super().__init__(config.where, retention_s=config.retention_s)
         self._engine = engine_from(config.url)
         self._table = config.table
@@ -66,7 +66,7 @@ class SqlLedger(Ledger):
         return self._run(lambda db, on: on.runs.states(db, tokens))
 
     def _insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
-        del newest  # the unique index settles it
+        del newest  # the unique index on (run, generation) decides
         self._run(lambda db, on: on.runs.insert(db, ref, fingerprint, lease_us))
 
     def _change_run(self, token: int, change: RunChange) -> bool:
@@ -101,7 +101,7 @@ class SqlLedger(Ledger):
     def _run(self, work: Callable[[DriverConnection, _Tables], T]) -> T:
         with self._lock:
             if self._file is not None and self._file.was_replaced():
-                # A new object: connections that are in use go back to the old one, and are never used again.
+                # A new object: connections in use return to the old one, which is never used again.
                 self._connections.close()
                 self._connections = Connections(self._engine, self._table)
             connections = self._connections
@@ -112,7 +112,7 @@ class SqlLedger(Ledger):
 
 
 class _Tables:
-    """The statements, which need to know the database."""
+    """The statements, which depend on the database's dialect."""
 
     def __init__(self, connections: Connections, table: str, retention_us: int) -> None:
         dialect = connections.dialect

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.sql.insert_if_absent import listed
 from idempotent.keys import Key, KeySpace
 from idempotent.schema import runs_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -16,7 +17,7 @@ _COLUMNS: Final = "token, generation, state, epoch, fingerprint, output_ref, lea
 
 
 class RunTable:
-    """One row a generation of a run.
+    """One row for each generation of a run.
 
     Args:
         dialect: what differs between the databases.
@@ -24,7 +25,7 @@ class RunTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str) -> None:
-        """Make the statements."""
+        """Make the constant statements."""
         self.name: Final = runs_name(table)
         self._dialect = dialect
         text, now = dialect.markers, dialect.now_us
@@ -54,7 +55,7 @@ class RunTable:
         return _row(ref, rows[0]) if rows else None
 
     def states(self, connection: DriverConnection, tokens: Collection[int]) -> dict[int, RunState]:
-        """The states of the runs that are there."""
+        """The states of the runs that are stored."""
         found = query(connection, self._states(len(tokens)), tuple(tokens))
         return {int(token): RunState(state) for token, state in found}
 
@@ -78,7 +79,7 @@ class RunTable:
         if change.to is not None:
             sets.append(f"state = {change.to:d}" + (f", ended_at = {now}" if change.to.is_final else ""))
             if self._dialect.name == "postgresql":
-                # Waits for claims under way, which a plain UPDATE does not (see `open_run`).
+                # Waits for running claims, as a plain UPDATE would not (see `open_run`).
                 conditions.append(f"token = (SELECT token FROM {self.name} WHERE token = ? FOR UPDATE)")
                 wanted.append(token)
         if change.lease_us is not None:
@@ -103,16 +104,15 @@ class RunTable:
         return execute(connection, self._dialect.markers(statement), (*values, *wanted)) == 1
 
     def open_run(self) -> str:
-        """A condition of one parameter, the token: this run is OPEN, and stays so while the statement runs.
+        """A condition with one parameter, the token: this run is OPEN, and stays OPEN while the statement runs.
 
-        On PostgreSQL the lock lets the renewal of a lease pass, which is why a change of state takes a stronger one.
+        On PostgreSQL the lock does not block the renewal of a lease, so a change of state takes a stronger one.
         """
         lock = " FOR KEY SHARE" if self._dialect.name == "postgresql" else self._dialect.locking_read
         return f"EXISTS (SELECT 1 FROM {self.name} WHERE token = ? AND state = {RunState.OPEN:d}{lock})"
 
     def _states_of(self, count: int) -> str:
-        markers = ", ".join("?" * count)
-        return self._dialect.markers(f"SELECT token, state FROM {self.name} WHERE token IN ({markers})")
+        return self._dialect.markers(f"SELECT token, state FROM {self.name} WHERE token IN {listed(count)}")
 
 
 def _key(consumer: str, run_id: str) -> Key:

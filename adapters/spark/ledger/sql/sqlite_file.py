@@ -1,4 +1,4 @@
-"""SqliteFile: whether the file behind a path is still the same one."""
+"""SqliteFile: notices when another file replaces the ledger's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from idempotent.errors import StoreReplacedError
 
 
 class SqliteFile:
-    """An open connection goes on with a file that was deleted or replaced under it, and what it writes is lost.
+    """A connection keeps the file that it opened: what it writes is lost once that file is deleted or replaced.
 
     Args:
-        path: of the file.
+        path: of the ledger's file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Look at nothing yet."""
+        """Remember no file yet."""
         self._path = path
         self._seen: tuple[int, int] | None = None
 
@@ -31,17 +31,19 @@ class SqliteFile:
         return cls(Path(name).absolute())
 
     def was_replaced(self) -> bool:
-        """Whether it is another file than the last time.
+        """Whether the path has another file than at the last call.
 
         Raises:
-            StoreReplacedError: it was there, and is gone.
+            StoreReplacedError: the file was there at the last call, and is gone.
         """
         try:
             stat = self._path.stat()
         except FileNotFoundError:
             if self._seen is None:
                 return False
-            raise StoreReplacedError(f"the ledger's file {self._path} is gone") from None
+            raise StoreReplacedError(
+                f"the ledger's file {self._path} is gone: restore it, or begin new runs in another ledger"
+            ) from None
         now = (stat.st_dev, stat.st_ino)
         before, self._seen = self._seen, now
         return before not in (None, now)

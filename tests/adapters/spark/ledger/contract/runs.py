@@ -103,7 +103,7 @@ class RunsContract(LedgerContract):
         ref = self.lapsed()
         self.ledger.prepare(ref)
         for _ in range(2):
-            with pytest.raises(RunFencedError, match=r"may have published|for good"):
+            with pytest.raises(RunFencedError, match=r"may have published|is final"):
                 self.ledger.abort(ref)
             assert self.ledger.abort_lapsed(ref.token) is False
             self.ledger.commit(ref)
