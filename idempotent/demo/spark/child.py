@@ -1,6 +1,6 @@
-"""The driver, the process that is killed: `python -m idempotent.demo.spark.child`, told its job on standard input.
+"""The driver process that the demo kills: `python -m idempotent.demo.spark.child`.
 
-It does all runs in their order, and says on standard output which step of which run is done.
+It reads its job from standard input, does all runs in order, and reports each finished step on standard output.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from idempotent.demo.spark.stores import SparkStores
 
 
 def main() -> None:
-    """Learn the job, and do it."""
+    """Read the job, and do it."""
     ledger_url, database_url, folder, dates = json.loads(sys.stdin.readline())
-    told = os.dup(1)
-    os.dup2(2, 1)  # what Spark prints goes to the log
-    _tell(told, "", "starting")
+    reports = os.dup(1)
+    os.dup2(2, 1)  # Spark's own output goes to the log
+    _report(reports, "", "starting")
     spark = start_session()
-    _tell(told, "", "started")
+    _report(reports, "", "started")
     for date in dates:
         run_month(
-            spark, SparkStores(ledger_url, database_url), Path(folder), date, partial(_tell, told, date)
+            spark, SparkStores(ledger_url, database_url), Path(folder), date, partial(_report, reports, date)
         )
     spark.stop()
 
 
-def _tell(told: int, date: str, step: str) -> None:
+def _report(reports: int, date: str, step: str) -> None:
     try:
-        os.write(told, f"{json.dumps([date, step])}\n".encode())
+        os.write(reports, f"{json.dumps([date, step])}\n".encode())
     except BrokenPipeError:
-        os._exit(1)  # whoever cannot be told any more is gone
+        os._exit(1)  # the demo that reads the reports has ended
 
 
 if __name__ == "__main__":

@@ -78,13 +78,13 @@ def spark_demo(
 def over_spark(
     console: Console, settings: SparkSettings, store: str | None, *, keep: bool = False
 ) -> SparkReport:
-    """The run.
+    """Run the demo, and show it.
 
     Args:
-        console: where it is shown.
-        settings: how much of everything.
-        store: its URL; None: SQLite.
-        keep: leave files, tables and keys.
+        console: for the output.
+        settings: the amounts.
+        store: URL of the store; None: SQLite.
+        keep: keep files, tables and keys.
     """
     check_spark()
     with (

@@ -1,4 +1,4 @@
-"""What is delivered: files of rows, with every kind of duplicate, the same for the same seed."""
+"""The deliveries: files of rows, with every kind of duplicate, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Row:
     """A delivery: the flight in the producer's envelope.
 
     Attributes:
-        message_id: the producer's; a new one when it tries again.
-        attempt: of the producer.
-        flight: what is in it.
+        message_id: the producer's, which changes when it sends again.
+        attempt: of the producer, from 1.
+        flight: the content.
     """
 
     message_id: str
@@ -33,13 +33,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What was written.
+    """The size of the deliveries.
 
     Attributes:
-        rows: in all files.
-        files: how many.
-        flights: different ones.
-        repeated_by_naive: flights beyond their first that dropDuplicates in each run would have let through.
+        rows: the number of rows in all files.
+        files: the number of files.
+        flights: the number of different flights.
+        repeated_by_naive: the repeated flights that dropDuplicates in each run would have let through.
     """
 
     rows: int
@@ -49,11 +49,11 @@ class Delivered:
 
 
 def files_of_runs(months: Sequence[Sequence[Flight]], settings: SparkSettings) -> list[list[list[Row]]]:
-    """For each run its files.
+    """The files of each run.
 
-    - a share of the rows comes again in another file of the run, and another share in one of the next two runs: months
-      later; of both, half in another envelope, as a producer sends who tries again;
-    - one file of each run is delivered twice.
+    - A share of the rows comes again in another file of the run, and another share in one of the next two runs, months
+      later. Half of both come in another envelope, as from a producer that sends again.
+    - One file of each run is delivered twice.
     """
     rng = random.Random(f"deliveries {settings.seed}")
     runs: list[list[list[Row]]] = [[[] for _ in range(_FILES)] for _ in months]
@@ -75,7 +75,7 @@ def files_of_runs(months: Sequence[Sequence[Flight]], settings: SparkSettings) -
 
 
 def write_files(runs: Sequence[Sequence[Sequence[Row]]], folder: Path, dates: Sequence[str]) -> Delivered:
-    """Write them as Parquet, a folder for each run."""
+    """Write the files as Parquet, a folder for each run."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CONSUMER: Final = "flights"
-# A driver that was killed is started again at once; nobody else wants its keys.
+# A killed driver is started again at once, and no other run wants its keys.
 LEASE_S: Final = 60.0
-Tell = Callable[[str], object]
-"""Called with the name of each step when it is done."""
+Report = Callable[[str], object]
+"""Called with the name of each finished step."""
 
 
-def run_month(spark: SparkSession, stores: SparkStores, folder: Path, date: str, tell: Tell) -> None:
+def run_month(spark: SparkSession, stores: SparkStores, folder: Path, date: str, report: Report) -> None:
     """One run, from begin to commit, or from where a killed driver left it."""
     from idempotent.adapters.spark import IdempotentRun
 
     with IdempotentRun.begin(stores.ledger, consumer=CONSUMER, run_id=date, lease_s=LEASE_S) as run:
-        tell("begun")
+        report("begun")
         if not run.is_committed:
             rows = spark.read.schema(SCHEMA).parquet(str(folder / "in" / date))
             new = run.dedup(rows, key="flight", order_by=["attempt", "message_id"])
-            # A folder for each attempt: what a killed driver's executors still write is nobody's.
+            # A folder for each attempt: executors of a killed driver may still write to theirs.
             staging = Path(tempfile.mkdtemp(prefix=f"{date}-", dir=folder / "staging"))
             enrich(new).write.mode("overwrite").parquet(str(staging))  # makes all claims
-            tell("claimed")
+            report("claimed")
             with run.publishing() as publication:
-                tell("prepared")
+                report("prepared")
                 target = folder / "out" / f"run_id={publication.run_id}"
                 shutil.rmtree(target, ignore_errors=True)
                 staging.rename(target)
-                tell("moved")
+                report("moved")
                 stores.replace(publication.run_id, published_rows(target))
-                tell("booked")
+                report("booked")
                 publication.output_ref = str(target)
-    tell("committed")
+    report("committed")
 
 
 def enrich(new: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""DriverProcess: the pipeline's driver, killed by plan and started again until all its runs are committed."""
+"""DriverProcess: the pipeline's driver, killed as planned and started again until all runs are committed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from idempotent.demo.spark.schedule import Kill
 from idempotent.demo.spark.stores import SparkStores
 from idempotent.testing.children import last_words
 
-_LOOK_EVERY_S: Final = 0.1
+_TICK_S: Final = 0.1
 
 
 class DriverProcess:
@@ -30,8 +30,8 @@ class DriverProcess:
     Args:
         stores: prepared.
         folder: with the files in it.
-        dates: the runs, in their order.
-        kills: in the order in which they come.
+        dates: of the runs, in order.
+        kills: in the order in which they happen.
     """
 
     def __init__(
@@ -43,21 +43,21 @@ class DriverProcess:
         self.committed: Final[set[str]] = set()
         self.killed_after: Final[Counter[str]] = Counter()
         self.seconds = 0.0
-        self._told = json.dumps([stores.ledger_url, stores.database_url, str(folder), list(dates)])
+        self._job = json.dumps([stores.ledger_url, stores.database_url, str(folder), list(dates)])
         self._dates = dates
         self._kills = list(kills)
         self._log = folder / "driver.log"
         self._child: subprocess.Popen[bytes] | None = None
-        self._said: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
 
     def run(self, on_tick: Callable[[], object]) -> None:
         """Do all runs, through all kills.
 
         Args:
-            on_tick: called often meanwhile.
+            on_tick: called at least every 0.1 seconds.
 
         Raises:
-            ConsumerEndedError: the driver ended before its time.
+            ConsumerEndedError: the driver ended before all runs were committed.
         """
         began = time.monotonic()
         try:
@@ -65,12 +65,12 @@ class DriverProcess:
             while True:
                 on_tick()
                 try:
-                    said = self._said.get(timeout=_LOOK_EVERY_S)
+                    report = self._reports.get(timeout=_TICK_S)
                 except queue.Empty:
                     continue
-                if said is None:
+                if report is None:
                     break
-                self._heard(*said)
+                self._note(*report)
             self._check()
         finally:
             self.kill()
@@ -78,7 +78,7 @@ class DriverProcess:
         on_tick()
 
     def kill(self) -> None:
-        """SIGKILL for the driver; its JVM, which would end by itself, is not waited for either."""
+        """Send SIGKILL to the driver and to its JVM, which would end only later."""
         child = self._child
         if child is None:
             return
@@ -88,7 +88,7 @@ class DriverProcess:
             os.killpg(child.pid, signal.SIGKILL)
 
     def _start(self) -> None:
-        self._said = queue.SimpleQueue()
+        self._reports = queue.SimpleQueue()
         with self._log.open("ab") as log:
             self._child = child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "idempotent.demo.spark.child"],
@@ -99,11 +99,11 @@ class DriverProcess:
                 start_new_session=True,  # Ctrl-C is for this process alone
             )
         assert child.stdin is not None
-        child.stdin.write(f"{self._told}\n".encode())
+        child.stdin.write(f"{self._job}\n".encode())
         child.stdin.close()
-        threading.Thread(target=_listen, args=(child, self._said), daemon=True).start()
+        threading.Thread(target=_listen, args=(child, self._reports), daemon=True).start()
 
-    def _heard(self, date: str, step: str) -> None:
+    def _note(self, date: str, step: str) -> None:
         self.date, self.step = date or self.date, step
         if step == "committed":
             self.committed.add(date)
@@ -118,15 +118,17 @@ class DriverProcess:
         assert self._child is not None
         code = self._child.wait()
         if code or len(self.committed) < len(self._dates):
-            raise ConsumerEndedError(f"the driver ended by itself with code {code}: {last_words(self._log)}")
+            raise ConsumerEndedError(
+                f"the driver ended with code {code} before all runs were committed: {last_words(self._log)}"
+            )
 
 
-def _listen(child: subprocess.Popen[bytes], said: queue.SimpleQueue[tuple[str, str] | None]) -> None:
-    """Pass on what the driver says; None at its end."""
+def _listen(child: subprocess.Popen[bytes], report: queue.SimpleQueue[tuple[str, str] | None]) -> None:
+    """Pass the driver's reports on, and None at its end."""
     assert child.stdout is not None
     with child.stdout as lines:
         for line in lines:
-            if line.endswith(b"\n"):  # not the half of a word of a killed process
+            if line.endswith(b"\n"):  # not half a report of a killed process
                 date, step = json.loads(line)
-                said.put((date, step))
-    said.put(None)
+                report.put((date, step))
+    report.put(None)

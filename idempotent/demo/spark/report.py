@@ -1,4 +1,4 @@
-"""What a run of the Spark demo came to."""
+"""The result of one run of the Spark demo."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from idempotent.demo.truth import Comparison, Totals
 
 @dataclass(frozen=True, slots=True)
 class SparkReport:
-    """One run.
+    """The result of one run of the demo.
 
     Attributes:
-        delivered: what the files held.
-        kills: of drivers.
-        killed_after: these, by the step that was done last.
+        settings: of the run.
+        stores: that it used.
+        delivered: the content of the files.
+        kills: the number of times the driver was killed.
+        killed_after: the kills by the last step before them.
         seconds: from the first driver's start to the last one's end.
         files: the published Parquet files against the truth.
-        table: the table against it.
+        table: the published table against the truth.
     """
 
     settings: SparkSettings
@@ -41,7 +43,7 @@ class SparkReport:
 
     @property
     def kept_promise(self) -> bool:
-        """Both outputs are equal to the truth."""
+        """Whether both outputs are equal to the truth."""
         return self.files.equal and self.table.equal
 
     def as_json(self) -> dict[str, Any]:

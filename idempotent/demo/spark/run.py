@@ -28,7 +28,7 @@ class SparkRun:
     """
 
     def __init__(self, settings: SparkSettings, stores: SparkStores, folder: Path) -> None:
-        """Write the files that are delivered."""
+        """Write the files of the deliveries."""
         self._settings = settings
         self._stores = stores
         self._out: Final = folder / "out"
@@ -40,16 +40,16 @@ class SparkRun:
         self.delivered: Final = write_files(files_of_runs(months, settings), folder / "in", dates)
         self._driver = DriverProcess(stores, folder, dates, kills_of(settings))
 
-    # What is shown meanwhile
+    # Progress
 
     @property
     def steps(self) -> int:
-        """Steps of all runs."""
+        """The number of steps of all runs."""
         return len(STEPS) * self._settings.months
 
     @property
     def done(self) -> int:
-        """Steps that are done for good, as far as the driver told."""
+        """The number of steps that are done, as far as the driver has reported."""
         driver = self._driver
         done = len(STEPS) * len(driver.committed)
         if driver.date in driver.committed or driver.step not in STEPS:
@@ -58,23 +58,23 @@ class SparkRun:
 
     @property
     def at(self) -> str:
-        """Where the driver is, for people."""
+        """The driver's run and step, as text."""
         return f"{self._driver.date} {self._driver.step}"
 
     @property
     def committed(self) -> int:
-        """Runs."""
+        """The number of committed runs."""
         return len(self._driver.committed)
 
     @property
     def kills(self) -> int:
-        """Of drivers, so far."""
+        """The number of kills so far."""
         return self._driver.killed_after.total()
 
     # The run
 
     def do(self, on_tick: Callable[[], object]) -> None:
-        """Do all runs, through all kills. Raises ConsumerEndedError: the driver ended by itself."""
+        """Do all runs, through all kills. Raises ConsumerEndedError: the driver ended before they were committed."""
         self._driver.run(on_tick)
 
     def compare(self) -> SparkReport:

@@ -1,4 +1,4 @@
-"""When the driver is killed: in which run, after which of its steps, and how long after it."""
+"""When the driver is killed: in which run, after which step, and how long after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from idempotent.demo.spark.settings import SparkSettings
 
 STEPS: Final = ("begun", "claimed", "prepared", "moved", "booked", "committed")
-"""Of a run, in their order."""
+"""The steps of a run, in order."""
 _LONGEST_S: Final = {
     "begun": 2.0,
     "claimed": 0.02,
@@ -26,8 +26,8 @@ class Kill:
 
     Attributes:
         date: of the run.
-        step: after which it comes.
-        delay_s: seconds after it; the driver may be somewhere else by then.
+        step: the last step reported before the kill.
+        delay_s: seconds after that report; the driver may have gone on by then.
     """
 
     date: str
@@ -36,7 +36,7 @@ class Kill:
 
 
 def kills_of(settings: SparkSettings) -> list[Kill]:
-    """At random, spread over the runs; the steps take turns, from a random one on."""
+    """The kills, spread over the runs; the steps take turns, beginning with a random one."""
     rng = random.Random(f"kills {settings.seed}")
     dates = settings.logical_dates
     first = rng.randrange(len(STEPS))
@@ -45,5 +45,5 @@ def kills_of(settings: SparkSettings) -> list[Kill]:
         step = STEPS[(first + number) % len(STEPS)]
         date = dates[number * len(dates) // settings.kills]
         kills.append(Kill(date, step, rng.uniform(0, _LONGEST_S[step])))
-    # In one run an earlier step cannot be waited for after a later one.
+    # Within a run the kills follow the order of the steps.
     return sorted(kills, key=lambda kill: (kill.date, STEPS.index(kill.step)))

@@ -24,7 +24,7 @@ _LINE_EVERY_S: Final = 5.0
 
 
 def introduce(console: Console, settings: SparkSettings, stores: SparkStores) -> None:
-    """Say what is about to happen."""
+    """Announce what the run will do."""
     console.print(
         f"[bold]{settings.flights:,} of {FLIGHTS:,} real flights[/bold] (New York City, 2013) through "
         f"[bold]Spark[/bold], in {settings.months} runs of a month: files delivered twice, "
@@ -37,7 +37,7 @@ def introduce(console: Console, settings: SparkSettings, stores: SparkStores) ->
 
 @contextmanager
 def progress(console: Console, run: SparkRun) -> Iterator[Callable[[], None]]:
-    """Show how far the runs are. The function it gives is to be called often."""
+    """Show how far the runs are. Call the function that it gives often."""
     if not console.is_terminal:
         yield _Lines(console, run)
         return
@@ -57,19 +57,19 @@ def progress(console: Console, run: SparkRun) -> Iterator[Callable[[], None]]:
 
 
 class _Lines:
-    """The same in words, whenever there is news."""
+    """Progress as a line of text at each change, and every five seconds."""
 
     def __init__(self, console: Console, run: SparkRun) -> None:
         self._console = console
         self._run = run
-        self._said = (-1, -1)
+        self._printed = (-1, -1)
         self._last = time.monotonic()
 
     def __call__(self) -> None:
         now = self._run.committed, self._run.kills
-        if now == self._said and time.monotonic() - self._last < _LINE_EVERY_S:
+        if now == self._printed and time.monotonic() - self._last < _LINE_EVERY_S:
             return
-        self._said, self._last = now, time.monotonic()
+        self._printed, self._last = now, time.monotonic()
         self._console.print(f"{self._run.at}, {now[0]} runs committed, {now[1]} kills", soft_wrap=True)
 
 
@@ -110,8 +110,8 @@ def _table(report: SparkReport) -> Table:
 def _verdict(report: SparkReport) -> list[Text]:
     flights = report.truth.flights
     if report.kept_promise:
-        said = f"Each of the {flights:,} flights is published exactly once, in both: equal to the truth, row by row."
-        lines = [Text.assemble(("OK  ", "bold green"), said)]
+        verdict = f"Each of the {flights:,} flights is published exactly once, in both: equal to the truth, row by row."
+        lines = [Text.assemble(("OK  ", "bold green"), verdict)]
     else:
         words = (
             f"{name}: {each.lost:,} lost, {each.repeated:,} repeated, {each.strange:,} strange, for example "

@@ -20,23 +20,23 @@ _SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
-    # A JVM that lives for seconds compiles for seconds.
+    # A JVM that lives for seconds gains nothing from the second compiler.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
 def check_spark() -> None:
-    """Look that Spark can be started.
+    """Check that Spark can be started.
 
     Raises:
         MissingExtraError: pyspark is not installed.
-        ConfigurationError: there is no Java.
+        ConfigurationError: Java is not installed.
     """
     if find_spec("pyspark") is None:
         raise MissingExtraError("pyspark", "spark")
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         raise ConfigurationError(
-            "Spark needs Java 17 or newer, and there is no java in PATH and no JAVA_HOME"
+            "Spark needs Java 17 or newer: install it, and put java into PATH or set JAVA_HOME"
         )
 
 
@@ -44,7 +44,7 @@ def start_session() -> SparkSession:
     """A session in this process, with its JVM."""
     from pyspark.sql import SparkSession
 
-    # Spark would start whatever python3 is in PATH.
+    # Spark starts the python3 of PATH otherwise.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2,4]").appName("idempotent spark-demo")
     for name, value in _SETTINGS.items():

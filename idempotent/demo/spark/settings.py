@@ -1,4 +1,4 @@
-"""What one run of the Spark demo is made of."""
+"""The settings of one run of the Spark demo."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SHARE: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """What the command line says.
+    """The options of the command line.
 
     Attributes:
-        flights: how many of the flights of these months, evenly spread; all, if there are fewer.
-        months: of the year; each is one run.
-        kills: how often the driver is killed.
+        flights: the number of flights, spread evenly over these months; all, if the months have fewer.
+        months: the number of months of the year; each is one run.
+        kills: the number of times the driver is killed.
         duplicates: the share of rows that are delivered again, 0 to 1.
         seed: decides order, copies and kills.
     """
@@ -29,5 +29,5 @@ class SparkSettings:
 
     @property
     def logical_dates(self) -> list[str]:
-        """The runs, in their order."""
+        """The dates of the runs, in order."""
         return [f"2013-{month:02}" for month in range(1, self.months + 1)]

@@ -1,4 +1,4 @@
-"""Where the Spark demo keeps its runs and its table: names of its own, made anew, removed at the end."""
+"""The ledger and the table of the Spark demo: under names of its own, created empty, removed at the end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from idempotent.testing.stage.databases import engine_at
 
 _KEYS: Final = "demo_spark_tbl"
 _FLIGHTS: Final = "demo_spark_flights"
-_TOGETHER: Final = 1000
-# Nothing in it forbids a flight twice.
+_ROWS_PER_INSERT: Final = 1000
+# No constraint keeps a flight from being stored twice: the ledger has to.
 _TABLE: Final = Table(
     _FLIGHTS,
     MetaData(),
@@ -34,7 +34,7 @@ COLUMNS: Final = ("flight", "distance", "arr_delay", "carrier_name", "punctualit
 
 @dataclass(frozen=True, slots=True)
 class SparkStores:
-    """The places of one run.
+    """The stores of one run of the demo.
 
     Attributes:
         ledger_url: of the runs and their claims.
@@ -46,7 +46,7 @@ class SparkStores:
 
     @classmethod
     def at(cls, url: str | None, folder: Path) -> SparkStores:
-        """Everything at a URL, or in files. Raises ConfigurationError for no URL of a store."""
+        """The stores at a URL, or in files. Raises ConfigurationError: the URL names no supported store."""
         own_file = f"sqlite:///{folder / 'flights.sqlite3'}?timeout=60"
         stores = cls(url or own_file, own_file if url is None or redis_keys.is_redis(url) else url)
         _ = stores.ledger
@@ -54,15 +54,15 @@ class SparkStores:
 
     @property
     def ledger(self) -> StoreConfig:
-        """For `IdempotentRun.begin`."""
+        """The store for `IdempotentRun.begin`."""
         return StoreConfig(self.ledger_url, table=_KEYS, prefix=redis_keys.PREFIX)
 
     def prepare(self) -> None:
-        """Make everything anew and empty.
+        """Create everything, empty.
 
         Raises:
-            StoreError: a store cannot be used; says which and what to do.
-            MissingExtraError: its driver is not installed.
+            StoreError: a store cannot be used; the message says which one and what to do.
+            MissingExtraError: the driver of a store is not installed.
         """
         self._on_ledger(make=True)
         with engine_at(self.database_url, _FLIGHTS) as engine:
@@ -76,22 +76,22 @@ class SparkStores:
         """Remove what `prepare` made.
 
         Raises:
-            StoreError: the store does not answer any more.
+            StoreError: a store does not answer.
         """
         self._on_ledger(make=False)
         with engine_at(self.database_url, _FLIGHTS) as engine:
             _TABLE.drop(engine, checkfirst=True)
 
     def replace(self, run_id: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Let these be the rows of a run, in one transaction: whatever was there before, also these very rows."""
+        """Replace all rows of a run by these, in one transaction; repeated, it changes no row."""
         values = [{"run_id": run_id, **{name: row[name] for name in COLUMNS}} for row in rows]
         with engine_at(self.database_url, _FLIGHTS) as engine, engine.begin() as connection:
             connection.execute(delete(_TABLE).where(_TABLE.c.run_id == run_id))
-            for start in range(0, len(values), _TOGETHER):
-                connection.execute(insert(_TABLE), values[start : start + _TOGETHER])
+            for start in range(0, len(values), _ROWS_PER_INSERT):
+                connection.execute(insert(_TABLE), values[start : start + _ROWS_PER_INSERT])
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Every row, its columns as in COLUMNS."""
+        """Every row, with its columns in the order of COLUMNS."""
         columns = [_TABLE.c[name] for name in COLUMNS]
         with engine_at(self.database_url, _FLIGHTS) as engine, engine.connect() as connection:
             for row in connection.execution_options(yield_per=10_000).execute(select(*columns)):
