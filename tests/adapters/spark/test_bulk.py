@@ -114,7 +114,7 @@ def test_a_second_run_waits_for_its_turn(begin, frame, claims):
 def test_the_turn_of_a_dead_run_is_taken_when_its_lease_ends_and_that_run_is_fenced(begin, frame, claims):
     dead = begin("r1", lease_s=0.3)
     new_of(dead, frame(0, 100), claims)
-    dead.close()  # nobody renews its lease any more
+    dead.close()  # its lease is not renewed any more
     assert commit(begin, "r2", frame(0, 100), claims, on_conflict="wait") == Counter(range(100))
     with begin("r3") as run, pytest.raises(RunFencedError), dead.publishing():
         pytest.fail(f"published beside {run.run_id}")

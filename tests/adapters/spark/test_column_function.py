@@ -59,7 +59,7 @@ def test_the_store_is_asked_once_for_each_row(private_redis, frame):
         assert commands["mget"] == ROWS
         with commands_during(server.url) as commands:
             assert frame.withColumn("status", status("k")).where("v >= 500").drop("status").count() == 500
-        assert "mget" not in commands  # a column that nobody reads is not computed
+        assert "mget" not in commands  # Spark does not compute a column that is not read
 
 
 def test_a_limit_claims_more_than_it_shows_and_loses_nothing(frame, run):

@@ -1,4 +1,4 @@
-"""Modes effect and replay: what a handler did is not done again, whoever asks."""
+"""Modes effect and replay: a handler's work is not repeated by another evaluation, task or run."""
 
 import threading
 import time
@@ -113,7 +113,7 @@ def test_a_handler_that_always_raises_fails_the_job_and_leaves_its_key_free(fram
             raise ValueError("the price is missing")
         effects.add(row["k"])
 
-    # Nobody could wait for the lease.
+    # The job cannot wait for the end of this lease.
     run = begin(lease_s=600, wait_s=5)
     with pytest.raises(Exception, match="ValueError: the price is missing"):
         frame.foreachPartition(idempotent_foreach(run, key="k", handler=handle))
@@ -130,7 +130,7 @@ def test_what_a_handler_raises_can_be_read_on_the_driver(frame, begin):
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "message"),
     [
         ({"k": "k1", "text": {1, 2}}, "must be JSON"),
         ({"k": "k1", "text": float("nan")}, "must be JSON"),
@@ -141,8 +141,8 @@ def test_what_a_handler_raises_can_be_read_on_the_driver(frame, begin):
     ],
     ids=["a set", "not a number", "too long", "another type", "another name", "nothing"],
 )
-def test_a_result_that_nobody_could_emit_is_refused_before_it_counts_as_done(
-    begin, in_this_process, result, said
+def test_a_result_that_fits_no_row_is_refused_before_it_counts_as_done(
+    begin, in_this_process, result, message
 ):
     run = begin()
     batch = pa.RecordBatch.from_pylist([{"k": "k1", "v": 1}])
@@ -151,7 +151,7 @@ def test_a_result_that_nobody_could_emit_is_refused_before_it_counts_as_done(
         mapped = idempotent_batches(run, key="k", handler=handler, mode="replay", schema=OUT)
         return [row for each in mapped([batch]) for row in each.to_pylist()]
 
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         replayed(lambda row: result)
     assert replayed(lambda row: {"k": row["k"]}) == [{"k": "k1", "text": None}]
 
@@ -204,13 +204,13 @@ def test_a_key_of_mode_dedup_is_refused_in_mode_effect(begin, in_this_process):
 
 def test_arguments_that_do_not_go_together_are_refused_on_the_driver(begin):
     run = begin()
-    for options, said in [
+    for options, message in [
         ({"mode": "effect"}, "idempotent_foreach"),
         ({"mode": "replay"}, "needs a handler"),
         ({"handler": print}, 'go with mode="replay"'),
         ({"chunk": 0}, "chunk must be at least 1"),
     ]:
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=message):
             idempotent_batches(run, key="k", **options)
     with pytest.raises(ConfigurationError, match="at least one column"):
         idempotent_foreach(run, key=[], handler=print)

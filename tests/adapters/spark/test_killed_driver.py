@@ -19,7 +19,7 @@ from tests.adapters.spark.support.pipeline import AGAIN, DAY, Place, do
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
 LEASE_S = 3.0
-# By consumer: where its run dies, what it is then, and how many rows are to be seen in the files, in the table.
+# By consumer: where its run dies, its state then, and the number of published rows in files and table.
 DEATHS = {
     "begun": ("after_begin", RunState.OPEN, (0, 0)),
     "claimed": ("after_claim", RunState.OPEN, (0, 0)),
@@ -35,7 +35,7 @@ DEATHS = {
 
 
 class Left:
-    """What a killed driver left."""
+    """The state that a killed driver leaves."""
 
     def __init__(self, store, place):
         self.store = store
@@ -46,7 +46,7 @@ class Left:
             return ledger.read(consumer, f"{consumer}-{day}")
 
     def published(self, consumer):
-        """The same rows in files and table, or that they differ."""
+        """The rows if files and table agree; otherwise both."""
         files, table = (
             Counter({row: count for row, count in rows.items() if row[0].rpartition("-")[0] == consumer})
             for rows in (self.place.in_files(), self.place.in_table())
@@ -109,7 +109,7 @@ def a_second_run_takes_over_from_a_dead_open_one_and_nothing_is_lost_or_twice(sp
 
 
 def a_second_run_fails_or_waits_for_a_dead_prepared_one_and_nothing_is_lost_or_twice(spark, left):
-    # Nobody can abort it: it may have published, and here it has.
+    # A PREPARED run cannot be aborted: it may have published, and this one has.
     with pytest.raises(Exception, match=RunConflictError.__name__):
         do(spark, left.store, left.place, day=1, consumer="dead-prepared", on_conflict="fail")
     with ThreadPoolExecutor(1) as pool:

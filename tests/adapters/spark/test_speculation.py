@@ -20,7 +20,7 @@ def cluster(tmp_path_factory):
 
 
 def test_a_speculative_copy_neither_loses_nor_repeats(cluster, mysql_store, tmp_path):
-    said = programs.run(
+    report = programs.run(
         "speculation",
         url=mysql_store.url,
         table=mysql_store.table,
@@ -28,12 +28,12 @@ def test_a_speculative_copy_neither_loses_nor_repeats(cluster, mysql_store, tmp_
         settings=cluster.settings,
     )
     both = ["0", "1"]
-    assert said["dedup_of_an_rdd"] == {"count": ROWS, "again": ROWS, "attempts": both}
-    assert said["dedup_of_a_frame"] == {"count": ROWS, "again": ROWS, "attempts": both}
+    assert report["dedup_of_an_rdd"] == {"count": ROWS, "again": ROWS, "attempts": both}
+    assert report["dedup_of_a_frame"] == {"count": ROWS, "again": ROWS, "attempts": both}
     # The copy waits for the first attempt's keys, whose lease is kept alive.
-    assert said["effects_with_leave"] == {
+    assert report["effects_with_leave"] == {
         "never": 0, "pending": 0, "done": 100, "twice": 0, "attempts": both
     }  # fmt: skip
-    refusal = said["effects_without_leave"]["error"]
+    refusal = report["effects_without_leave"]["error"]
     assert refusal.startswith("ConfigurationError: spark.speculation is on")
     assert "allow_speculation=True" in refusal

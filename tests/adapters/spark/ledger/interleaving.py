@@ -196,7 +196,7 @@ class History:
         return hashlib.blake2b(f"{self.consumer}/{key}".encode(), digest_size=20).digest()
 
     def step(self) -> None:
-        """Let anybody act, and let time pass. The thread that comes back may have been killed meanwhile."""
+        """Let any actor act, and let time pass. The thread that returns may have been killed meanwhile."""
         actor = self.now
         assert actor is not None
         self.steps += 1
@@ -224,7 +224,7 @@ class History:
             of.baton.acquire()
 
     def may_die(self, actor: Actor) -> bool:
-        """A PREPARED run must be finished by somebody."""
+        """Whether the actor's run may stay unfinished: a PREPARED one may not."""
         self.ledger.inside, before = True, self.ledger.inside
         row = self.ledger.read(self.consumer, actor.run_id)
         self.ledger.inside = before

@@ -52,7 +52,7 @@ def key_hash(number: int) -> bytes:
 
 
 def run_job(job: Job, together: Barrier | None = None) -> None:
-    """Run it to the end; begun again when others abort it, and when it has waited in vain: perhaps in a ring."""
+    """Run the job to its end; begin it again after an abort, and after a wait in vain, which may be a deadlock."""
     with open_ledger(job.config) as ledger:
         if together is not None:
             together.wait(150)
@@ -70,7 +70,7 @@ def run_job(job: Job, together: Barrier | None = None) -> None:
 
 
 def published(output: Path) -> dict[str, list[int]]:
-    """What is published, by run."""
+    """The published keys, by run."""
     return {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
 
 

@@ -59,7 +59,7 @@ class TestReplacedFile:
             with pytest.raises(StoreReplacedError, match=r"ledger\.db"):
                 call()
 
-    def test_a_file_that_is_gone_is_an_error_and_is_not_made_anew(self, ledger, path):
+    def test_a_file_that_is_gone_is_an_error_and_is_not_created_again(self, ledger, path):
         ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
         path.unlink()
         for _ in range(2):

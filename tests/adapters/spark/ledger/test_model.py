@@ -70,7 +70,7 @@ def test_no_history_in_a_real_store_does_either(kind, seeds, request):
 
 
 class DropsWhatALiveRunHolds(RunClaims):
-    """What most programs do: somebody has it, so it is a duplicate."""
+    """The obvious rule: a key that another run has is a duplicate."""
 
     def _step(self, token, keys, states, marks, decided):
         if states.get(token) not in {RunState.OPEN, RunState.PREPARED}:

@@ -69,7 +69,7 @@ def test_threads_that_begin_after_an_abort_settle_on_the_next_generation(place):
     assert [ref.generation for ref in refs] == [2]
 
 
-def test_of_prepare_and_abort_one_wins_and_everybody_agrees(place):
+def test_of_prepare_and_abort_one_wins_and_all_threads_agree(place):
     for number in range(10):
         ref = place.ledger().begin("orders", f"r{number}", lease_s=LEASE_S).ref
 
@@ -249,7 +249,7 @@ def test_a_driver_killed_at_any_step_is_run_again_to_the_same_end(shared_place, 
         process.close()
     after = Job(config, "after", range(400, 500), str(output))
     if step in ("prepared", "half published", "published"):
-        # Nobody may take over what may be published: the others wait until it is run again.
+        # A run that may have published cannot be taken over: others wait until it has run again.
         ledger = shared_place.ledger()
         ref = ledger.begin("orders", "impatient", lease_s=LEASE_S).ref
         with pytest.raises(RunConflictError, match="PREPARED"):

@@ -15,7 +15,7 @@ _TIMEOUT_S = 400.0
 
 
 def run(name, **arguments):
-    """What the program reports: for each of its scenarios a value, or {"error": the text}."""
+    """The program's report: for each scenario its value, or {"error": the text}."""
     process = subprocess.Popen(
         [*die_with_this_process(), sys.executable, "-m", f"{__name__}.{name}", json.dumps(arguments)],
         cwd=sessions.ROOT,
@@ -40,12 +40,12 @@ def run(name, **arguments):
 
 
 def report(*scenarios):
-    """Call functions without arguments and print what they say, by their names."""
-    told = {}
+    """Call functions without arguments, and print their results by name."""
+    results = {}
     for scenario in scenarios:
         try:
-            told[scenario.__name__] = scenario()
+            results[scenario.__name__] = scenario()
         except Exception as error:
-            told[scenario.__name__] = {"error": f"{type(error).__name__}: {error}"}
+            results[scenario.__name__] = {"error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()
-    print(json.dumps(told), flush=True)  # noqa: T201
+    print(json.dumps(results), flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""What of the package works on Spark Connect, where there is no SparkContext."""
+"""The parts of the package that work on Spark Connect, without a SparkContext."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ OUT = StructType([StructField("k", StringType()), StructField("text", StringType
 
 
 class Forbidden:
-    """Stands where a SparkContext would be."""
+    """Stands in for a SparkContext, and fails when it is used."""
 
     def __getattr__(self, name):
         raise AssertionError(f"SparkContext.{name} was used on Spark Connect")
@@ -36,7 +36,7 @@ def main():
     folder = arguments["folder"]
     # A local server never speculates, whatever it is told.
     spark = sessions.connect(**{"spark.speculation": "true"})
-    # The server is in this process, and so is its context; with a server elsewhere there is none.
+    # The server's context is in this process, as that of a remote server would not be.
     SparkContext._active_spark_context = Forbidden()
     frame = numbered(spark)
 

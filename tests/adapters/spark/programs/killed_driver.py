@@ -1,7 +1,7 @@
 """A driver to be killed: `python -m tests.adapters.spark.programs.killed_driver JOB`.
 
-It does one run for each death of its Job, each in a thread that halts at the point where it is to die. When all have,
-the last one dies in the middle of its claims, and the process with it: one SIGKILL meets runs at every step.
+It does one run for each death of its Job, each in a thread that halts at its point of death. Once all have halted, the
+last run is killed in the middle of its claims, and the process with it: one SIGKILL ends runs at every step.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CLAIMING = "in the middle of the claims"
 
 @dataclass(frozen=True)
 class Job:
-    """What to do.
+    """The work of one driver.
 
     Attributes:
         store: the arguments of its StoreConfig.
         folder: of its Place.
-        deaths: where the first run of each consumer dies, as a CrashPlan says it.
+        deaths: by consumer, where its first run dies, in the words of CrashPlan.
         lease_s: of the runs.
     """
 

@@ -1,4 +1,4 @@
-"""What a Redis server was asked to do."""
+"""The commands that a Redis server has run."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ from redis import Redis
 
 @contextmanager
 def commands_during(url):
-    """Gives a dict that holds, after the block, how often each command ran in it, those in scripts included."""
+    """Gives a dict with, after the block, the number of runs of each command in it, also inside scripts."""
     counted = {}
     with Redis.from_url(url) as client:
         client.config_resetstat()

@@ -1,4 +1,4 @@
-"""Effects that survive whoever had them: lines in a file."""
+"""Effects that survive their process: lines in a file."""
 
 import os
 from collections import Counter
@@ -26,5 +26,5 @@ class Effects:
 
     @property
     def times(self):
-        """How often each."""
+        """The number of times that each word was added."""
         return Counter(self.words)

@@ -23,7 +23,7 @@ def dies():
 
 
 def strikes_rows(strike, after):
-    """For mapPartitions: passes rows on, and strikes when so many have gone by."""
+    """For mapPartitions: passes rows on, and strikes after a number of them."""
 
     def run(rows):
         for count, row in enumerate(rows):

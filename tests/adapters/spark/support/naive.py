@@ -1,4 +1,4 @@
-"""What people write first: keep a row if its key was not there before. It is right until Spark evaluates it again."""
+"""The obvious filter: keep a row whose key is new. It is right until Spark evaluates it again."""
 
 import sqlite3
 from contextlib import closing
@@ -13,7 +13,7 @@ def make(file):
 
 
 def keep_unseen_rows(file, chunk=100):
-    """For mapPartitions. Looks a chunk of keys up at once, as one does."""
+    """For mapPartitions. Looks up a chunk of keys at once, as such filters do."""
 
     def run(rows):
         source = iter(rows)

@@ -4,7 +4,7 @@ import time
 
 
 def slow_at_first(effects, seconds):
-    """Slow after the first effect of all, so that whoever repeats it comes to an end."""
+    """Slow after the first effect only, so that a process that repeats it is quick."""
 
     def handle(row):
         is_first = not effects.words

@@ -99,7 +99,7 @@ class RunsContract(LedgerContract):
         with pytest.raises(RunFencedError, match="OPEN"):
             self.ledger.commit(ref)
 
-    def test_nobody_aborts_what_may_have_published(self):
+    def test_a_run_that_may_have_published_cannot_be_aborted(self):
         ref = self.lapsed()
         self.ledger.prepare(ref)
         for _ in range(2):
