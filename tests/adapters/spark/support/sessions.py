@@ -19,8 +19,9 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
 }
-# For a JVM that lives for seconds.
+# For a JVM that lives for minutes, and Python workers that are started for each task that fails.
 QUICK = {
+    "spark.python.daemon.module": "tests.adapters.spark.support.daemon",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "2",
 }
