@@ -34,9 +34,12 @@ def in_this_process():
         ledgers._ledgers.popitem()[1].close()
 
 
-@pytest.fixture(params=["mysql", "redis"])
+@pytest.fixture(params=[pytest.param("mysql", marks=pytest.mark.slow), "redis"])
 def store(request):
-    """An empty store of runs, in SQL and in Redis; the ledger's own tests know all kinds of them."""
+    """An empty store of runs, in Redis and in MySQL.
+
+    At a desk Redis alone: the ledger's contract has every store, and other tests here run Spark over SQLite and MySQL.
+    """
     return request.getfixturevalue(f"{request.param}_store")
 
 
