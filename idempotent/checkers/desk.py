@@ -169,14 +169,18 @@ class ClaimDesk:
 
     def _recorded(self, hook: Callable[[C], R], argument: C, completions: Sequence[Completion]) -> R:
         """Let a hook record that these effects happened, and remember them if the store does not."""
-        if self.hooks.group_is_atomic:
-            return hook(argument)  # what a commit raises may be the handler's failure
         try:
-            return self._only_store_errors(hook, argument)
-        except StoreError:
-            self._unrecorded.remember(completions)
-            self._keeper.hold([completion.claim for completion in completions])
-            raise
+            return hook(argument)
+        except Exception as error:
+            if self.hooks.group_is_atomic:
+                raise  # what a commit raises may be the handler's failure
+            failed = error if isinstance(error, IdempotentError) else self._bug(error)
+            if isinstance(failed, StoreError):
+                self._unrecorded.remember(completions)
+                self._keeper.hold([completion.claim for completion in completions])
+            if failed is error:
+                raise
+            raise failed from error
 
     def _complete_late(self, completion: Completion) -> bool:
         owned = self._only_store_errors(self.hooks._complete, completion)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from idempotent.admin import Finding
-from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.ledgers import Ledger
@@ -37,23 +37,23 @@ from idempotent.errors import (
     StoreBusyError,
     StoreError,
 )
+from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.faults import Fault, as_store_error
 from idempotent.values import changed
 
 log = logging.getLogger(__name__)
 
-L = TypeVar("L", bound=Ledger)
-
 _GC_LEASE_S: Final = 60.0
 _UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
 
 
-class InTransactions(AbstractIdempotentChecker, TransactionHooks, Generic[L]):
+class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     """A checker whose claims commit together with the handlers' writes, or not at all.
 
+    A subclass says what its transactions record: `ledger_type`.
+
     Args:
-        database: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
-        ledger: makes what the transactions record, from the store and `retention_s`.
+        engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
         table: the key table, in the same database.
         retention_s: seconds a key is remembered.
         lock_timeout_s: seconds a claim waits for another transaction that holds its key.
@@ -61,33 +61,35 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks, Generic[L]):
         strict: also detect a transaction that was ended through a raw cursor.
 
     Raises:
-        ConfigurationError: a wrong URL, table name or duration.
+        ConfigurationError: a wrong URL, table name or duration, or savepoints that the ledger cannot undo.
         MissingExtraError: the database's driver is not installed.
     """
 
     group_is_atomic = True
+    ledger_type: type[Ledger]
 
     def __init__(
         self,
-        database: Database,
-        ledger: Callable[[SqlStore, float], L],
+        engine_or_url: Database,
         *,
-        table: str,
-        retention_s: float,
-        lock_timeout_s: float,
-        savepoints: bool,
-        strict: bool,
+        table: str = DEFAULT_TABLE,
+        retention_s: float = DEFAULT_RETENTION_S,
+        lock_timeout_s: float = 5.0,
+        savepoints: bool = False,
+        strict: bool = False,
     ) -> None:
         """Check the arguments; connect at the first claim."""
         super().__init__(lease_s=None, retention_s=retention_s)
         if not lock_timeout_s > 0:
             raise ConfigurationError(f"lock_timeout_s must be positive seconds, not {lock_timeout_s!r}")
-        factory, engine = session_factory(database)
+        if savepoints and not self.ledger_type.can_forget:
+            raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
+        factory, engine = session_factory(engine_or_url)
         self.store: Final = SqlStore(engine, table)
         self.lock_timeout_s: Final = lock_timeout_s
         self.isolates = savepoints
         self.strict: Final = strict
-        self._ledger: Final = ledger(self.store, self.retention_s)
+        self._ledger = self.ledger_type(self.store, self.retention_s)
         self._units: Final = Units(self.store, self._ledger, factory, strict=strict)
 
     @property

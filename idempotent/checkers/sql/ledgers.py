@@ -24,7 +24,19 @@ class Ledger(ABC):
 
     Each method gets a driver connection: that of the handlers' transaction, or another one in autocommit or in a
     transaction of its own.
+
+    Args:
+        store: where the tables are.
+        retention_s: seconds a record is remembered.
     """
+
+    can_forget: bool = True
+    """Whether one claim can be taken out of an open transaction."""
+
+    def __init__(self, store: SqlStore, retention_s: float) -> None:
+        """Connect to nothing yet."""
+        self._store = store
+        self._retention_s = retention_s
 
     @abstractmethod
     def claim(
@@ -62,17 +74,7 @@ class Ledger(ABC):
 
 
 class KeyLedger(Ledger):
-    """One row for each message, in the key table.
-
-    Args:
-        store: where the table is.
-        retention_s: seconds a key is remembered.
-    """
-
-    def __init__(self, store: SqlStore, retention_s: float) -> None:
-        """Connect to nothing yet."""
-        self._store = store
-        self._retention_s = retention_s
+    """One row for each message, in the key table."""
 
     @cached_property
     def _keys(self) -> KeyTable:

@@ -11,7 +11,6 @@ from typing import Final
 from idempotent.checkers.sql.failures import FailureTable
 from idempotent.checkers.sql.ledgers import Ledger
 from idempotent.checkers.sql.offsettable import OffsetTable
-from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
@@ -24,17 +23,9 @@ _NOT_YET_S: Final = 0.1
 
 
 class OffsetLedger(Ledger):
-    """One row for each partition, beside the key table.
+    """One row for each partition, beside the key table."""
 
-    Args:
-        store: where the tables are.
-        retention_s: seconds the attempts of a failed message are remembered.
-    """
-
-    def __init__(self, store: SqlStore, retention_s: float) -> None:
-        """Connect to nothing yet."""
-        self._store = store
-        self._retention_us = max(int(retention_s * 1_000_000), 1)
+    can_forget = False
 
     @cached_property
     def offsets(self) -> OffsetTable:
@@ -47,7 +38,8 @@ class OffsetLedger(Ledger):
 
     @cached_property
     def _failures(self) -> FailureTable:
-        return FailureTable(self._store.connections.dialect, self._store.table, self._retention_us)
+        retention_us = max(int(self._retention_s * 1_000_000), 1)
+        return FailureTable(self._store.connections.dialect, self._store.table, retention_us)
 
     def claim(
         self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float

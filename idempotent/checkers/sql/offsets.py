@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from idempotent.checkers.base import DEFAULT_RETENTION_S
 from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.sql.offset_ledger import OffsetLedger
-from idempotent.checkers.sql.opening import Database
 from idempotent.keys import Key
 from idempotent.message import Position
-from idempotent.schema import DEFAULT_TABLE
 
 
-class OffsetChecker(InTransactions[OffsetLedger]):
+class OffsetChecker(InTransactions):
     """One row a partition instead of one a message, for adapters that read partitions in order (Kafka).
 
     The next offset moves on in the transaction of the handler's writes, so a message that is read again is known by
@@ -37,25 +34,8 @@ class OffsetChecker(InTransactions[OffsetLedger]):
 
     keeps_positions = True
 
-    def __init__(
-        self,
-        engine_or_url: Database,
-        *,
-        table: str = DEFAULT_TABLE,
-        retention_s: float = DEFAULT_RETENTION_S,
-        lock_timeout_s: float = 5.0,
-        strict: bool = False,
-    ) -> None:
-        """Check the arguments; connect at the first claim."""
-        super().__init__(
-            engine_or_url,
-            OffsetLedger,
-            table=table,
-            retention_s=retention_s,
-            lock_timeout_s=lock_timeout_s,
-            savepoints=False,
-            strict=strict,
-        )
+    ledger_type = OffsetLedger
+    _ledger: OffsetLedger
 
     def begin(self, starts: Mapping[Key, int]) -> dict[Key, int]:
         """Where to read on in each partition. One that is new to the store begins where `starts` says.

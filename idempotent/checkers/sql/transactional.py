@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from idempotent.admin import KeyAdmin
-from idempotent.checkers.base import DEFAULT_RETENTION_S
 from idempotent.checkers.sql.admin import SqlKeyAdmin
 from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.sql.ledgers import KeyLedger
-from idempotent.checkers.sql.opening import Database
-from idempotent.schema import DEFAULT_TABLE
 
 
-class TransactionalSqlChecker(InTransactions[KeyLedger]):
+class TransactionalSqlChecker(InTransactions):
     """One transaction: the key's INSERT, the handler's writes, COMMIT. Nothing can come between them.
 
     The handler gets the transaction as its second parameter, a `Session` or a `Connection` by its annotation, and
@@ -35,26 +32,7 @@ class TransactionalSqlChecker(InTransactions[KeyLedger]):
         MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(
-        self,
-        engine_or_url: Database,
-        *,
-        table: str = DEFAULT_TABLE,
-        retention_s: float = DEFAULT_RETENTION_S,
-        lock_timeout_s: float = 5.0,
-        savepoints: bool = False,
-        strict: bool = False,
-    ) -> None:
-        """Check the arguments; connect at the first claim."""
-        super().__init__(
-            engine_or_url,
-            KeyLedger,
-            table=table,
-            retention_s=retention_s,
-            lock_timeout_s=lock_timeout_s,
-            savepoints=savepoints,
-            strict=strict,
-        )
+    ledger_type = KeyLedger
 
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store)
