@@ -72,21 +72,21 @@ FAULTS: Final = (
     ),
     Fault(
         "SQL: in progress counts as done",
-        _KEYTABLE,
-        "if found is KeyStatus.DONE:",
-        "if found is not KeyStatus.DEAD:",
+        "idempotent/checkers/judging.py",
+        "if stored.status is KeyStatus.DONE:",
+        "if stored.status is not KeyStatus.DEAD:",
         f"{_CONTRACT}/test_sqlite.py -k test_a_key_in_progress_is_neither",
     ),
     Fault(
         "SQL: a live lease is taken for a lapsed one",
-        _KEYTABLE,
-        "if rest_s >= 0:",
-        "if rest_s >= 1e9:",
+        "idempotent/checkers/judging.py",
+        "if stored.rest_s >= 0:",
+        "if stored.rest_s >= 1e9:",
         f"{_CONTRACT}/test_sqlite.py -k test_a_key_in_progress_says_when_to_look_again",
     ),
     Fault(
         "SQL: decisions of a group in another order",
-        _KEYTABLE,
+        "idempotent/checkers/sql/claiming.py",
         "return [decisions[request.key.hash] for request in requests]",
         "return [decisions[r.key.hash] for r in sorted(requests, key=lambda r: r.key.hash)]",
         f"{_CONTRACT}/test_sqlite.py -k test_verdicts_line_up",
@@ -121,7 +121,7 @@ FAULTS: Final = (
     ),
     Fault(
         "MariaDB: every key of a group is ours",
-        _KEYTABLE,
+        "idempotent/checkers/sql/claiming.py",
         "elif fence := insert_id(connection, statement, params):",
         "elif fence := insert_id(connection, statement, params) or 1:",
         f"{_CONTRACT}/test_mysql.py -k test_verdicts_line_up",
@@ -202,28 +202,28 @@ FAULTS: Final = (
     Fault(
         "the key is completed before the effect",
         _PROCESSING,
-        "        value = consumer.invoke(checker, claim, message)\n    except Exception as error:\n        if checker",
-        "        checker.desk.complete(claim)\n        value = consumer.invoke(checker, claim, message)\n"
+        "        value = binding.invoke(claim, message)\n    except Exception as error:\n        if binding",
+        "        binding.desk.complete(claim)\n        value = binding.invoke(claim, message)\n"
         "    except Exception as error:\n        if checker",
         "tests/guarantees/crash/test_killed.py -k test_between_effect_and_completion_retry",
     ),
     Fault(
         "a store that does not answer has said duplicate",
-        _PROCESSING,
-        "    return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)\n\n\ndef run_unprotected",
+        "idempotent/processing/unprotected.py",
+        "    return unavailable(error)\n\n\ndef run_unprotected",
         "    return Result(Outcome.DUPLICATE)\n\n\ndef run_unprotected",
         "tests/worker/test_worker.py -k test_a_store_that_is_down",
     ),
     Fault(
         "an interrupted handler keeps its key",
         _PROCESSING,
-        "    except BaseException:\n        release_quietly(checker, claim)\n        raise\n    return _record(",
+        "    except BaseException:\n        release_quietly(binding, claim)\n        raise\n    return _record(",
         "    except BaseException:\n        raise\n    return _record(",
         "tests/test_consumer.py -k test_what_is_no_exception_frees_the_key",
     ),
     Fault(
         "the lapse of a claim made in a group is an attempt",
-        "idempotent/consumer.py",
+        "idempotent/processing/requests.py",
         "_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP",
         "_IN_GROUP: Final = KeyStatus.IN_PROGRESS",
         "tests/guarantees/crash/test_groups_killed.py -k test_a_leased_group_burns_no_attempt",
@@ -237,9 +237,9 @@ FAULTS: Final = (
     ),
     Fault(
         "a completion that the store did not take is forgotten",
-        "idempotent/checkers/base.py",
-        "            self._remember_unrecorded(completions)\n            raise",
-        "            raise",
+        "idempotent/checkers/desk.py",
+        "                self._unrecorded.remember(completions)\n",
+        "",
         "tests/guarantees/crash/test_answer_lost.py -k test_a_leased_completion_is_offered_again",
     ),
     Fault(
@@ -266,7 +266,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a COMMIT without an answer has happened",
-        _TRANSACTIONAL,
+        "idempotent/checkers/sql/in_transactions.py",
         "if not self._is_committed(keyed):",
         "if False:",
         "tests/guarantees/crash/test_answer_lost.py -k test_a_commit_that_nothing_proves",
@@ -287,9 +287,9 @@ FAULTS: Final = (
     ),
     Fault(
         "the key is committed in a transaction of its own",
-        _TRANSACTIONAL,
-        "DetachedConnections(self.store.engine, autocommit=False)",
-        "DetachedConnections(self.store.engine, autocommit=True)",
+        "idempotent/checkers/sql/opening.py",
+        "DetachedConnections(store.engine, autocommit=False)",
+        "DetachedConnections(store.engine, autocommit=True)",
         "tests/checkers/sql/test_transactional.py -k test_an_exception_rolls_effect_and_key_back",
     ),
     Fault(
@@ -301,7 +301,7 @@ FAULTS: Final = (
     ),
     Fault(
         "an offset is taken before its turn",
-        "idempotent/checkers/sql/offsets.py",
+        "idempotent/checkers/sql/offset_ledger.py",
         "while count < len(run) and run[count][1].expected == run[count - 1][1].offset + 1:",
         "while count < len(run):",
         "tests/checkers/sql/test_offsets.py",
