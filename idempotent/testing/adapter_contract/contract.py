@@ -1,0 +1,11 @@
+"""AdapterContract: what a worker relies on in every adapter, as a test class to derive from."""
+
+from __future__ import annotations
+
+from idempotent.testing.adapter_contract.outages import OutagesContract
+from idempotent.testing.adapter_contract.receiving import ReceivingContract
+from idempotent.testing.adapter_contract.settling import SettlingContract
+
+
+class AdapterContract(ReceivingContract, SettlingContract, OutagesContract):
+    """The tests that prove an adapter. pytest collects them from your subclass; see `AdapterContractBase`."""

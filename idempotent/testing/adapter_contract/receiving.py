@@ -1,0 +1,86 @@
+"""The contract of receiving and publishing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from idempotent.message import Message
+from idempotent.testing.adapter_contract.base import ACK, BODY, DEADLINE_S, AdapterContractBase, until
+
+
+class ReceivingContract(AdapterContractBase):
+    """Messages arrive as they were sent, and a wait can be ended."""
+
+    def test_a_message_arrives_as_it_was_sent(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        self.send(Message(subject, BODY, id="m-1", headers={"colour": "red"}))
+        (delivery,) = self.receive(adapter)
+        received = delivery.message
+        assert (received.subject, received.id, received.body) == (subject, "m-1", BODY)
+        assert received.headers["colour"] == "red"
+        assert not received.redelivered
+        assert received.position is not None
+        adapter.settle(delivery, ACK)
+
+    def test_what_the_adapter_publishes_arrives(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        adapter.publish(Message(subject, BODY, id="m-1", headers={"colour": "red"}))
+        (delivery,) = self.receive(adapter)
+        assert (delivery.message.id, delivery.message.body) == ("m-1", BODY)
+        assert delivery.message.headers["colour"] == "red"
+        adapter.settle(delivery, ACK)
+
+    def test_what_it_publishes_together_arrives_in_order(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        sent = [f"m-{number}" for number in range(1200)]
+        adapter.publish_many(
+            [Message(subject, name.encode(), id=name, headers={"nr": name}) for name in sent]
+        )
+        adapter.publish_many([])
+        got: list[str] = []
+        while len(got) < len(sent):
+            for delivery in self.receive(adapter, 100):
+                message = delivery.message
+                assert message.id == message.headers["nr"] == message.body.decode()
+                got.append(str(message.id))
+                adapter.settle(delivery, ACK)
+        assert got == sent
+
+    def test_no_more_than_asked_for_are_received(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        for number in range(5):
+            self.send(self.message(subject, f"m-{number}"))
+        first = self.receive(adapter)
+        assert adapter.receive(0, 0.0) == []
+        rest = self.receive(adapter, 4)
+        assert len({d.message.id for d in first + rest}) == 5
+        for delivery in first + rest:
+            adapter.settle(delivery, ACK)
+
+    def test_an_empty_subject_delivers_nothing_in_time(self) -> None:
+        adapter = self.opened(self.subject())
+        began = time.monotonic()
+        assert adapter.receive(10, 0.3) == []
+        assert time.monotonic() - began < DEADLINE_S / 3
+
+    def test_wake_ends_a_wait(self) -> None:
+        adapter = self.opened(self.subject())
+        adapter.receive(1, 1.0)
+        timer = threading.Timer(0.2, adapter.wake)
+        timer.start()
+        began = time.monotonic()
+        adapter.receive(1, DEADLINE_S)
+        assert time.monotonic() - began < DEADLINE_S / 2
+        timer.join()
+
+    # Settling
+
+    def test_it_knows_whether_it_is_connected(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        until(lambda: self.receives_nothing(adapter) and adapter.connected, "a connection")
