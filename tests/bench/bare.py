@@ -1,4 +1,7 @@
-"""The same statements by hand, with the bare driver: what a checker is measured against."""
+"""The same statements by hand, with the bare driver: what a checker is measured against.
+
+Long because every contender by hand stands beside the others.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Rows a second through `run.dedup` and `bulk_dedup`, against mapInArrow identity on the same frame in the same round.
 
 python tests/bench/spark_dedup.py --rows 2000000 --claims 10000000 --rounds 1
+
+Long because it is one program: its steps, its contenders and its table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The faults: each is one change of one file, and breaks one promise of the guarantees."""
+"""The faults: each is one change of one file, and breaks one promise of the guarantees.
+
+Long because it is one list.
+"""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from idempotent.checkers import MemoryChecker
 from idempotent.testing.stage.leftovers import left_over, letters
 from idempotent.testing.stage.place import Place
 from idempotent.testing.stage.places import place_at
-from idempotent.torture.job import GROUP
 from tests.malformed.messages import malformed
 from tests.support.pairs import BROKERS
 
+GROUP = "flood"
 _BATCH = 500
 _GOOD_EVERY = 10
 _STALLED_S = 60.0

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from idempotent.demo.flights import read_flights
 from idempotent.testing.crashpoints import CRASH_VARIABLE
 from tests.adapters.kafka.broker import Broker
-from tests.adapters.spark.streaming.kafka_stream import publish_all
+from tests.adapters.spark.streaming.flights import publish_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[4]
@@ -36,7 +35,7 @@ def test_each_flight_of_a_topic_is_published_once_although_the_driver_is_killed(
 ):
     broker, topic = Broker(kafka_bootstrap), f"flights-{secrets.token_hex(4)}"
     broker.make(topic, PARTITIONS)
-    flights = [flight.flight for flight in read_flights(1200)]
+    flights = [f"UA{number}" for number in range(1200)]
     rng = random.Random(7)
     # A producer's second try may go to another partition.
     sent = [*flights, *rng.sample(flights, 300)]
@@ -47,7 +46,7 @@ def test_each_flight_of_a_topic_is_published_once_although_the_driver_is_killed(
         broker.flush()
         place = [kafka_bootstrap, topic, sqlite_store.url, str(tmp_path)]
         killed = subprocess.run(
-            [sys.executable, "-m", "tests.adapters.spark.streaming.kafka_stream", *place],
+            [sys.executable, "-m", "tests.adapters.spark.streaming.flights", *place],
             cwd=ROOT,
             # Published, and neither Spark nor the ledger knows it.
             env={**os.environ, CRASH_VARIABLE: "after_publish:2"},

@@ -7,7 +7,7 @@ import sys
 
 from idempotent.adapters.spark import StoreConfig, foreach_batch
 from idempotent.testing.crashpoints import around
-from tests.adapters.spark.streaming.kafka_source import TopicSource
+from tests.adapters.spark.streaming.source import TopicSource
 from tests.adapters.spark.streaming.streams import publish_to
 from tests.adapters.spark.support import sessions
 
