@@ -144,7 +144,10 @@ class Consumer:
         if transactional and not self.handler.takes:
             log.warning(
                 "handler_outside_transaction",
-                extra={"consumer": self.name, "hint": "it takes no session, so its effect commits by itself"},
+                extra={
+                    "consumer": self.name,
+                    "hint": "it takes no session, so its effect commits separately",
+                },
             )
         if transactional and self.options.on_store_error is OnStoreError.PROCESS:
             raise ConfigurationError(

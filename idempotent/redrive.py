@@ -54,7 +54,7 @@ def redrive(
         consumer: whose dead letters.
         adapter: of the broker, not open; closed afterwards.
         limit: the most letters; None: all.
-        idle_s: seconds without a letter after which there are none left.
+        idle_s: seconds without a letter after which the redrive ends.
         on_letter: called after each letter with the counts so far.
 
     Raises:
@@ -112,7 +112,7 @@ def _bring_back(
 
 
 def _reader(source: str, consumer: Consumer) -> Consumer:
-    """Whoever reads the dead letters; a group of its own, because the consumer's own may be running."""
+    """The consumer that reads the dead letters, in a group of its own: the consumer's own group may be running."""
     from idempotent.checkers import MemoryChecker
 
     registry = Registry()

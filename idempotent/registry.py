@@ -57,7 +57,7 @@ class Registry:
             checker: an instance, or a URL (see `checker_from_url`).
 
         Raises:
-            ConfigurationError: a name that reads like a URL, or something that is no checker.
+            ConfigurationError: a name that reads like a URL, or an object that is not a checker.
         """
         if "://" in name:
             raise ConfigurationError(f"{name!r} is a URL; give the checker a short name")
@@ -109,8 +109,8 @@ class Registry:
             checker: an instance, a URL, or the name of a registered checker.
             group: who consumes; part of the key.
             key: what identifies a message, as str or bytes; default: the message id. A LookupError, None or an
-                empty answer means that there is none.
-            retry_for: exceptions after which the message comes again.
+                empty answer means that the message has no key.
+            retry_for: exceptions after which the message is redelivered.
             idempotent_for: exceptions that count as processed; they win over `retry_for`. An exception in neither
                 kills the message at once.
             max_attempts: real executions that may fail before the message is dead.
@@ -137,7 +137,7 @@ class Registry:
         )
         if batch and expired is not OnExpiredLease.RETRY:
             raise ConfigurationError(
-                "on_expired_lease other than 'retry' cannot go with batch=True: when a process dies, nobody knows "
+                "on_expired_lease other than 'retry' cannot go with batch=True: when a process dies, it is unknown "
                 "which messages of its batch ran"
             )
         if batch and store_result:
@@ -158,7 +158,7 @@ class Registry:
             store_result=store_result,
         )
 
-        # An instance is nobody else's to override; a name is looked up at every message.
+        # An instance cannot be overridden; a name is looked up at every message.
         resolve = (
             (lambda: checker)
             if isinstance(checker, AbstractIdempotentChecker)

@@ -24,7 +24,7 @@ class AbstractIdempotentChecker(CheckerHooks):
     `idempotent.testing.CheckerContract` proves the result.
 
     Args:
-        lease_s: seconds a claim stays its owner's without renewal; None: for ever (`claim_once`).
+        lease_s: seconds a claim stays its owner's without renewal; None: without end (`claim_once`).
         retention_s: seconds a key is remembered, counted from its claim.
 
     Attributes:
@@ -105,7 +105,7 @@ class AbstractIdempotentChecker(CheckerHooks):
         if leader.lease_s is None:
             return self.garbage_collect(
                 batch_size=batch_size
-            )  # a lock that never lapses could block gc for ever
+            )  # a lock that never lapses could block gc without end
         claim = leader.desk.claim(ClaimRequest(_GC_LEASE_KEY)).claim
         if claim is None:
             return None

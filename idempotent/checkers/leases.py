@@ -33,7 +33,7 @@ class NoLeases:
 class LeaseKeeper:
     """Renew every held claim each third of the lease.
 
-    A failed renewal cancels nothing: the handler goes on, the next round tries again, and if the lease is lost
+    A failed renewal cancels nothing: the handler continues, the next round tries again, and if the lease is lost
     the conditional completion finds out.
 
     Args:
@@ -74,7 +74,7 @@ class LeaseKeeper:
         self._held.clear()
         with self._start_lock:
             self._wake.set()
-            self._thread = None  # whoever holds a claim after this gets a new one
+            self._thread = None  # a claim that is held after this starts a new one
 
     def _forget_parent(self) -> None:
         # After fork() the thread is gone and the claims are the parent's.
@@ -95,7 +95,7 @@ class LeaseKeeper:
                 self._thread.start()
 
     def _renew_all(self) -> bool:
-        """One round; False when there is nobody left to renew for."""
+        """One round; False when the checker was forgotten, so the thread may end."""
         renew = self._renew()
         if renew is None:
             return False
@@ -105,7 +105,7 @@ class LeaseKeeper:
         try:
             kept = list(zip(claims, renew(claims), strict=True))
         except Exception as error:
-            # Whatever it is, even a bug in a checker: this thread has the leases of everybody else, too.
+            # Even a bug in a checker must not end this thread: it renews the leases of all other claims.
             level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "lease_renewal_failed", extra={"claims": len(claims), "error": repr(error)})
             return True

@@ -126,7 +126,9 @@ class Binding:
             return None
         try:
             encoded = json.dumps(value, separators=(",", ":")).encode()
-        except Exception as error:  # a RecursionError too: the effect has happened, whatever its result is
+        except (
+            Exception
+        ) as error:  # a RecursionError too: the effect has happened, so a bad result must not fail it
             self._result_not_stored(f"not JSON: {error}")
             return None
         if len(encoded) > RESULT_LIMIT:

@@ -28,7 +28,7 @@ _TRANSACTION_TRIES: Final = 4
 
 
 def process_one(binding: Binding, message: Message) -> Result:
-    """Process one message by itself."""
+    """Process one message alone."""
     try:
         request = binding.requests.of(message)
     except MessageError as error:
@@ -59,7 +59,7 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
         except DoomedTransactionError as error:
             doomed = error
         except BaseException:
-            binding.desk.abandon(decision.claim)  # whatever it is, the claim must not outlive it
+            binding.desk.abandon(decision.claim)  # the claim must not outlive the error
             raise
     return unavailable(doomed)
 
@@ -169,7 +169,7 @@ def after_exception(
 
 
 def count_lost(binding: Binding, claim: Claim) -> None:
-    """An effect happened under a claim that somebody else has taken over."""
+    """An effect happened under a claim that another delivery has taken over."""
     binding.observers.count(binding.name, Event.COMPLETION_LOST)
     log.error(
         "completion_lost", extra={"consumer": binding.name, "key": str(claim.key), "fence": claim.fence}

@@ -9,13 +9,12 @@ T = TypeVar("T")
 
 
 class Streamed(Sequence[T]):
-    """A sequence of what an iterator gives, each element made when somebody first comes to it.
+    """A sequence of what an iterator gives, each element made when it is first read.
 
-    It can be read as often as any other. Whoever asks for its length or for an element by its number has all of it
-    made first.
+    It can be read many times. Its length, or an element by its number, makes all elements first.
 
     Args:
-        source: read once, and no further than somebody has come.
+        source: read once, and no further than the furthest reader.
     """
 
     __slots__ = ("_made", "_source")
@@ -29,7 +28,7 @@ class Streamed(Sequence[T]):
         made, source = self._made, self._source
         index = 0
         while True:
-            if index == len(made):  # somebody else may have come further
+            if index == len(made):  # another reader may be further
                 for element in source:
                     made.append(element)
                     break

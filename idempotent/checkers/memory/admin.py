@@ -63,7 +63,7 @@ class MemoryKeyAdmin(KeyAdmin):
             return True
 
     def _unchanged(self, seen: KeyRecord) -> Entry | None:
-        """The entry, if it is as recorded and nobody's lease is live."""
+        """The entry, if it is as recorded and its lease is not live."""
         entry = self._keys.entries.get(seen.hash)
         if entry is None:
             return None

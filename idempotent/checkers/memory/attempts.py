@@ -7,7 +7,7 @@ from idempotent.claims import Completion
 
 
 class AttemptChecker(MemoryBacked):
-    """Lets every delivery run, for consumers where somebody else decides what is done.
+    """Lets every delivery run, for consumers where another system decides what is done.
 
     That is a transaction of Kafka (`KafkaAdapter(semantics="exactly_once")`): if a checker remembered a message whose
     transaction is aborted afterwards, the next delivery would be a duplicate, and its outputs were lost. With any other

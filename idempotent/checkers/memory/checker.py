@@ -52,7 +52,7 @@ class MemoryChecker(MemoryBacked):
     """Keys in this process's memory: for tests, demos and effects that die with the process.
 
     Args:
-        lease_s: seconds a claim lasts without renewal; None: for ever.
+        lease_s: seconds a claim lasts without renewal; None: without end.
         retention_s: seconds a key is remembered, counted from its claim.
         max_keys: the most keys remembered; beyond it the oldest hundredth of them is forgotten early, as far as it is
             finished.

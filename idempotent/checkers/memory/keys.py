@@ -27,7 +27,7 @@ class MemoryKeys:
     """The keys of one checker, and the attempts of those that failed. Thread-safe.
 
     Args:
-        lease_s: seconds a claim lasts without renewal; None: for ever.
+        lease_s: seconds a claim lasts without renewal; None: without end.
         retention_s: seconds a key is remembered, counted from its claim.
         max_keys: the most keys remembered; beyond it the oldest hundredth of them is forgotten early, as far as it is
             finished.
@@ -72,7 +72,7 @@ class MemoryKeys:
             return judged.decision
 
     def complete(self, claim: Claim, result: bytes | None) -> bool:
-        """Make an owned key DONE, and keep the result if there is one."""
+        """Make an owned key DONE, and keep its result, if any."""
         with self.lock:
             entry = self._mine(claim)
             if entry is None:

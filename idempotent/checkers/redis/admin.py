@@ -24,8 +24,8 @@ _WHOLE: Final = -1
 class RedisKeyAdmin(KeyAdmin):
     """The keys under one prefix, in no order.
 
-    They are found with SCAN, which stops nobody and promises each key that is there from beginning to end; one that
-    comes, goes or moves to another node of a cluster meanwhile may be missed or shown twice.
+    They are found with SCAN, which does not block the server and returns each key that exists during the whole scan.
+    A key that is made, deleted or moved to another node of a cluster meanwhile may be missed or shown twice.
 
     Args:
         store: where they are.

@@ -45,7 +45,7 @@ class RedisChecker(AbstractIdempotentChecker):
             for TLS, `unix://`). A client with `decode_responses` will do. A client made from a URL waits at most
             5 seconds for an answer unless the URL says `?socket_timeout=`.
         prefix: what the names of all keys start with. No braces: they would put all keys of a cluster in one slot.
-        lease_s: seconds a claim lasts without renewal; None: for ever (`claim_once`).
+        lease_s: seconds a claim lasts without renewal; None: without end (`claim_once`).
         retention_s: seconds a key is remembered, counted from its claim. Longer than your broker, or a person with
             a dead-letter queue, can redeliver.
 
@@ -119,7 +119,7 @@ class RedisChecker(AbstractIdempotentChecker):
         return [answer == 1 for answer in self.store.run_many(self._renews, names, owners)]
 
     def _garbage_collect(self, limit: int) -> int:
-        """Nothing to do: Redis forgets expired keys by itself."""
+        """Nothing to do: Redis deletes expired keys itself."""
         del limit
         return 0
 

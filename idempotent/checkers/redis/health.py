@@ -99,7 +99,7 @@ def _memory(info: Mapping[str, Any], configured: str | None) -> Iterator[Finding
             Level.WARNING, "the server does not say its maxmemory-policy", f"it must be {_NO_EVICTION}"
         )
     elif policy != _NO_EVICTION:
-        # Without a limit nothing is evicted yet; whoever sets one later will not think of this.
+        # Without a limit nothing is evicted yet; a limit set later would evict keys without a warning.
         yield Finding(
             Level.ERROR if limit else Level.WARNING,
             f"maxmemory-policy is {policy}: a full server forgets keys, and their effects happen again",

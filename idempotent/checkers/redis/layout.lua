@@ -1,6 +1,6 @@
 -- Stands in a script where that says `--#layout`, and needs its `now`. The layout is described in redis_layout.py;
 -- LEASE (0: none), RETENTION, REMEMBER_MS and REASON come from redis_store.py.
--- What every message runs comes before it: a script makes its functions anew in each call, and they cost more than
+-- What every message runs comes before it: a script makes its functions again in each call, and they cost more than
 -- the commands.
 local IN_PROGRESS_GROUP, IN_PROGRESS_PARK, DONE, DEAD = 2, 3, 4, 5
 local FINGERPRINT, RESULT, LAPSED, ALONE, LEAVE, PARK = 1, 2, 4, 8, 16, 32
@@ -43,7 +43,7 @@ local function put(key, value, at)
   end
 end
 
--- status, flags and times anew; owner, text, fingerprint and result as they are
+-- status, flags and times are new; owner, text, fingerprint and result as they are
 local function rewrite(key, value, fence, lease, expires, status, flags)
   put(key, head(fence, lease, now, expires) .. string.char(status, flags) .. value:sub(36),
     forget_at(status, lease, expires))

@@ -1,4 +1,4 @@
--- A person's decision about one key, if it still is as that person saw it and nobody's lease is live.
+-- A person's decision about one key, if it still is as that person saw it and its lease is not live.
 -- KEYS: its name. ARGV: fence, status, update_at as seen, 'done' or 'reopen'. 1 if it was changed.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

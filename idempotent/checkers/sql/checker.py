@@ -23,7 +23,7 @@ from idempotent.stores.sql.cursor import DriverConnection
 class SqlChecker(AbstractIdempotentChecker):
     """Claims are rows with a lease: one INSERT claims, one UPDATE completes, both final at once.
 
-    The effect of a handler is somebody else's affair (HTTP, mail, another database), so a process that dies
+    The effect of a handler is outside the checker's store (HTTP, mail, another database), so a process that dies
     between effect and completion leaves a lapsed claim, and the consumer's `on_expired_lease` decides.
 
     Args:
@@ -31,7 +31,7 @@ class SqlChecker(AbstractIdempotentChecker):
             thread that is in it at the same time; the engine's pool is left to the application.
         table: the key table; make it with `idempotent.migrations.upgrade(url)`.
         lease_s: seconds a claim lasts without renewal (it is renewed every third of that while the handler
-            runs); None: for ever (`claim_once`).
+            runs); None: without end (`claim_once`).
         retention_s: seconds a key is remembered, counted from its claim. Longer than your broker, or a person
             with a dead-letter queue, can redeliver.
 

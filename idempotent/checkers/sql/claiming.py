@@ -22,7 +22,7 @@ _CONTENDED_RETRY_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ClaimMode:
-    """What differs between a claim by itself and a claim inside a transaction.
+    """What differs between a claim in autocommit and a claim inside a transaction.
 
     Attributes:
         status: the status to store instead of the requests' own.
@@ -104,7 +104,7 @@ class Claiming:
         match self._dialect.conflict:
             case Conflict.RETURNS_NEW:
                 rows = query(connection, statement, params)
-                # Without a new row there are none, or NULLs.
+                # Without a new row the answer is empty, or a row of NULLs.
                 return rows[0][1] if rows else None
             case Conflict.RETURNS_ALL:
                 return insert_id(connection, statement, params)

@@ -104,7 +104,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         try:
             return self._units.open([request], self.lock_timeout_s)[0]
         except StoreBusyError:
-            # Somebody's transaction has held the key for the whole wait; it decides. (Or the file, on SQLite,
+            # Another transaction has held the key for the whole wait; it decides. (Or the file, on SQLite,
             # which cannot tell the two apart, or deadlocks, several times in a row.)
             return Decision(Verdict.IN_PROGRESS, retry_after_s=min(self.lock_timeout_s, 1.0))
 
@@ -198,7 +198,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         if decision.claim:
             self.desk.complete(decision.claim)
         elif decision.verdict is not Verdict.DUPLICATE:
-            raise StoreBusyError(f"{claim.key} could not be recorded: somebody holds it. Try again.")
+            raise StoreBusyError(f"{claim.key} could not be recorded: another delivery holds it. Try again.")
 
     def claim_nothing(self) -> Claim:
         """A transaction without a key, for a handler that is allowed to run without one.
@@ -221,7 +221,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         """Whether the database undid the transaction, or was lost, under the handler."""
         if isinstance(error, DoomedTransactionError) or claim.unit.undone:
             return True
-        # A raw cursor's error is not seen by the unit; a ConnectionError of somebody else's is not the database's.
+        # A raw cursor's error is not seen by the unit; a ConnectionError may come from another service.
         driver_error = self.store.engine.dialect.loaded_dbapi.Error
         return isinstance(error, driver_error) and self._units.fault(error) in _UNDONE
 

@@ -38,7 +38,7 @@ class KeyTable:
         self.claiming: Final = Claiming(dialect, self._sql, self.failures)
 
     def complete(self, connection: DriverConnection, completion: Completion) -> bool:
-        """Make a key DONE iff the claim owns it."""
+        """Make a key DONE if the claim owns it."""
         hashed = key_hash(completion.claim)
         if completion.result is None:
             return execute(connection, self._sql.complete, (hashed, completion.claim.owner)) == 1
@@ -91,7 +91,7 @@ class KeyTable:
         return [(key_hash(claim), claim.owner) in freed for claim in claims]
 
     def fail(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        """Count an attempt, and free, kill or keep the key, iff the claim owns it. Needs a transaction."""
+        """Count an attempt, and free, kill or keep the key, if the claim owns it. Needs a transaction."""
         mine = (key_hash(claim), claim.owner)
         if execute(connection, self._sql.lock_mine, mine) != 1:
             return Released(owned=False)
@@ -106,7 +106,7 @@ class KeyTable:
     def fail_free(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
         """Count an attempt at a key whose claim was rolled back, and make it DEAD when they are used up.
 
-        Nothing happens if somebody has the key by now. Needs a transaction of its own.
+        Nothing happens if another delivery has the key by now. Needs a transaction of its own.
         """
         if self.owners(connection, [key_hash(claim)]):
             return Released(owned=False)

@@ -16,7 +16,7 @@ from idempotent.stores.sql.cursor import DriverConnection
 
 log = logging.getLogger(__name__)
 
-_ESCAPED: Final = "effect unknown: the handler ended its transaction by itself; look, then resolve the key"
+_ESCAPED: Final = "effect unknown: the handler itself ended its transaction; look, then resolve the key"
 
 
 class Ledger(ABC):

@@ -110,7 +110,7 @@ class OffsetLedger(Ledger):
 
 
 def _runs(requests: Sequence[ClaimRequest]) -> Iterator[tuple[Key, list[tuple[ClaimRequest, Position]]]]:
-    """The requests by partition, in the order of their offsets; partitions in one order for everybody."""
+    """The requests by partition, in the order of their offsets; partitions in the same order for every process."""
     placed = []
     for request in requests:
         if request.partition is None or request.position is None:

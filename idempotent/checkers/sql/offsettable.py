@@ -60,7 +60,7 @@ class OffsetTable:
         owner: bytes,
         wait_s: float,
     ) -> bool:
-        """Move a partition on, iff its next offset lies in `between`, both ends included.
+        """Move a partition on, if its next offset lies in `between`, both ends included.
 
         Args:
             connection: a driver connection in a transaction.

@@ -93,9 +93,9 @@ class Statements:
         return "NULL" if microseconds is None else f"{self._dialect.now_us} + {microseconds}"
 
     def _insert(self, rows: int, status: KeyStatus, wait_s: float | None) -> str:
-        """Insert rows of (key_hash, k, owner, fingerprint) where the key is free, waiting so long for locks.
+        """Insert rows of (key_hash, k, owner, fingerprint) where the key is free.
 
-        What comes back is `Conflict`'s affair.
+        It waits at most `wait_s` seconds for locks. `Conflict` says what it returns.
         """
         into = (
             f"INSERT INTO {self._table}"

@@ -285,7 +285,7 @@ def _listen(engine: Engine) -> None:
     @event.listens_for(dialect, "handle_error")
     def _error(context: ExceptionContext) -> None:
         unit = None if context.connection is None else _unit_on(context.connection)
-        # MySQL undoes everything at a deadlock and lets the next statement begin anew: a handler that swallows
-        # the error must not commit what follows. (innodb_rollback_on_timeout does so at a lock wait.)
+        # MySQL rolls back at a deadlock, and the next statement begins a new transaction: a handler that swallows the
+        # error must not commit what follows. (With innodb_rollback_on_timeout, a lock wait does the same.)
         if unit is not None and fault_of(context.original_exception, engine) in _UNDOING:
             unit.doomed = " ".join(str(context.original_exception).split())
