@@ -105,4 +105,4 @@ class SqlChecker(AbstractIdempotentChecker):
     def close(self) -> None:
         """Stop renewing and close the checker's own connections. Idempotent."""
         super().close()
-        self._connections.close()
+        self.store.close()

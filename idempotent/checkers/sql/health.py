@@ -157,6 +157,6 @@ def _backlog(driver: DriverConnection, table: str, now_us: str) -> Finding:
         return Finding(Level.OK, "no key is a day past its expiry")
     return Finding(
         Level.WARNING,
-        f"{count:,} keys are more than a day past their expiry: no worker and no cron job deletes them",
+        f"{count:,} keys are more than a day past their expiry: no worker deletes them",
         "let a Worker run, or `idempotent gc` once an hour",
     )

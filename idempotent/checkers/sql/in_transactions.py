@@ -251,7 +251,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         """Close the checker's own connections. Idempotent."""
         super().close()
         self._units.close()
-        self.store.connections.close()
+        self.store.close()
         self._gc_leader.close()
 
 

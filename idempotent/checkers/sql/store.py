@@ -28,6 +28,7 @@ class SqlStore:
         """Check the arguments; connect to nothing."""
         self.table: Final = validate_table_name(table)
         self.engine: Final = engine_from(engine_or_url)
+        self._owns_engine = self.engine is not engine_or_url
         self.connections: Final = Connections(self.engine, self.table)
 
     def keys(self, *, lease_s: float | None, retention_s: float) -> KeyTable:
@@ -37,3 +38,9 @@ class SqlStore:
             StoreError: the database did not answer when asked what it is.
         """
         return KeyTable(self.connections.dialect, self.table, lease_s=lease_s, retention_s=retention_s)
+
+    def close(self) -> None:
+        """Close idle connections, and the engine if it was made here. Idempotent."""
+        self.connections.close()
+        if self._owns_engine:
+            self.engine.dispose()
