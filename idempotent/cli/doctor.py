@@ -11,7 +11,7 @@ from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import KeyStatus
 from idempotent.cli.durations import seconds, words
-from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.exits import ExitCode
 from idempotent.cli.masking import mask
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.output import Unit, console, count, emit, plain, progress, say
@@ -20,11 +20,6 @@ from idempotent.cli.stores import checker_at
 from idempotent.errors import SchemaError, StoreError
 from idempotent.keys import consumer_in
 
-EPILOG = epilog(
-    "idempotent doctor --url postgresql+psycopg://user:password@host/db",
-    "idempotent doctor --url redis://localhost --redelivery-horizon 7d",
-    "idempotent doctor --json | jq -r 'select(.level != \"ok\") | .what'",
-)
 # Enough to meet the retention of every consumer that is awake; few enough to be read at once.
 _SAMPLE: Final = 2000
 _MARKS: Final = {

@@ -7,15 +7,9 @@ from typing import Annotated
 import typer
 
 from idempotent.checkers.urls import StoreKind, scheme_of
-from idempotent.cli.exits import epilog
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.output import Unit, count, emit, progress, say
 from idempotent.cli.stores import checker_at
-
-EPILOG = epilog(
-    "idempotent gc --url sqlite:///app.db",
-    "idempotent gc --url mysql+pymysql://user:password@host/db --batch-size 5000 --json",
-)
 
 
 def gc(

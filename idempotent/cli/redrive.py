@@ -8,16 +8,11 @@ from typing import Annotated
 import typer
 
 from idempotent.adapters import adapter_from_url
-from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.exits import ExitCode
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import BrokerOption, CheckersOption, JsonOption
 from idempotent.cli.output import Unit, count, emit, note, plain, progress, say
 from idempotent.redrive import redrive as bring_back
-
-EPILOG = epilog(
-    "idempotent redrive shop.consumers:on_paid --broker amqp://localhost --checker db=$URL",
-    "idempotent redrive shop.consumers:on_paid --broker kafka://localhost --checker db=$URL --limit 10",
-)
 
 
 def redrive(

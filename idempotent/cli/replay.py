@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from idempotent.adapters import FileAdapter
-from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.exits import ExitCode
 from idempotent.cli.logs import log_to
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import (
@@ -27,11 +27,6 @@ from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
 
 _SHOWN_REJECTS: Final = 3
-EPILOG = epilog(
-    "idempotent replay orders.jsonl shop.consumers:on_paid --checker db=sqlite:///app.db",
-    "idempotent replay dump.jsonl.gz shop.consumers:on_paid --id-field order_id --batch-size 500",
-    "zcat dump.gz | idempotent replay - shop.consumers:on_paid --rejects bad.jsonl --json",
-)
 
 
 def replay(

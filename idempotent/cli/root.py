@@ -9,15 +9,11 @@ import typer
 from typer.core import TyperGroup
 
 import idempotent
-from idempotent.cli import doctor, gc, migrate, redrive, replay, run
+from idempotent.cli.commands import InstalledCommands
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.help_text import flow, paragraphs
-from idempotent.cli.keys import command as keys
+from idempotent.cli.help_text import paragraphs
 from idempotent.cli.output import note, show_error
-from idempotent.demo import command as demo
-from idempotent.demo.spark import command as spark_demo
 from idempotent.errors import IdempotentError
-from idempotent.torture import command as torture
 
 
 @dataclass(slots=True)
@@ -28,7 +24,12 @@ class Settings:
 
 
 class Root(TyperGroup):
-    """Ends every command in an exit code."""
+    """Has the commands of the table, and ends each in an exit code."""
+
+    def __init__(self, **attributes: Any) -> None:
+        """Import no command yet."""
+        super().__init__(**attributes)
+        self.commands = InstalledCommands()
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command.
@@ -100,16 +101,3 @@ def _words(ctx: Any) -> list[str]:
     """The command and its arguments. Click has renamed the first part of them."""
     first = getattr(ctx, "_protected_args", None) or getattr(ctx, "protected_args", None) or []
     return [*first, *ctx.args]
-
-
-app.command("demo", epilog=demo.EPILOG)(demo.demo)
-app.command("spark-demo", epilog=spark_demo.EPILOG)(spark_demo.spark_demo)
-app.command("run", epilog=run.EPILOG)(run.run)
-app.command("replay", epilog=replay.EPILOG)(replay.replay)
-app.command("redrive", epilog=redrive.EPILOG)(redrive.redrive)
-app.command("torture", epilog=torture.EPILOG)(torture.torture)
-app.add_typer(migrate.app, name="migrate")
-app.add_typer(keys.app, name="keys")
-app.command("gc", epilog=gc.EPILOG)(gc.gc)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-flow(app)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from idempotent.adapters import adapter_from_url
-from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.exits import ExitCode
 from idempotent.cli.logs import log_to
 from idempotent.cli.modules import register_checkers, registry_at
 from idempotent.cli.options import (
@@ -24,12 +24,6 @@ from idempotent.cli.output import Unit, emit, note, plain, progress
 from idempotent.cli.tally import Tally, show_outcomes
 from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
-
-EPILOG = epilog(
-    "idempotent run shop.consumers --broker file:///data/orders.jsonl --checker db=postgresql+psycopg://user@host/shop",
-    "idempotent run shop.consumers:registry --broker file:///data/orders.jsonl --checker db=sqlite:///app.db",
-    "idempotent run shop.consumers --broker file://orders.jsonl --checker db=$URL --concurrency 4 --batch-size 100",
-)
 
 
 def run(

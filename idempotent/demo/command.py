@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from idempotent.cli.exits import epilog
+from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.job import Run
@@ -24,16 +24,8 @@ from idempotent.demo.screen import introduce, show
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import stores_for
 from idempotent.errors import AdapterError, ConfigurationError
-from idempotent.testing.stage.command import demonstrate, own_folder, prepared
 from idempotent.testing.stage.places import place_at
 
-EPILOG: Final = epilog(
-    "idempotent demo",
-    "idempotent demo --flights 2000",
-    "idempotent demo --checker transactional+postgresql+psycopg://user:password@host/db",
-    "idempotent demo --checker redis://localhost",
-    "idempotent demo --broker amqp://localhost",
-)
 _SMALL: Final = 20_000
 SHARE: Final = 40_000
 _NEEDS_KAFKA: Final = (

@@ -14,19 +14,13 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from idempotent.cli.exits import epilog
+from idempotent.cli.demonstration import demonstrate, own_folder
 from idempotent.cli.options import JsonOption
 from idempotent.errors import ConfigurationError
-from idempotent.testing.stage.command import demonstrate, own_folder
 from idempotent.torture import Servers, Settings, TortureReport, TortureRun
 from idempotent.torture.examination.figures import write_figures
 from idempotent.torture.screen import introduce, show, watching
 
-EPILOG: Final = epilog(
-    "idempotent torture --broker amqp://localhost --checker transactional+mysql+pymysql://user:password@host/test",
-    "idempotent torture --broker kafka://localhost:9092 --checker redis://localhost --seconds 600 --seed 7",
-    "idempotent torture --broker stomp://localhost --checker $URL --restart-broker 'docker restart -t 0 activemq'",
-)
 _LONGEST_SEED: Final = 1_000_000
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from idempotent.cli.demonstration import demonstrate
 from idempotent.demo.command import SHARE, over_broker
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.live.report import LiveReport
@@ -21,7 +22,6 @@ from idempotent.demo.spark.report import SparkReport
 from idempotent.demo.spark.settings import SHARE as SPARK_SHARE
 from idempotent.demo.spark.settings import SparkSettings
 from idempotent.errors import IdempotentError
-from idempotent.testing.stage.command import demonstrate
 from tests.support.services import (
     PrivateActiveMq,
     PrivateKafka,

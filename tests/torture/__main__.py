@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from idempotent.cli.demonstration import demonstrate
 from idempotent.errors import IdempotentError
-from idempotent.testing.stage.command import demonstrate
 from idempotent.torture import Settings, TortureReport
 from idempotent.torture.command import over_servers
 from idempotent.torture.examination.figures import write_figures

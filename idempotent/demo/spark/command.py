@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from idempotent.cli.exits import epilog
+from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.spark.report import SparkReport
@@ -16,14 +16,7 @@ from idempotent.demo.spark.screen import introduce, progress, show
 from idempotent.demo.spark.session import check_spark
 from idempotent.demo.spark.settings import MONTHS, SHARE, SparkSettings
 from idempotent.demo.spark.stores import SparkStores
-from idempotent.testing.stage.command import demonstrate, own_folder, prepared
 
-EPILOG: Final = epilog(
-    "idempotent spark-demo",
-    "idempotent spark-demo --flights 2000 --months 2 --kills 1",
-    "idempotent spark-demo --store mysql+pymysql://user:password@host/db",
-    "idempotent spark-demo --store redis://localhost",
-)
 _DEFAULTS: Final = SparkSettings()
 
 

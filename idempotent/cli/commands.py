@@ -1,0 +1,161 @@
+"""The table of commands: a row for each, imported only when it runs or its help is shown."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+import typer
+
+from idempotent.cli.exits import epilog
+from idempotent.cli.help_text import flow
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A row of the table. The help is the function's docstring.
+
+    Attributes:
+        name: what is typed after `idempotent`.
+        target: `module:attribute` of a function, or of a `typer.Typer` with commands of its own.
+        examples: stand below the function's help.
+    """
+
+    name: str
+    target: str
+    examples: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module of the target."""
+        return self.target.partition(":")[0]
+
+
+COMMANDS: Final = (
+    Command(
+        "demo",
+        "idempotent.demo.command:demo",
+        (
+            "idempotent demo",
+            "idempotent demo --flights 2000",
+            "idempotent demo --checker transactional+postgresql+psycopg://user:password@host/db",
+            "idempotent demo --checker redis://localhost",
+            "idempotent demo --broker amqp://localhost",
+        ),
+    ),
+    Command(
+        "spark-demo",
+        "idempotent.demo.spark.command:spark_demo",
+        (
+            "idempotent spark-demo",
+            "idempotent spark-demo --flights 2000 --months 2 --kills 1",
+            "idempotent spark-demo --store mysql+pymysql://user:password@host/db",
+            "idempotent spark-demo --store redis://localhost",
+        ),
+    ),
+    Command(
+        "run",
+        "idempotent.cli.run:run",
+        (
+            (
+                "idempotent run shop.consumers --broker file:///data/orders.jsonl "
+                "--checker db=postgresql+psycopg://user@host/shop"
+            ),
+            "idempotent run shop.consumers:registry --broker file:///data/orders.jsonl --checker db=sqlite:///app.db",
+            (
+                "idempotent run shop.consumers --broker file://orders.jsonl --checker db=$URL "
+                "--concurrency 4 --batch-size 100"
+            ),
+        ),
+    ),
+    Command(
+        "replay",
+        "idempotent.cli.replay:replay",
+        (
+            "idempotent replay orders.jsonl shop.consumers:on_paid --checker db=sqlite:///app.db",
+            "idempotent replay dump.jsonl.gz shop.consumers:on_paid --id-field order_id --batch-size 500",
+            "zcat dump.gz | idempotent replay - shop.consumers:on_paid --rejects bad.jsonl --json",
+        ),
+    ),
+    Command(
+        "redrive",
+        "idempotent.cli.redrive:redrive",
+        (
+            "idempotent redrive shop.consumers:on_paid --broker amqp://localhost --checker db=$URL",
+            "idempotent redrive shop.consumers:on_paid --broker kafka://localhost --checker db=$URL --limit 10",
+        ),
+    ),
+    Command(
+        "torture",
+        "idempotent.torture.command:torture",
+        (
+            (
+                "idempotent torture --broker amqp://localhost "
+                "--checker transactional+mysql+pymysql://user:password@host/test"
+            ),
+            "idempotent torture --broker kafka://localhost:9092 --checker redis://localhost --seconds 600 --seed 7",
+            (
+                "idempotent torture --broker stomp://localhost --checker $URL "
+                "--restart-broker 'docker restart -t 0 activemq'"
+            ),
+        ),
+    ),
+    Command("migrate", "idempotent.cli.migrate:app"),
+    Command("keys", "idempotent.cli.keys.command:app"),
+    Command(
+        "gc",
+        "idempotent.cli.gc:gc",
+        (
+            "idempotent gc --url sqlite:///app.db",
+            "idempotent gc --url mysql+pymysql://user:password@host/db --batch-size 5000 --json",
+        ),
+    ),
+    Command(
+        "doctor",
+        "idempotent.cli.doctor:doctor",
+        (
+            "idempotent doctor --url postgresql+psycopg://user:password@host/db",
+            "idempotent doctor --url redis://localhost --redelivery-horizon 7d",
+            "idempotent doctor --json | jq -r 'select(.level != \"ok\") | .what'",
+        ),
+    ),
+)
+
+
+class InstalledCommands(UserDict[str, Any]):
+    """The commands of the table whose modules are installed, by name. Looking one up imports it.
+
+    Args:
+        table: the rows.
+    """
+
+    def __init__(self, table: tuple[Command, ...] = COMMANDS) -> None:
+        """Leave out packages that were deleted; import nothing."""
+        super().__init__({command.name: command for command in table if _is_installed(command.module)})
+
+    def __getitem__(self, name: str) -> Any:
+        return _load(self.data[name])
+
+
+def _is_installed(module: str) -> bool:
+    """Whether its package is there; looking deeper would import it."""
+    spec = find_spec(".".join(module.split(".")[:2]))
+    # A deleted folder may have left compiled files, which make it a namespace without an origin.
+    return spec is not None and spec.origin is not None
+
+
+@cache
+def _load(command: Command) -> Any:
+    """The command as typer makes it."""
+    target = getattr(import_module(command.module), command.target.partition(":")[2])
+    app = typer.Typer(rich_markup_mode="rich")
+    if isinstance(target, typer.Typer):
+        app.add_typer(target, name=command.name)
+    else:
+        app.command(command.name, epilog=epilog(*command.examples))(target)
+    flow(app)
+    return typer.main.get_group(app).commands[command.name]
