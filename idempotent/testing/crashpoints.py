@@ -1,6 +1,6 @@
 """Crash points: kill or pause this process at a named step, to see what the next one makes of it.
 
-Production code knows nothing of them: `crash_points` wraps the hooks of one checker, `around` any function.
+Production code knows nothing of them: `crash_points` is for a checker, `around` for any function.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, ParamSpec, TypeVar
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.hooks import CheckerHooks
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
 from idempotent.errors import ConfigurationError
 
 P = ParamSpec("P")
@@ -168,60 +170,81 @@ def crash_points(checker: C, plan: CrashPlan | None = None) -> C:
     A batch passes a point once.
 
     Args:
-        checker: changed in place, and returned.
+        checker: its desk is changed in place; returned.
         plan: where to die; None: what the environment says at each point.
     """
-    target: Any = checker
     committing = threading.local()
-    for step in ("claim", "complete", "release", "renew"):
-        nested = threading.local()
-        for hook in (f"_{step}", f"_{step}_many"):
-            if hasattr(target, hook):
-                setattr(target, hook, _outermost(getattr(target, hook), step, nested, committing, plan))
+    checker.desk.hooks = _HooksWithPoints(checker.desk.hooks, committing, plan)
     engine = getattr(getattr(checker, "store", None), "engine", None)
     if engine is not None:
         _around_commit(engine.dialect, committing, plan)
     return checker
 
 
-def _outermost(
-    hook: Callable[P, T],
-    step: str,
-    nested: threading.local,
-    committing: threading.local,
-    plan: CrashPlan | None,
-) -> Callable[P, T]:
-    """The hook with its points, unless another hook of the same step calls it."""
-    with_points = around(hook, step, plan)
+class _HooksWithPoints(CheckerHooks):
+    """A checker's hooks, each between the points of its step.
 
-    @functools.wraps(hook)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        if getattr(nested, "on", False):
-            return hook(*args, **kwargs)
-        with _on(nested), _on(committing, when=step == "complete"):
-            return with_points(*args, **kwargs)
+    Args:
+        hooks: the checker, or another object in its place.
+        committing: its `on` tells the thread's commits that they belong to a completion.
+        plan: where to die.
+    """
 
-    return wrapped
+    def __init__(self, hooks: CheckerHooks, committing: threading.local, plan: CrashPlan | None) -> None:
+        """Put points around the hooks; the hooks that they call themselves pass none."""
+        self.lease_s = hooks.lease_s
+        self.retention_s = hooks.retention_s
+        self.group_is_atomic = hooks.group_is_atomic
+        self.keeps_positions = hooks.keeps_positions
+        self.remembers_done = hooks.remembers_done
+        self._hooks = hooks
+        self._committing = committing
+        self._plan = plan
+
+    def _claim(self, request: ClaimRequest) -> Decision:
+        return around(self._hooks._claim, "claim", self._plan)(request)
+
+    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        return around(self._hooks._claim_many, "claim", self._plan)(requests)
+
+    def _complete(self, completion: Completion) -> bool:
+        with self._completing():
+            return around(self._hooks._complete, "complete", self._plan)(completion)
+
+    def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
+        with self._completing():
+            return around(self._hooks._complete_many, "complete", self._plan)(completions)
+
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        return around(self._hooks._release, "release", self._plan)(claim, failure)
+
+    def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        return around(self._hooks._release_many, "release", self._plan)(releases)
+
+    def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
+        return around(self._hooks._renew_many, "renew", self._plan)(claims)
+
+    def _garbage_collect(self, limit: int) -> int:
+        return self._hooks._garbage_collect(limit)
+
+    @contextmanager
+    def _completing(self) -> Iterator[None]:
+        self._committing.on = True
+        try:
+            yield
+        finally:
+            self._committing.on = False
 
 
 def _around_commit(dialect: Any, committing: threading.local, plan: CrashPlan | None) -> None:
-    """Points around the COMMIT of a completion; the application's own commits pass none."""
+    """Points around the COMMIT of a completion; the application's own commits pass none.
+
+    SQLAlchemy has an event before a COMMIT, but none after it.
+    """
     commit = dialect.do_commit
+    commit_with_points = around(commit, "commit", plan)
 
     def do_commit(connection: Any) -> None:
-        if getattr(committing, "on", False):
-            around(commit, "commit", plan)(connection)
-        else:
-            commit(connection)
+        (commit_with_points if getattr(committing, "on", False) else commit)(connection)
 
     dialect.do_commit = do_commit
-
-
-@contextmanager
-def _on(flag: threading.local, *, when: bool = True) -> Iterator[None]:
-    before = getattr(flag, "on", False)
-    flag.on = before or when
-    try:
-        yield
-    finally:
-        flag.on = before
