@@ -87,8 +87,7 @@ class Consumer:
             UnknownCheckerError: no checker of that name is registered.
             ConfigurationError: the checker and the consumer do not go together.
         """
-        result = process_one(self.binding, message)
-        self.observers.count(self.name, result.outcome)
+        result = self.process(message)
         error = raised_by_handler(result)
         if error is not None:
             raise error
@@ -103,6 +102,8 @@ class Consumer:
         """
         result = process_one(self.binding, message)
         self.observers.count(self.name, result.outcome)
+        if self.observers.watch_results:
+            self.observers.processed(self.name, (message,), (result,))
         return result
 
     def process_many(self, messages: Sequence[Message]) -> list[Result]:
@@ -115,6 +116,8 @@ class Consumer:
         results = process_many(self.binding, messages)
         for outcome, count in Counter([result.outcome for result in results]).items():
             self.observers.count(self.name, outcome, count)
+        if self.observers.watch_results:
+            self.observers.processed(self.name, messages, results)
         return results
 
     def check(self) -> None:

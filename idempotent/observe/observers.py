@@ -35,6 +35,9 @@ class Observer:
     ) -> None:
         """A handler returned after `took_s` seconds, or raised `error`. Several messages: a batch handler."""
 
+    def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
+        """A consumer processed these messages, alone or as a group. Results align with them; HOLD: not settled yet."""
+
     def settled(self, message: Message, result: Result) -> None:
         """A worker has settled the delivery by this result."""
 
@@ -48,6 +51,7 @@ class Observers:
     Attributes:
         watch_claims: an observer watches claims.
         watch_runs: an observer watches handlers.
+        watch_results: an observer watches results.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -55,6 +59,7 @@ class Observers:
         self._all: tuple[Observer, ...] = ()
         self.watch_claims = False
         self.watch_runs = False
+        self.watch_results = False
         for observer in observers:
             self.add(observer)
 
@@ -63,6 +68,7 @@ class Observers:
         self._all = (*self._all, observer)
         self.watch_claims |= type(observer).claimed is not Observer.claimed
         self.watch_runs |= type(observer).ran is not Observer.ran
+        self.watch_results |= type(observer).processed is not Observer.processed
 
     def count(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         """See `Observer.counted`."""
@@ -82,6 +88,11 @@ class Observers:
         """See `Observer.ran`."""
         for observer in self._all:
             _tell(observer.ran, consumer, messages, took_s, error)
+
+    def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
+        """See `Observer.processed`."""
+        for observer in self._all:
+            _tell(observer.processed, consumer, messages, results)
 
     def settled(self, message: Message, result: Result) -> None:
         """See `Observer.settled`."""

@@ -20,10 +20,10 @@ from idempotent.testing.crashpoints import CrashPlan, arm, around, crash_points
 from idempotent.testing.stage.places import place_at
 from idempotent.torture.clocks import sleep_by_the_right_clock
 from idempotent.torture.handlers import consumer_of
+from idempotent.torture.held_messages import HeldMessages
 from idempotent.torture.job import Job
 from idempotent.torture.journal import Journal, What
 from idempotent.torture.stores import Store
-from idempotent.torture.waiting import Waiting
 from idempotent.worker import Worker
 
 _GC_EVERY_S: Final = 5.0
@@ -52,8 +52,8 @@ def consume(job: Job, journal: Journal) -> None:
     registry = Registry()
     store = Store(job.checker_url, job.name)
     checker = crash_points(store.checker(job.lease_s))
-    consumer = consumer_of(registry, job, store, checker, journal)
-    Waiting(consumer, journal).watch(checker)
+    registry.observers.add(HeldMessages(journal))
+    consumer_of(registry, job, store, checker, journal)
     adapter = place_at(job.broker_url, job.subject, job.batch_size).adapter()
     _write_down_what_is_settled(adapter, journal)
     Worker(registry, adapter, job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()

@@ -5,8 +5,8 @@ import pytest
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import StoreUnavailableError
+from idempotent.torture.held_messages import HeldMessages
 from idempotent.torture.journal import What
-from idempotent.torture.waiting import Waiting
 
 
 class Lines:
@@ -28,9 +28,8 @@ def lines():
 
 
 def watched(checker, lines, handle=lambda _: None):
-    consumer = Registry().consumer("orders", checker=checker)(handle)
-    Waiting(consumer, lines).watch(checker)
-    return consumer
+    registry = Registry(observers=[HeldMessages(lines)])
+    return registry.consumer("orders", checker=checker)(handle)
 
 
 def test_it_is_written_although_the_process_dies_within_the_group(lines):
@@ -67,6 +66,17 @@ def test_one_that_a_worker_processes_by_itself_may_be_late_too(lines):
     lines.held.clear()
     consumer.process(Message("orders", id="1"))
     assert "1" in lines.held
+
+
+def test_one_whose_completion_was_not_recorded_may_be_late(lines, monkeypatch):
+    checker = MemoryChecker()
+
+    def lost(_):
+        raise StoreUnavailableError("no answer")
+
+    monkeypatch.setattr(checker, "_complete", lost)
+    watched(checker, lines).process(Message("orders", id="1"))
+    assert lines.held == ["1"]
 
 
 def test_what_has_lapsed_may_not(lines):
