@@ -1,4 +1,4 @@
-"""Redrive: dead letters go back to their subject, and their keys are opened, so that they run."""
+"""Redrive: return dead letters to their subject and reopen their keys, so that they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
 
 _ACK: Final = Result(Outcome.PROCESSED)
-_AT_ONCE: Final = 100
+_MAX_RECEIVED: Final = 100
 _WAIT_S: Final = 0.2
 
 
@@ -28,9 +28,9 @@ class Redriven:
     """What a redrive did.
 
     Attributes:
-        returned: letters that are back in their subject.
+        returned: letters published to their subject again.
         reopened: how many of them had a dead key.
-        left: letters that stay: they have no key, or their key changed while it was looked at.
+        left: letters that stay dead: they have no key, or their key changed during the redrive.
     """
 
     returned: int = 0
@@ -46,25 +46,27 @@ def redrive(
     idle_s: float = 3.0,
     on_letter: Callable[[Redriven], object] | None = None,
 ) -> Redriven:
-    """Bring the dead letters of a consumer back. A crash in between loses nothing: a letter may come back twice.
+    """Return a consumer's dead letters to its subject. A crash loses none, but may return a letter twice.
 
-    The key is opened first, then the message is published and confirmed, and only then does the letter go.
+    The key is reopened first, then the message is published and confirmed, and only then is the letter removed.
 
     Args:
-        consumer: whose dead letters.
-        adapter: of the broker, not open; closed afterwards.
+        consumer: the consumer of the dead letters.
+        adapter: for the broker, not open; closed afterwards.
         limit: the most letters; None: all.
         idle_s: seconds without a letter after which the redrive ends.
         on_letter: called after each letter with the counts so far.
 
     Raises:
-        ConfigurationError: the adapter keeps no dead letters that can be received, or the checker has no admin.
+        ConfigurationError: the adapter cannot receive dead letters, or the checker has no admin.
         AdapterError: the broker failed.
         StoreError: the store did not answer.
     """
     source = adapter.dead_letter_subject(consumer.subject)
     if source is None:
-        raise ConfigurationError(f"{type(adapter).__name__} keeps no dead letters that could be brought back")
+        raise ConfigurationError(
+            f"{type(adapter).__name__} cannot receive dead letters, so it cannot return them"
+        )
     admin = consumer.checker.admin()
     done = Redriven()
     left: list[Delivery] = []
@@ -72,12 +74,12 @@ def redrive(
         adapter.open([_reader(source, consumer)])
         last = time.monotonic()
         while time.monotonic() - last < idle_s:
-            room = _AT_ONCE if limit is None else min(limit - done.returned - done.left, _AT_ONCE)
+            room = _MAX_RECEIVED if limit is None else min(limit - done.returned - done.left, _MAX_RECEIVED)
             if room <= 0:
                 break
             for delivery in adapter.receive(room, _WAIT_S):
                 last = time.monotonic()
-                done = _bring_back(consumer, adapter, admin, delivery, done)
+                done = _return(consumer, adapter, admin, delivery, done)
                 if done.left > len(left):
                     left.append(delivery)
                 if on_letter is not None:
@@ -89,7 +91,7 @@ def redrive(
     return done
 
 
-def _bring_back(
+def _return(
     consumer: Consumer, adapter: Adapter, admin: KeyAdmin, delivery: Delivery, done: Redriven
 ) -> Redriven:
     from idempotent.adapters.copies import without_reason

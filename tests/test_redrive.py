@@ -126,5 +126,5 @@ def test_a_key_that_changes_meanwhile_keeps_its_letter(monkeypatch):
 
 def test_a_file_keeps_no_letters_that_could_go_back(tmp_path):
     shop = Shop()
-    with pytest.raises(ConfigurationError, match="FileAdapter keeps no dead letters"):
+    with pytest.raises(ConfigurationError, match="FileAdapter cannot receive dead letters"):
         redrive(shop.consumer, FileAdapter(tmp_path / "orders.jsonl"))

@@ -66,4 +66,4 @@ def test_a_broker_that_keeps_no_letters_is_told(cli, shop):
         "redrive", f"{shop}:on_order", "--broker", "file://orders.jsonl", "--checker", "db=memory://"
     )
     assert answer.code == 3
-    assert "keeps no dead letters" in answer.err
+    assert "cannot receive dead letters" in answer.err
