@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from idempotent.worker.worker import Worker, WorkerSummary
+from idempotent.worker.summary import WorkerSummary
+from idempotent.worker.worker import Worker
 
 __all__ = ["Worker", "WorkerSummary"]

@@ -1,4 +1,4 @@
-"""GarbageCollector: a worker's thread that deletes expired keys from time to time."""
+"""ExpiredKeys: a worker's thread that deletes expired keys from time to time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _JITTER: Final = 0.1
 _LAST_WAIT_S: Final = 1.0
 
 
-class GarbageCollector:
-    """A context manager: inside, every checker collects its garbage, one process at a time.
+class ExpiredKeys:
+    """A context manager: inside, every checker deletes its expired keys, one process at a time.
 
     Args:
-        checkers: whose.
+        checkers: the checkers whose keys are deleted.
         interval_s: seconds from one round to the next, give or take a tenth; the first comes within a minute.
             None: never.
 
@@ -52,24 +52,24 @@ class GarbageCollector:
     ) -> None:
         self._stopped.set()
         if self._thread.is_alive():
-            # Its batches are short. If it takes longer, the lock in the store ends with its lease.
+            # Its batches are short. If one takes longer, the lock in the store ends with its lease.
             self._thread.join(_LAST_WAIT_S)
 
     def _run(self) -> None:
         if self._interval_s is None:
             return
-        # Workers that start together must not all come to the store together.
+        # Workers that start together must not query the store together.
         wait_s = min(_FIRST_AFTER_S, self._interval_s) * random.uniform(0.5, 1.0)
         while not self._stopped.wait(wait_s):
             for checker in self._checkers:
-                self._collect(checker)
+                self._delete(checker)
             wait_s = self._interval_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
-    def _collect(self, checker: AbstractIdempotentChecker) -> None:
+    def _delete(self, checker: AbstractIdempotentChecker) -> None:
         try:
             deleted = checker.garbage_collect_alone()
         except Exception as error:
-            # Garbage is only disk space: the messages go on, and the next round tries again.
+            # Expired keys only take disk space: messages continue, and the next round tries again.
             log.warning("gc_failed", extra={"checker": type(checker).__name__, "error": str(error)})
             return
         if deleted is not None:

@@ -1,4 +1,4 @@
-"""HealthFile: tells whoever watches the process that the worker's loop turns, and that its broker is there."""
+"""HealthFile: shows probes that the worker's loop runs, and whether its broker is connected."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ CONNECTING: Final = "connecting\n"
 
 
 class HealthFile:
-    """A file whose age is the worker's liveness and whose word is its readiness.
+    """A file whose age shows the worker's liveness and whose content its readiness.
 
-    It is written again about once a second while the loop turns: `ready`, or `connecting` while there is no broker.
-    A file that has not changed for a minute belongs to a worker that is stuck or dead. It is removed at the end.
+    It is rewritten about once a second while the loop runs: `ready`, or `connecting` while the broker is not
+    connected. A file that has not changed for a minute belongs to a worker that is stuck or dead. It is removed at
+    the end.
 
     Args:
-        path: where; its folder must exist.
+        path: the file; its folder must exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -30,7 +31,7 @@ class HealthFile:
         self._next = 0.0
 
     def beat(self, *, ready: bool) -> None:
-        """The loop has turned.
+        """Note that the loop has run once more.
 
         Raises:
             OSError: the file cannot be written.
@@ -43,9 +44,9 @@ class HealthFile:
         self._word = word
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         draft.write_text(word)
-        draft.replace(self.path)  # whoever reads sees a whole word
+        draft.replace(self.path)  # a reader never sees half a word
 
     def remove(self) -> None:
-        """The worker has ended."""
+        """Remove the file when the worker has ended."""
         with suppress(FileNotFoundError):
             self.path.unlink()

@@ -16,7 +16,7 @@ from idempotent.worker.holds import Work
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What one thread did: results aligned with the works, or what stopped it."""
+    """Works that a thread has processed: results aligned with them, or the error that ended them."""
 
     works: Sequence[Work]
     results: Sequence[Result]
@@ -24,10 +24,10 @@ class Done:
 
 
 class HandlerPool:
-    """Run consumers on works that one thread submits; that thread gets the results back.
+    """Run consumers on works that one thread submits; the same thread collects the results.
 
-    A thread that is free takes what has waited longest, with up to `batch_size` works of the same consumer: single
-    messages while there is little to do, full batches under load, and never a wait for a batch to fill.
+    A free thread takes the works that have waited longest, up to `batch_size` of one consumer: single messages under
+    light load, full batches under heavy load. It never waits for a batch to fill.
 
     Args:
         threads: how many works or batches run at once.
@@ -44,7 +44,7 @@ class HandlerPool:
         self._stopped = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self.in_flight = 0
-        """Submitted, and not yet among `finished`. Belongs to the submitting thread."""
+        """Works submitted and not yet among `finished`. Only the submitting thread may use it."""
         # Daemons: a handler that never returns must not keep the process from ending.
         self._threads = [
             threading.Thread(target=self._run, name=f"idempotent-handler-{number}", daemon=True)
@@ -57,7 +57,7 @@ class HandlerPool:
             thread.start()
 
     def submit(self, works: Sequence[Work]) -> None:
-        """Let them run when their turn comes."""
+        """Queue works for the handlers' threads."""
         if not works:
             return
         self.in_flight += len(works)
@@ -67,11 +67,11 @@ class HandlerPool:
                 if waiting is None:
                     waiting = self._waiting[work.consumer] = deque()
                 waiting.append(work)
-            # One thread; if it leaves some, it calls the next one.
+            # Wake one thread; if it leaves works, it wakes the next.
             self._changed.notify()
 
     def finished(self, wait_s: float = 0.0) -> Iterator[Done]:
-        """What is done by now; waits up to `wait_s` seconds for the first."""
+        """Works that are done; wait up to `wait_s` seconds for the first."""
         while True:
             try:
                 done = self._done.get(timeout=wait_s) if wait_s > 0 else self._done.get_nowait()
@@ -82,7 +82,7 @@ class HandlerPool:
             yield done
 
     def stop(self) -> list[Work]:
-        """Start no work any more. Returns those that did not start; the others will still be `finished`."""
+        """Start no more works. Returns those that did not start; the others will still be `finished`."""
         with self._changed:
             self._stopped = True
             works = [work for waiting in self._waiting.values() for work in waiting]
@@ -111,7 +111,7 @@ class HandlerPool:
             self._on_done()
 
     def _take(self) -> list[Work]:
-        """The next batch; empty: there will be none."""
+        """The next batch; empty when the pool has stopped."""
         with self._changed:
             while not self._waiting:
                 if self._stopped:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, patient enough for messages on their way."""
+"""Python's garbage collector, relaxed enough for the messages in flight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# What one message is made of, from the broker's client to its result, with room for what a handler makes.
+# The objects of one message, from the broker's client to its result, with room for those of a handler.
 _OBJECTS_OF_ONE: Final = 64
 
 _lock: Final = threading.Lock()
@@ -17,17 +17,17 @@ _before: tuple[int, int, int] = gc.get_threshold()
 
 
 @contextmanager
-def patient_gc(messages: int) -> Iterator[None]:
-    """Inside, objects that so many messages on their way keep alive start no collection.
+def relaxed_python_gc(messages: int) -> Iterator[None]:
+    """Inside, the objects of this many messages in flight start no collection.
 
-    They all go when their messages are settled, without a collector. With the usual threshold, 700, a batch of 500
-    starts a collection every 50 messages, most of what they look through is alive, and so it is passed on until
-    Python looks through everything the application has, again and again: a third of a worker's processor time.
+    They are freed by reference counting when their messages are settled. With the default threshold, 700, a batch of
+    500 starts a collection every 50 messages, finds most objects alive, and moves them to older generations until
+    Python examines all objects of the application again and again: a third of a worker's processor time.
 
-    An application that has chosen a higher threshold, or none, keeps it. Workers of one process share the highest.
+    A higher threshold of the application, or 0 (off), is kept. Workers of one process share the highest.
 
     Args:
-        messages: the most that are on their way at once.
+        messages: the most that are in flight at once.
     """
     global _before  # noqa: PLW0603 - the threshold is one for the process
     wanted = _OBJECTS_OF_ONE * messages

@@ -1,4 +1,4 @@
-"""Which consumer gets a worker's messages, and whether that can work at all."""
+"""Which consumer gets a message of a subject."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -
     """The consumers that a worker serves, by subject.
 
     Args:
-        registry: where they are; all of it is checked.
-        names: which of them, as `subject:group`; None: all.
-        batch_size: how many messages the worker wants to process together.
+        registry: the consumers; all of them are checked.
+        names: serve only these, named `subject:group`; None: all.
+        batch_size: how many messages the worker processes together.
 
     Raises:
         ConfigurationError: no consumers, unknown names, two groups of one subject, or `on_expired_lease` other than
@@ -43,10 +43,10 @@ def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -
         if batch_size > 1 and consumer.options.on_expired_lease is not OnExpiredLease.RETRY:
             raise ConfigurationError(
                 f"{name}: on_expired_lease other than 'retry' cannot go with batch_size={batch_size}: when a process "
-                "dies, nobody knows which messages of its batch ran; use batch_size=1"
+                "dies, it is unknown which messages of its batch ran; use batch_size=1"
             )
     if not by_subject:
         raise ConfigurationError(
-            "there is no consumer to serve; is the module imported that has the @consumer?"
+            "no consumers to serve: import the module that has the functions decorated with @consumer"
         )
     return by_subject

@@ -1,4 +1,4 @@
-"""Worker: adapter -> checker -> handler -> checker -> settle, until it is told to stop."""
+"""Worker: adapter -> checker -> handler -> checker -> settle, until it is stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -18,13 +17,14 @@ from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
-from idempotent.worker.expired_keys import GarbageCollector
+from idempotent.worker.expired_keys import ExpiredKeys
 from idempotent.worker.health_file import HealthFile
 from idempotent.worker.holds import Holds, Work
 from idempotent.worker.pool import Done, HandlerPool
-from idempotent.worker.python_gc import patient_gc
+from idempotent.worker.python_gc import relaxed_python_gc
 from idempotent.worker.routes import routes
 from idempotent.worker.signals import on_stop_signal
+from idempotent.worker.summary import WorkerSummary
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
@@ -36,31 +36,6 @@ _BUSY_WAIT_S: Final = 0.05
 _IDLE_WAIT_S: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSummary:
-    """What a worker did.
-
-    Attributes:
-        outcomes: settled deliveries by outcome.
-        requeued: deliveries given back: not started, or held, when the worker stopped, or held for too long.
-        abandoned: deliveries whose handlers still ran when the time to drain was over. They come again.
-        stale: settlements that came too late, because the connection of their delivery was gone. Those come again.
-    """
-
-    outcomes: Mapping[Outcome, int]
-    requeued: int
-    abandoned: int
-    stale: int
-
-    def __getitem__(self, outcome: Outcome) -> int:
-        return self.outcomes.get(outcome, 0)
-
-    @property
-    def settled(self) -> int:
-        """Settled deliveries of every outcome."""
-        return sum(self.outcomes.values())
-
-
 class Worker:
     """Let a registry's consumers process what an adapter receives.
 
@@ -68,16 +43,16 @@ class Worker:
     `concurrency` x `batch_size` deliveries run or wait to run; no more are received until some are settled.
 
     A delivery is acknowledged after the store's verdict, never before. One whose key is in progress elsewhere, or
-    whose store does not answer, is kept unacknowledged and looked at again; after five looks it is requeued, once.
+    whose store does not answer, is held unacknowledged and checked again; after five checks it is requeued, once.
 
     Args:
         registry: the consumers; one group of a subject, because a delivery is settled once.
-        adapter: where messages come from.
+        adapter: the source of the messages.
         concurrency: how many handlers (or batches) run at once, each in a thread.
-        batch_size: above 1, up to so many messages of a consumer pass through `process_many` together.
-        drain_timeout_s: seconds that running handlers get to finish when the worker stops.
+        batch_size: above 1, up to this many messages of a consumer pass through `process_many` together.
+        drain_timeout_s: seconds that running handlers have to finish when the worker stops.
         consumers: serve only these, named `subject:group`; None: all of the registry.
-        max_held: deliveries kept for another look, beyond which no new ones are received.
+        max_held: held deliveries above which no new ones are received.
         gc_interval_s: seconds between two deletions of expired keys, one worker at a time; None: never.
         health_file: a file for liveness and readiness probes, see `HealthFile`; None: none.
         services: context managers that are entered while the worker works, and left, last first, when it has drained.
@@ -121,7 +96,7 @@ class Worker:
         self._services = tuple(services)
         self._on_result = on_result
         self._health = HealthFile(health_file) if health_file is not None else None
-        self._most_in_flight = 2 * concurrency * batch_size
+        self._max_in_flight = 2 * concurrency * batch_size
         self._pool = HandlerPool(concurrency, batch_size, adapter.wake)
         self._holds = Holds(max_held)
         self._routes: Mapping[str, Consumer] = {}
@@ -129,37 +104,36 @@ class Worker:
         self._requeued = 0
         self._abandoned = 0
         self._crash: BaseException | None = None
-        # Plain flags, because a signal handler sets them and may take no lock.
+        # Plain flags: a signal handler sets them and may take no lock.
         self._started = False
         self._stopping = False
-        self._at_once = False
+        self._without_drain = False
 
     def run(self) -> WorkerSummary:
         """Work until `stop`, SIGTERM or SIGINT (in the main thread), or the adapter is finished.
 
         Stopping, it receives nothing more, requeues what did not start, and settles what finishes within
-        `drain_timeout_s`. A second signal ends it without that wait. Checkers are left open. While it works, Python's
-        garbage collector is made patient enough for the messages on their way.
+        `drain_timeout_s`. A second signal ends it without that wait. Checkers are left open. While it runs, Python's
+        garbage collector is relaxed, see `relaxed_python_gc`.
 
         Raises:
-            ConfigurationError: registry, consumers and adapter do not go together, or it ran before.
-            AdapterError: the adapter cannot go on. Running handlers were drained all the same.
-            BaseException: what a handler raised that is no `Exception` (SystemExit, KeyboardInterrupt); its
-                deliveries were requeued.
+            ConfigurationError: registry, consumers and adapter do not fit together, or it ran before.
+            AdapterError: unrecoverable: the worker stops. Running handlers were drained first.
+            BaseException: a handler raised SystemExit, KeyboardInterrupt or the like; its deliveries were requeued.
         """
         if self._started:
-            raise ConfigurationError("a Worker runs once; make another one")
+            raise ConfigurationError("a Worker runs once; create a new one")
         self._started = True
         self._routes = routes(self._registry, self._names, self._batch_size)
         consumers = tuple(self._routes.values())
-        collector = GarbageCollector({consumer.checker for consumer in consumers}, self._gc_interval_s)
-        with on_stop_signal(self._on_signal), patient_gc(self._most_in_flight):
+        expired = ExpiredKeys({consumer.checker for consumer in consumers}, self._gc_interval_s)
+        with on_stop_signal(self._on_signal), relaxed_python_gc(self._max_in_flight):
             try:
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})
                 self._pool.start()
                 with ExitStack() as services:
-                    for service in (collector, *self._services):
+                    for service in (expired, *self._services):
                         services.enter_context(service)
                     try:
                         self._work()
@@ -175,18 +149,18 @@ class Worker:
             self._abandoned,
             self._adapter.stale_settlements,
         )
-        log.info("worker_stopped", extra=self._as_extra(summary))
+        log.info("worker_stopped", extra=summary.as_extra())
         if self._crash is not None:
             raise self._crash
         return summary
 
     def stop(self) -> None:
-        """Ask it to stop, from any thread. Returns at once; before `run`, that will end at once too."""
+        """Ask the worker to stop, from any thread, without waiting. If called before `run`, `run` ends immediately."""
         self._stopping = True
         self._adapter.wake()
 
     def _on_signal(self) -> None:
-        self._at_once = self._stopping
+        self._without_drain = self._stopping
         self._stopping = True
 
     def _work(self) -> None:
@@ -206,7 +180,7 @@ class Worker:
                 self._accept(self._adapter.receive(room, wait_s))
             else:
                 self._adapter.receive(0, 0.0)
-                # Without room a look that is due has to wait too, and a result ends the wait.
+                # The pool is full: due re-checks wait until a handler finishes.
                 self._take_back(self._holds.next_in_s(now, _BUSY_WAIT_S) if self._room() else _BUSY_WAIT_S)
 
     def _beat(self) -> None:
@@ -215,28 +189,28 @@ class Worker:
         try:
             self._health.beat(ready=self._adapter.connected)
         except OSError as error:
-            # Whoever watches the file will notice; the messages must not suffer.
+            # The probe will notice the old file; messages continue.
             log.warning("health_file_failed", extra={"error": str(error)})
 
     def _room(self) -> int:
-        return max(self._most_in_flight - self._pool.in_flight, 0)
+        return max(self._max_in_flight - self._pool.in_flight, 0)
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
-        works, strange = [], []
+        works, unknown = [], []
         for delivery in deliveries:
             consumer = self._routes.get(delivery.message.subject)
             if consumer is not None:
                 works.append(Work(delivery, consumer))
             else:
-                strange.append(delivery)
+                unknown.append(delivery)
         self._pool.submit(works)
-        for delivery in strange:
+        for delivery in unknown:
             known = ", ".join(sorted(self._routes))
             error = MessageError(f"no consumer of subject {delivery.message.subject!r}; known: {known}")
             self._settle(delivery, Result(Outcome.REJECTED, error=error))
 
     def _take_back(self, wait_s: float) -> None:
-        """Settle what the handlers' threads are done with."""
+        """Settle or hold the works that the handlers' threads have processed."""
         for done in self._pool.finished(wait_s):
             if done.crash is not None:
                 self._crashed(done)
@@ -266,7 +240,7 @@ class Worker:
             try:
                 self._on_result(delivery.message, result)
             except Exception:
-                # It only watches: a progress bar must not stop the messages.
+                # A broken progress bar must not stop the messages.
                 log.exception("on_result_failed")
 
     def _hold(self, work: Work, result: Result) -> None:
@@ -274,7 +248,7 @@ class Worker:
             self._requeue(work)
             return
         longest_s = STORE_RETRY_S if result.retry_after_s is None else result.retry_after_s
-        # A store that is down is not there sooner for being asked.
+        # Asking a store that is down more often does not bring it back sooner.
         wait_s = work.wait_s(longest_s) if result.outcome is Outcome.IN_PROGRESS else longest_s
         self._holds.add(work, time.monotonic() + wait_s)
 
@@ -293,20 +267,20 @@ class Worker:
             self._requeue(work)
 
     def _drain(self) -> None:
-        """Requeue what did not start, then settle what still finishes in time."""
+        """Requeue deliveries that did not start, then settle those that finish in time."""
         self._stopping = True
         until = time.monotonic() + self._drain_timeout_s
         try:
             for work in (*self._pool.stop(), *self._holds.clear()):
                 self._requeue(work)
-            while self._pool.in_flight and not self._at_once and time.monotonic() < until:
+            while self._pool.in_flight and not self._without_drain and time.monotonic() < until:
                 self._beat()
                 self._adapter.receive(0, 0.0)  # heartbeats
                 self._take_back(_BUSY_WAIT_S)
         except AdapterError as error:
-            # The broker delivers it all again. The handlers' own work is on record in the store.
+            # The broker delivers all of them again; their keys are recorded in the store.
             log.warning("drain_failed", extra={"error": str(error)})
-            while self._pool.in_flight and not self._at_once and time.monotonic() < until:
+            while self._pool.in_flight and not self._without_drain and time.monotonic() < until:
                 for _ in self._pool.finished(_BUSY_WAIT_S):
                     pass
         self._abandoned = self._pool.in_flight
@@ -314,12 +288,3 @@ class Worker:
             log.error("drain_timed_out", extra={"running": self._abandoned})
         else:
             self._pool.join(1.0)
-
-    def _as_extra(self, summary: WorkerSummary) -> dict[str, int]:
-        counts = {outcome.value: count for outcome, count in summary.outcomes.items()}
-        return {
-            **counts,
-            "requeued": summary.requeued,
-            "abandoned": summary.abandoned,
-            "stale": summary.stale,
-        }

@@ -18,7 +18,7 @@ from idempotent.adapters import Adapter, Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError, UnknownCheckerError
-from idempotent.worker.python_gc import patient_gc
+from idempotent.worker.python_gc import relaxed_python_gc
 
 SUBJECT = "orders"
 WAIT_S = 10.0
@@ -540,7 +540,7 @@ def parking(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("prepare", "options", "message"),
     [
-        (no_consumers, {}, "there is no consumer to serve"),
+        (no_consumers, {}, "no consumers to serve"),
         (unknown_checker, {}, "no checker is named 'orders-db'; known: none"),
         (two_groups, {}, r"one group of a subject.*consumers=\['orders:billing'\]"),
         (parking, {"batch_size": 2}, "on_expired_lease other than 'retry' cannot go with batch_size=2"),
@@ -715,10 +715,10 @@ def test_an_applications_own_threshold_of_the_collector_is_kept(registry, broker
     assert during == [chosen]
 
 
-def test_workers_side_by_side_share_the_most_patient_collector():
+def test_workers_side_by_side_share_the_highest_threshold():
     before = gc.get_threshold()
-    with patient_gc(1000):
-        with patient_gc(5000):
+    with relaxed_python_gc(1000):
+        with relaxed_python_gc(5000):
             assert gc.get_threshold()[0] == 64 * 5000
         assert gc.get_threshold()[0] == 64 * 1000
     assert gc.get_threshold() == before
