@@ -1,11 +1,11 @@
-"""For tests of checkers and consumers: the checker contract, crash points, and a generator of duplicates."""
+"""For tests of checkers, adapters and consumers: contracts, crash points, and a generator of duplicates."""
 
 from __future__ import annotations
 
 import sys
 
 if "pytest" in sys.modules:
-    # So that a failing assert of the contract shows its values; before the modules are imported.
+    # Lets a failing assert of a contract show its values; must come before the modules are imported.
     sys.modules["pytest"].register_assert_rewrite(
         f"{__name__}.adapter_contract", f"{__name__}.checker_contract"
     )

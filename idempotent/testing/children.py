@@ -1,4 +1,4 @@
-"""ChildProcess: a Python module run in a process of its own, to be told things, listened to, killed and paused."""
+"""ChildProcess: a Python module in a process of its own, with which a test talks, and which it kills and pauses."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LAST_LINES: Final = 3
 
 
 class ChildEndedError(IdempotentError):
-    """A process ended by itself, or does not end when it is told to."""
+    """A process ended unexpectedly, or did not stop in time."""
 
 
 class ChildProcess:
-    """A running `python -m MODULE`. It has no terminal, so Ctrl-C is for this process alone.
+    """A running `python -m MODULE`. It has no terminal, so Ctrl-C reaches only the calling process.
 
     Args:
-        module: what it runs.
+        module: the module to run.
         told: the first line on its standard input, as JSON.
-        log: file for its standard error, which is appended to.
+        log: its standard error is appended to this file.
         on_line: called in a thread with each whole line of its standard output.
-        environ: variables to set there.
+        environ: environment variables to add.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ChildProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
-                # What can be imported here.
+                # The child can import what this process can.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environ or {})},
                 start_new_session=True,
             )
@@ -61,18 +61,18 @@ class ChildProcess:
         self._reader.start()
 
     def tell(self, told: Any) -> None:
-        """One more line of JSON on its standard input. Whoever is dead does not listen."""
+        """Write a line of JSON to its standard input. Does nothing if the process is dead."""
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):
             self._child.stdin.write(f"{json.dumps(told)}\n".encode())
             self._child.stdin.flush()
 
     def poll(self) -> int | None:
-        """The exit code, minus the signal's number; None while it lives."""
+        """The exit code, or minus the number of the signal that killed it; None while it runs."""
         return self._child.poll()
 
     def is_paused(self) -> bool:
-        """Whether it is stopped now, as by SIGSTOP."""
+        """Whether it is paused now, as by SIGSTOP."""
         options = os.WSTOPPED | os.WCONTINUED | os.WEXITED | os.WNOHANG | os.WNOWAIT
         with suppress(ChildProcessError):
             found = os.waitid(os.P_PID, self.pid, options)
@@ -80,24 +80,24 @@ class ChildProcess:
         return False
 
     def pause(self) -> None:
-        """SIGSTOP: it stalls, with its connections open."""
+        """Send SIGSTOP: it stalls, with its connections open."""
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, whatever it is doing, and wait until it is dead and all that it said is read."""
+        """Send SIGKILL, and wait until it is dead and all its output is read."""
         self._child.kill()
         self._child.wait()
         self._close()
 
     def stop(self, within_s: float) -> int:
-        """SIGTERM, and its exit code.
+        """Send SIGTERM, and return its exit code.
 
         Raises:
-            ChildEndedError: it does not end in time.
+            ChildEndedError: it did not end within `within_s` seconds.
         """
         self.resume()
         self._send(signal.SIGTERM)
@@ -111,7 +111,7 @@ class ChildProcess:
         return code
 
     def last_words(self) -> str:
-        """The end of what it printed, as one line."""
+        """The last lines of its log, as one line."""
         return last_words(self._log)
 
     def _send(self, number: signal.Signals) -> None:
@@ -121,18 +121,18 @@ class ChildProcess:
     def _read(self) -> None:
         assert self._child.stdout is not None
         for line in self._child.stdout:
-            if line.endswith(b"\n"):  # not the half of a word of a killed process
+            if line.endswith(b"\n"):  # a killed process may leave half a line
                 self._on_line(line)
 
     def _close(self) -> None:
         self._reader.join()
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # closing flushes what the dead process never read
+            with suppress(BrokenPipeError):  # closing flushes input that the dead process never read
                 pipe.close()
 
 
 def last_words(log: Path) -> str:
-    """The end of a log, as one line."""
+    """The last lines of a log, as one line."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return " / ".join(lines[-_LAST_LINES:]) or "it printed nothing"

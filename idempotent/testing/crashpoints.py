@@ -1,6 +1,6 @@
-"""Crash points: kill or pause this process at a named step, to see what the next one makes of it.
+"""Crash points: kill or pause this process at a named step, to test what happens next.
 
-Production code knows nothing of them: `crash_points` is for a checker, `around` for any function.
+Production code knows nothing about them: `crash_points` adds them to a checker, `around` to any function.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CrashKind(Enum):
     KILL = "kill"
     """SIGKILL: nothing is cleaned up."""
     PAUSE = "pause"
-    """SIGSTOP: the process stalls until somebody sends it SIGCONT."""
+    """SIGSTOP: the process stalls until it gets SIGCONT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class CrashPlan:
     """Where this process dies.
 
     Attributes:
-        point: `before_` or `after_` and a step: claim, effect, complete, release, renew, commit, ack; of a run of
-            Spark: begin, claim, prepare, publish, commit.
-        nth: at which passing of the point, from 1.
+        point: `before_` or `after_` and a step: claim, effect, complete, release, renew, commit, ack; in a Spark
+            run: begin, claim, prepare, publish, commit.
+        nth: the number of the passing at which it dies, from 1.
         kind: die, or pause.
     """
 
@@ -66,22 +66,24 @@ class CrashPlan:
     kind: CrashKind = CrashKind.KILL
 
     def __post_init__(self) -> None:
-        """Check the words.
+        """Check the point and the number.
 
         Raises:
             ConfigurationError: an unknown point, or a number below 1.
         """
         if self.point not in POINTS:
-            raise ConfigurationError(f"no crash point {self.point!r}; known: {', '.join(sorted(POINTS))}")
+            raise ConfigurationError(
+                f"unknown crash point {self.point!r}; known: {', '.join(sorted(POINTS))}"
+            )
         if self.nth < 1:
-            raise ConfigurationError(f"a crash point is passed at least once, not {self.nth} times")
+            raise ConfigurationError(f"the number of the passing must be at least 1, not {self.nth}")
 
     @classmethod
     def parse(cls, text: str) -> CrashPlan:
         """Read `after_claim`, `after_claim:17` (the 17th time), `pause:after_effect`, `pause:after_effect:17`.
 
         Raises:
-            ConfigurationError: anything else.
+            ConfigurationError: the text has another form.
         """
         words = text.split(":")
         kind = CrashKind.KILL
@@ -89,15 +91,17 @@ class CrashPlan:
             kind = CrashKind(words.pop(0))
         point, nth = (words + ["", "1"][len(words) :])[:2] if len(words) in (1, 2) else ("", "1")
         if not nth.isdecimal():
-            raise ConfigurationError(f"{text!r}: after the point comes how often it is passed, not {nth!r}")
+            raise ConfigurationError(
+                f"{text!r}: the number of the passing must follow the point, not {nth!r}"
+            )
         return cls(point, int(nth), kind)
 
     @classmethod
     def from_environment(cls) -> CrashPlan | None:
-        """What `IDEMPOTENT_CRASH_AT` says; None when it says nothing.
+        """The plan in `IDEMPOTENT_CRASH_AT`; None when it is not set.
 
         Raises:
-            ConfigurationError: it makes no sense.
+            ConfigurationError: the variable has another form.
         """
         text = os.environ.get(CRASH_VARIABLE)
         return cls.parse(text) if text else None
@@ -127,20 +131,20 @@ def reach(point: str, plan: CrashPlan | None = None) -> None:
     """Pass a point, and die there if the plan (by default the environment's) says so.
 
     Raises:
-        ConfigurationError: no such point, or an environment that makes no sense.
+        ConfigurationError: an unknown point, or an invalid plan in the environment.
     """
     plan = plan or CrashPlan.from_environment()
     if point not in POINTS:
-        raise ConfigurationError(f"no crash point {point!r}; known: {', '.join(sorted(POINTS))}")
+        raise ConfigurationError(f"unknown crash point {point!r}; known: {', '.join(sorted(POINTS))}")
     if plan is None or plan.point != point or _passings.count(point) != plan.nth:
         return
-    # Not print(): what is buffered dies with the process.
+    # Not print(): a buffer would be lost with the process.
     os.write(2, f"{plan.kind.value} at {point}\n".encode())
     os.kill(os.getpid(), signal.SIGKILL if plan.kind is CrashKind.KILL else signal.SIGSTOP)
 
 
 def arm(plan: CrashPlan | None) -> None:
-    """Say where this process dies while it runs: as if it stood in the environment, counted from now. None: nowhere."""
+    """Set the plan of the running process, as the environment does; passings count from now. None: no plan."""
     _passings.forget()
     if plan is None:
         os.environ.pop(CRASH_VARIABLE, None)
@@ -151,7 +155,7 @@ def arm(plan: CrashPlan | None) -> None:
 def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -> Callable[P, T]:
     """The function between `before_<step>` and `after_<step>`: a handler ("effect"), an adapter's settle ("ack").
 
-    A run of Spark has its own methods for its steps; what makes its output visible is "publish".
+    A Spark run has methods for its steps; the one that makes its output visible is "publish".
     """
 
     @functools.wraps(function)
@@ -165,13 +169,13 @@ def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -
 
 
 def crash_points(checker: C, plan: CrashPlan | None = None) -> C:
-    """Put crash points around what this one checker does: claim, complete, release, renew, and (SQL) commit.
+    """Put crash points around the steps of one checker: claim, complete, release, renew, and (SQL) commit.
 
     A batch passes a point once.
 
     Args:
-        checker: its desk is changed in place; returned.
-        plan: where to die; None: what the environment says at each point.
+        checker: changed in place, at its desk, and returned.
+        plan: where to die; None: the environment's plan, read at each point.
     """
     committing = threading.local()
     checker.desk.hooks = _HooksWithPoints(checker.desk.hooks, committing, plan)

@@ -1,4 +1,4 @@
-"""with_duplicates: what an at-least-once broker makes of a stream of messages, the same for the same seed."""
+"""with_duplicates: deliver a stream of messages as an at-least-once broker does, reproducibly by a seed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def with_duplicates(
 ) -> Iterator[Message]:
     """Deliver every message at least once, some of them again, in a shuffled order.
 
-    Takes at most `window` messages more than it has delivered, and holds no more than it has taken plus their
-    copies, however long the stream.
+    Reads at most `window` messages more than it has delivered, and holds only those and their copies, however long
+    the stream.
 
     Args:
         messages: the stream, each message once.
         seed: the same seed makes the same deliveries.
-        rate: how likely a delivery is followed by one more of the same message, from 0 to below 1. A third copy
-            follows a second one with the same likelihood.
+        rate: the probability that a delivery is followed by another of the same message, from 0 to below 1. It is
+            the same for each further copy.
         window: how far a message moves: one that is `window` places behind another never overtakes it, and a copy
-            comes at most `window` places after the delivery before it. 0 keeps the order.
-        redelivered: the share of copies that the broker marks as such. The others look like a producer's second
-            send.
+            follows the previous delivery after at most `window` places. 0 keeps the order.
+        redelivered: the share of copies that the broker marks as redelivered. The others look like messages that
+            the producer sent twice.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -65,7 +65,7 @@ def _deliveries(
             plan(place, replace(message, redelivered=marked))
 
     for place, message in enumerate(messages):
-        # What is due now can no longer be overtaken by this message or a later one.
+        # Deliveries that are due cannot be overtaken by this message or a later one.
         while due and due[0][0] < place:
             yield from deliver()
         plan(place, message)

@@ -1,4 +1,4 @@
-"""Proxy: a TCP proxy on loopback that cuts, stalls, delays, and loses an answer or a question."""
+"""Proxy: a TCP proxy on loopback that cuts, stalls and delays connections, and loses a request or an answer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PATIENCE_S: Final = 20.0
 
 
 class Loss(Enum):
-    """What is lost, with the connection, when the chosen packet comes by."""
+    """What is lost, with the connection, at the chosen packet."""
 
     ANSWER = "answer"
     """The server acts on the packet; its answer never arrives."""
     QUESTION = "question"
     """The packet never reaches the server."""
     LATE = "late"
-    """The server gets the packet at `deliver()`, long after the client has given up."""
+    """The server gets the packet at `deliver()`, after the client has given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,22 @@ class _Choice:
     pattern: bytes
     loss: Loss
     then_refuse: bool
-    came_by: threading.Event
+    seen: threading.Event
 
 
 class Proxy:
-    """Forwards to one server. What is encrypted passes too, but no packet of it can be chosen by its content.
+    """Forwards to one server. Encrypted packets pass too, but cannot be chosen by their content.
 
     Args:
-        host: the server's.
-        port: the server's.
-        patience_s: seconds that the server has to act, where its answer is to be lost.
-        translate: makes, for each connection, what the server's bytes are passed through on their way to the client.
+        host: the server's host.
+        port: the server's port.
+        patience_s: seconds that the server has to act on a packet whose answer is lost.
+        translate: makes, for each connection, the function that changes the server's bytes for the client.
 
     Attributes:
-        port: where it listens, on 127.0.0.1.
-        cut_off: set once the packet chosen last came by and its connection was cut.
-        delay_s: seconds that each packet of a client is late.
+        port: the proxy listens here, on 127.0.0.1.
+        cut_off: set when the packet chosen last was seen and its connection was cut.
+        delay_s: seconds by which each packet of a client is delayed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Proxy:
         patience_s: float = PATIENCE_S,
         translate: Callable[[], Callable[[bytes], bytes]] | None = None,
     ) -> None:
-        """Listen at once."""
+        """Start to listen."""
         self._target = (host, port)
         self._patience_s = patience_s
         self._translate = translate or (lambda: bytes)
@@ -75,33 +75,33 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose(self, pattern: bytes, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False) -> threading.Event:
-        """Cut at a client's next packet with this in it; and then let nobody in, if so told, until `recover`.
+        """Choose the next packet of a client with this content, and cut its connection.
 
         Args:
-            pattern: what is in the packet; empty: any packet.
+            pattern: bytes in the packet; empty: any packet.
             loss: what does not arrive.
-            then_refuse: cut the other connections too, and refuse new ones.
+            then_refuse: cut the other connections too, and refuse new ones until `recover`.
 
         Returns:
-            Set once that has come by: the `cut_off` of this packet, whatever is chosen after it.
+            Set when the packet was seen: its own `cut_off`, whatever is chosen after it.
         """
         self.cut_off = threading.Event()
         self._chosen = _Choice(pattern, loss, then_refuse, self.cut_off)
         return self.cut_off
 
     def lose_nothing(self) -> None:
-        """Take back a `lose` whose packet has not come by."""
+        """Take back a `lose` whose packet was not seen yet."""
         self._chosen = None
 
     def deliver(self) -> None:
-        """Let the server have all packets that are late. Until then it has their connections."""
+        """Send all late packets to the server, on the connections that were kept open for them."""
         while self._late:
             act = self._late.pop(0)
-            with contextlib.suppress(OSError):  # the server may be gone by now
+            with contextlib.suppress(OSError):  # the server may have gone
                 act()
 
     def cut(self) -> int:
-        """Cut every connection. How many there were."""
+        """Cut every connection. Returns their number."""
         with self._lock:
             ends, self._open = self._open, set()
         for end in ends:
@@ -109,12 +109,12 @@ class Proxy:
         return len(ends) // 2
 
     def refuse(self) -> None:
-        """Cut every connection, and let nobody in until `recover`."""
+        """Cut every connection, and refuse new ones until `recover`."""
         self._refuses = True
         self.cut()
 
     def recover(self) -> None:
-        """Let clients in again."""
+        """Accept clients again."""
         self._refuses = False
 
     def stall(self) -> None:
@@ -122,11 +122,11 @@ class Proxy:
         self._flows.clear()
 
     def go_on(self) -> None:
-        """Forward again, also what came meanwhile."""
+        """Forward again, beginning with the bytes that waited."""
         self._flows.set()
 
     def close(self) -> None:
-        """Cut every connection and listen no more."""
+        """Cut every connection and stop listening."""
         _hang_up(self._listener)
         self._flows.set()
         self.cut()
@@ -143,7 +143,7 @@ class Proxy:
                 return
             server = socket.create_connection(self._target, self._patience_s)
         except OSError:
-            return  # the server is not there, which its client has to notice
+            return  # the server is down; the client sees its connection end
         else:
             server.settimeout(None)
             with self._lock:
@@ -182,12 +182,12 @@ class Proxy:
                         act()
                     case Loss.QUESTION:
                         self._end(server)
-                choice.came_by.set()
+                choice.seen.set()
                 return
         self._end(server)
 
     def _chosen_for(self, packet: bytes) -> _Choice | None:
-        """What is to become of a packet; one packet alone is lost, though many connections ask."""
+        """The choice that this packet meets. Only one packet meets it, whichever connection is first."""
         with self._lock:
             if self._chosen is None or self._chosen.pattern not in packet:
                 return None
