@@ -6,7 +6,6 @@ import logging
 import random
 import threading
 from collections.abc import Collection
-from types import TracebackType
 from typing import Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -44,20 +43,14 @@ class ExpiredKeys:
         if self._interval_s is not None:
             self._thread.start()
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stopped.set()
         if self._thread.is_alive():
             # Its batches are short. If one takes longer, the lock in the store ends with its lease.
             self._thread.join(_LAST_WAIT_S)
 
     def _run(self) -> None:
-        if self._interval_s is None:
-            return
+        assert self._interval_s is not None
         # Workers that start together must not query the store together.
         wait_s = min(_FIRST_AFTER_S, self._interval_s) * random.uniform(0.5, 1.0)
         while not self._stopped.wait(wait_s):
