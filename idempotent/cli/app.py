@@ -1,4 +1,4 @@
-"""The entry point. Imports neither typer nor rich by itself, so that it can say how to get them."""
+"""The entry point. It imports typer and rich late, to explain how to install them if they are missing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from idempotent.cli.exits import ExitCode
 def main() -> None:
     """Run the command line and exit with one of `ExitCode`."""
     try:
-        import rich  # noqa: F401 - only whether it is there
+        import rich  # noqa: F401 - only checks that it is installed
         import typer  # noqa: F401
     except ModuleNotFoundError as error:
-        print(  # noqa: T201 - there is no console without rich
+        print(  # noqa: T201 - rich, which provides the console, may be missing
             f"idempotent: {error.name} is not installed. The command line is an extra.\n"
             '  pip install "idempotent-consumer[cli]"',
             file=sys.stderr,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import cleandoc
 from typing import Any, Final
 
 import typer
@@ -22,12 +23,12 @@ class Command:
     Attributes:
         name: what is typed after `idempotent`.
         target: `module:attribute` of a function, or of a `typer.Typer` with commands of its own.
-        examples: stand below the function's help.
+        examples: a line each; they stand below the function's help.
     """
 
     name: str
     target: str
-    examples: tuple[str, ...] = ()
+    examples: str = ""
 
     @property
     def module(self) -> str:
@@ -39,89 +40,77 @@ COMMANDS: Final = (
     Command(
         "demo",
         "idempotent.demo.command:demo",
-        (
-            "idempotent demo",
-            "idempotent demo --flights 2000",
-            "idempotent demo --checker transactional+postgresql+psycopg://user:password@host/db",
-            "idempotent demo --checker redis://localhost",
-            "idempotent demo --broker amqp://localhost",
-        ),
+        """
+        idempotent demo
+        idempotent demo --flights 2000
+        idempotent demo --checker transactional+postgresql+psycopg://user:password@host/db
+        idempotent demo --checker redis://localhost
+        idempotent demo --broker amqp://localhost
+        """,
     ),
     Command(
         "spark-demo",
         "idempotent.demo.spark.command:spark_demo",
-        (
-            "idempotent spark-demo",
-            "idempotent spark-demo --flights 2000 --months 2 --kills 1",
-            "idempotent spark-demo --store mysql+pymysql://user:password@host/db",
-            "idempotent spark-demo --store redis://localhost",
-        ),
+        """
+        idempotent spark-demo
+        idempotent spark-demo --flights 2000 --months 2 --kills 1
+        idempotent spark-demo --store mysql+pymysql://user:password@host/db
+        idempotent spark-demo --store redis://localhost
+        """,
     ),
     Command(
         "run",
         "idempotent.cli.run:run",
-        (
-            (
-                "idempotent run shop.consumers --broker file:///data/orders.jsonl "
-                "--checker db=postgresql+psycopg://user@host/shop"
-            ),
-            "idempotent run shop.consumers:registry --broker file:///data/orders.jsonl --checker db=sqlite:///app.db",
-            (
-                "idempotent run shop.consumers --broker file://orders.jsonl --checker db=$URL "
-                "--concurrency 4 --batch-size 100"
-            ),
-        ),
+        """
+        idempotent run shop.consumers --broker file:///data/orders.jsonl --checker db=postgresql+psycopg://user@host/shop
+        idempotent run shop.consumers:registry --broker file:///data/orders.jsonl --checker db=sqlite:///app.db
+        idempotent run shop.consumers --broker file://orders.jsonl --checker db=$URL --concurrency 4 --batch-size 100
+        """,
     ),
     Command(
         "replay",
         "idempotent.cli.replay:replay",
-        (
-            "idempotent replay orders.jsonl shop.consumers:on_paid --checker db=sqlite:///app.db",
-            "idempotent replay dump.jsonl.gz shop.consumers:on_paid --id-field order_id --batch-size 500",
-            "zcat dump.gz | idempotent replay - shop.consumers:on_paid --rejects bad.jsonl --json",
-        ),
+        """
+        idempotent replay orders.jsonl shop.consumers:on_paid --checker db=sqlite:///app.db
+        idempotent replay dump.jsonl.gz shop.consumers:on_paid --id-field order_id --batch-size 500
+        zcat dump.gz | idempotent replay - shop.consumers:on_paid --rejects bad.jsonl --json
+        """,
     ),
     Command(
         "redrive",
         "idempotent.cli.redrive:redrive",
-        (
-            "idempotent redrive shop.consumers:on_paid --broker amqp://localhost --checker db=$URL",
-            "idempotent redrive shop.consumers:on_paid --broker kafka://localhost --checker db=$URL --limit 10",
-        ),
+        """
+        idempotent redrive shop.consumers:on_paid --broker amqp://localhost --checker db=$URL
+        idempotent redrive shop.consumers:on_paid --broker kafka://localhost --checker db=$URL --limit 10
+        """,
     ),
     Command(
         "torture",
         "idempotent.torture.command:torture",
-        (
-            (
-                "idempotent torture --broker amqp://localhost "
-                "--checker transactional+mysql+pymysql://user:password@host/test"
-            ),
-            "idempotent torture --broker kafka://localhost:9092 --checker redis://localhost --seconds 600 --seed 7",
-            (
-                "idempotent torture --broker stomp://localhost --checker $URL "
-                "--restart-broker 'docker restart -t 0 activemq'"
-            ),
-        ),
+        """
+        idempotent torture --broker amqp://localhost --checker transactional+mysql+pymysql://user:password@host/test
+        idempotent torture --broker kafka://localhost:9092 --checker redis://localhost --seconds 600 --seed 7
+        idempotent torture --broker stomp://localhost --checker $URL --restart-broker 'docker restart -t 0 activemq'
+        """,
     ),
     Command("migrate", "idempotent.cli.migrate:app"),
     Command("keys", "idempotent.cli.keys.command:app"),
     Command(
         "gc",
         "idempotent.cli.gc:gc",
-        (
-            "idempotent gc --url sqlite:///app.db",
-            "idempotent gc --url mysql+pymysql://user:password@host/db --batch-size 5000 --json",
-        ),
+        """
+        idempotent gc --url sqlite:///app.db
+        idempotent gc --url mysql+pymysql://user:password@host/db --batch-size 5000 --json
+        """,
     ),
     Command(
         "doctor",
         "idempotent.cli.doctor:doctor",
-        (
-            "idempotent doctor --url postgresql+psycopg://user:password@host/db",
-            "idempotent doctor --url redis://localhost --redelivery-horizon 7d",
-            "idempotent doctor --json | jq -r 'select(.level != \"ok\") | .what'",
-        ),
+        """
+        idempotent doctor --url postgresql+psycopg://user:password@host/db
+        idempotent doctor --url redis://localhost --redelivery-horizon 7d
+        idempotent doctor --json | jq -r 'select(.level != "ok") | .what'
+        """,
     ),
 )
 
@@ -156,6 +145,6 @@ def _load(command: Command) -> Any:
     if isinstance(target, typer.Typer):
         app.add_typer(target, name=command.name)
     else:
-        app.command(command.name, epilog=epilog(*command.examples))(target)
+        app.command(command.name, epilog=epilog(*cleandoc(command.examples).splitlines()))(target)
     flow(app)
     return typer.main.get_group(app).commands[command.name]

@@ -1,4 +1,4 @@
-"""What every demo command has around it: its folder, its tables, its end."""
+"""The frame around a demo command: its folder, its tables, its exit code."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from idempotent.errors import StoreError
 
 
 class Preparable(Protocol):
-    """Tables and keys of a demo's own."""
+    """The tables and keys of a demo."""
 
     def prepare(self) -> None:
-        """Make them anew."""
+        """Remove and create them."""
 
     def clean(self) -> None:
         """Remove them."""
 
 
 class Shown(Protocol):
-    """What a demo came to."""
+    """The result of a demo."""
 
     @property
     def kept_promise(self) -> bool:
-        """Whether the checker did what it promises."""
+        """Whether the checker kept its promise."""
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
@@ -43,13 +43,13 @@ P = TypeVar("P", bound=Preparable)
 
 
 def demonstrate(run: Callable[[Console], Shown], *, as_json: bool) -> None:
-    """Run a demo that shows itself, and end in its exit code.
+    """Run a demo that prints its own report, and end with its exit code.
 
     Raises:
         typer.Exit: it was interrupted, or a promise was not kept.
     """
     console = Console(highlight=False, quiet=as_json)
-    # Told to end, it removes what it made, as with Ctrl-C.
+    # SIGTERM, like Ctrl-C, lets the demo remove what it created.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         report = run(console)
@@ -70,13 +70,13 @@ def own_folder(
     name: str = "demo",
     beside: str = ", and what is named demo_... in the store",
 ) -> Iterator[Path]:
-    """A folder for the files, removed at the end unless they are to be kept.
+    """A folder for the files, removed at the end unless `keep` is set.
 
     Args:
-        console: where it is said that they were kept.
+        console: shows where the files were kept.
         keep: keep them.
-        name: part of the folder's.
-        beside: what is kept too.
+        name: part of the folder's name.
+        beside: what else is kept.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"idempotent-{name}-"))
     try:
@@ -90,12 +90,12 @@ def own_folder(
 
 @contextmanager
 def prepared(stores: P, *, keep: bool) -> Iterator[P]:
-    """Tables and keys, made anew and removed at the end unless they are to be kept."""
+    """Create tables and keys, and remove them at the end unless `keep` is set."""
     stores.prepare()
     try:
         yield stores
     finally:
         if not keep:
-            # If the store is what failed, that is being reported already.
+            # If the store failed, that error is already being reported.
             with suppress(StoreError):
                 stores.clean()

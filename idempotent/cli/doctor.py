@@ -1,4 +1,4 @@
-"""`idempotent doctor`: look at a store for what breaks promises."""
+"""`idempotent doctor`: find what breaks the promises of a store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from idempotent.cli.stores import checker_at
 from idempotent.errors import SchemaError, StoreError
 from idempotent.keys import consumer_in
 
-# Enough to meet the retention of every consumer that is awake; few enough to be read at once.
+# Enough to see the retention of every active consumer; few enough to read in one go.
 _SAMPLE: Final = 2000
 _MARKS: Final = {
     Level.OK: "[green]ok[/green]",
@@ -39,23 +39,23 @@ def doctor(
             parser=seconds,
             metavar="DURATION",
             show_default=False,
-            help="The longest time after which a message can be delivered again: 12h, 14d. Keys kept for less are "
+            help="The longest time after which a message can be redelivered: 12h, 14d. Keys kept for less are "
             "reported.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a store for what breaks promises.
+    """Find what breaks the promises of a store.
 
-    An unreachable server; a missing or changed table; settings under which a crash forgets keys; keys forgotten
-    before their messages stop coming; keys that wait for a person. Reads only.
+    An unreachable server; a missing or changed table; settings under which a crash loses keys; keys deleted while
+    their messages can still be redelivered; keys that wait for a person. Reads only.
 
-    Exit code 1: there is a warning or an error; 4: the store is unreachable.
+    Exit code 1: a warning or an error was found; 4: the store is unreachable.
     """
     findings: list[Finding] = []
     unreachable = False
     with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
-        bar.add_task("looking", total=None)
+        bar.add_task("checking", total=None)
         try:
             with checker_at(url, table=table, prefix=prefix) as checker:
                 findings += _look(checker, redelivery_horizon)
@@ -82,7 +82,7 @@ def _look(checker: AbstractIdempotentChecker, horizon_s: float | None) -> Iterat
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
-    """How long keys are kept, told by the keys themselves: an unclaimed fence is the time of the claim."""
+    """How long keys are kept: from the claim (the fence of a first claim is its time) to the expiry."""
     shortest: dict[str, float] = {}
     for record in admin.list(KeyFilter(), limit=_SAMPLE):
         consumer = consumer_in(record.text)
@@ -92,14 +92,14 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
         if shortest:
             yield Finding(
                 Level.OK,
-                f"keys are kept for {words(min(shortest.values()))} or more; whether that is enough, "
-                "--redelivery-horizon tells",
+                f"keys are kept for {words(min(shortest.values()))} or more; "
+                "--redelivery-horizon checks whether that is enough",
             )
         return
     if not shortest:
-        yield Finding(Level.OK, "no keys yet, so nothing tells how long they are kept")
+        yield Finding(Level.OK, "no keys yet, so their retention is unknown")
     for consumer, kept_s in sorted(shortest.items()):
-        # A claim takes its two times in one statement, but not always from one reading of the clock.
+        # The claim's two times come from one statement, but not always from one reading of the clock.
         if kept_s + 1 >= horizon_s:
             yield Finding(Level.OK, f"{consumer}: keys are kept for {words(kept_s)}")
         else:

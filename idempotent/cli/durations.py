@@ -1,4 +1,4 @@
-"""Durations as people write them: 90s, 15min, 12h, 14d, 2w."""
+"""Durations in the form 90s, 15min, 12h, 14d, 2w."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
 
 
 def seconds(text: str) -> float:
-    """The duration in seconds; a bare number is one.
+    """The duration in seconds; a number without a unit counts seconds.
 
     Raises:
         typer.BadParameter: not a duration.
     """
     found = _FORM.fullmatch(text.lower())
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration: write 90s, 15min, 12h, 14d or 2w")
+        raise typer.BadParameter(f"{text!r} is not a duration: write 90s, 15min, 12h, 14d or 2w")
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def words(duration_s: float) -> str:
-    """The duration in the greatest unit that keeps two digits of it."""
+    """The duration in the largest unit of which it has at least two."""
     for unit, size in sorted(_UNITS.items(), key=lambda pair: -pair[1]):
         if unit != "w" and duration_s >= 2 * size:
             return f"{duration_s / size:.3g} {'days' if unit == 'd' else unit}"

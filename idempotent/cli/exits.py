@@ -1,4 +1,4 @@
-"""The exit codes: a promise to scripts, so one list for the code, `--help` and the docs."""
+"""The exit codes, which scripts rely on: one list for the code, `--help` and the docs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from idempotent.errors import AdapterError, ConfigurationError, IdempotentError,
 
 
 class ExitCode(IntEnum):
-    """What the process's exit status says."""
+    """The exit status of a command."""
 
     OK = 0
-    """Done, and nothing to look at."""
+    """Done, and nothing needs attention."""
     ATTENTION = 1
-    """Done, and there is something to look at: rejected, dead, failed, different, not found, left alone."""
+    """Done, but something needs attention: rejected, dead, failed, different, not found, left alone."""
     USAGE = 2
     """The command line is wrong."""
     CONFIGURATION = 3
-    """Something named on it cannot work: URL, table, module, checker name, missing extra."""
+    """Bad configuration: URL, table, module, checker name, missing extra."""
     STORE = 4
     """The store is unreachable, busy, or without its tables."""
     BROKER = 5
-    """The broker, or the file in its place, cannot be used."""
+    """The broker, or the file used instead, cannot be used."""
     INTERRUPTED = 130
-    """Ctrl-C; what was done stays done."""
+    """Ctrl-C; completed work stays done."""
 
     @classmethod
     def of(cls, error: IdempotentError) -> ExitCode:
@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
 
 
 def epilog(*examples: str) -> str:
-    """What stands below a command's help: examples, then the exit codes."""
+    """The text below a command's help: examples, then the exit codes."""
     lines = ["[bold]Examples[/bold]", *(f"[dim]$[/dim] [cyan]{example}[/cyan]" for example in examples)]
     codes = (
         "0 ok, 1 something to look at (rejected, dead, different, not found), 2 usage, 3 configuration, 4 store, "

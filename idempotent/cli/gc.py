@@ -1,4 +1,4 @@
-"""`idempotent gc`: delete the keys whose time is over."""
+"""`idempotent gc`: delete expired keys."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def gc(
     batch_size: Annotated[int, typer.Option(min=1, help="Keys to delete in one transaction.")] = 1000,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete the keys past their expiry, in small batches. Workers do it automatically; cron may, too.
+    """Delete expired keys, in small batches. Workers do it automatically; cron can, too.
 
-    Redis forgets them without it. Never a key with a live lease, and never one in progress of a consumer that parks.
+    Redis deletes them itself. Keys with a live lease are kept, and keys in progress of a consumer that parks.
     """
     with (
         checker_at(url, table=table, prefix=prefix) as checker,
@@ -35,6 +35,6 @@ def gc(
     if as_json:
         emit(deleted=deleted)
     elif scheme_of(url).kind is StoreKind.REDIS:
-        say("[green]Nothing to do:[/green] Redis forgets expired keys by itself.")
+        say("[green]Nothing to do:[/green] Redis deletes expired keys automatically.")
     else:
         say(f"[green]Done:[/green] {count(deleted, 'expired key')} deleted.")

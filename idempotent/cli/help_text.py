@@ -1,4 +1,4 @@
-"""Docstrings as help: typer keeps the line breaks of the source, which are none of the reader's."""
+"""Docstrings as help: typer would keep the line breaks of the source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 
 def flow(app: typer.Typer) -> None:
-    """Let the help of every command, and of those below, flow as the terminal is wide."""
+    """Let the help of every command and subcommand flow to the width of the terminal."""
     for command in app.registered_commands:
         if command.help is None and command.callback is not None:
             command.help = paragraphs(inspect.getdoc(command.callback) or "")

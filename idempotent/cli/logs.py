@@ -17,13 +17,13 @@ class _EventFormatter(logging.Formatter):
     """`event name=value name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, with what was given as `extra` behind it."""
+        """The line, followed by the data given as `extra`."""
         data = " ".join(f"{name}={value!r}" for name, value in vars(record).items() if name not in _STANDARD)
         return mask(f"{super().format(record)} {data}".rstrip())
 
 
 def log_to(console: Console, level: str) -> None:
-    """Send the log to a console, above whatever progress it shows."""
+    """Send the log to a console, above its progress bar."""
     handler: logging.Handler
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, markup=False)

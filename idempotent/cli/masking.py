@@ -1,11 +1,11 @@
-"""Passwords never reach a screen or a log."""
+"""Keeps passwords off screens and out of logs."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# To the last @ of the word: a password may hold one that its owner forgot to quote.
+# To the last @ of the word: a password may contain an unquoted @.
 _USERINFO: Final = re.compile(r"(://[^:/@\s]*:)[^\s'\"]*@")
 _PARAMETER: Final = re.compile(
     r"([?&](?:password|passwd|passcode|pwd|sslpassword)=)[^&\s'\"]*", re.IGNORECASE

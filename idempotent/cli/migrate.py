@@ -1,4 +1,4 @@
-"""`idempotent migrate`: make, change, look at and remove the tables."""
+"""`idempotent migrate`: create, upgrade, check and remove the tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from idempotent.schema import DEFAULT_TABLE
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Make, check and remove the tables of an SQL store. A checker never does it by itself.",
+    help="Create, check and remove the tables of an SQL store. A checker never does it automatically.",
 )
 
 TableName = Annotated[str, typer.Option("--table", metavar="NAME", help="The key table.")]
-Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="How far to go.")]
+Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="The revision to reach.")]
 
 
 @app.command(
@@ -35,7 +35,7 @@ Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="H
 def upgrade(
     url: UrlOption, table: TableName = DEFAULT_TABLE, revision: Revision = "head", as_json: JsonOption = False
 ) -> None:
-    """Make the tables, or bring them up to date. Safe at every start of every process."""
+    """Create the tables, or bring them up to date. Safe at every start of every process."""
     with database_at(url, table, must_exist=False) as engine:
         before = migrations.current(engine, table=table)
         migrations.upgrade(engine, table=table, revision=revision)
@@ -56,7 +56,7 @@ def downgrade(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the tables [bold]with all their keys[/bold]: what is delivered again after that runs again."""
+    """Remove the tables [bold]with all their keys[/bold]: messages redelivered after that run again."""
     with database_at(url, table) as engine:
         before = migrations.current(engine, table=table)
         if before is not None:
@@ -66,20 +66,20 @@ def downgrade(
     if as_json:
         emit(table=table, before=before, revision=after)
     elif before is None:
-        say(f"[yellow]Nothing to do:[/yellow] no migration has made {table} here.")
+        say(f"[yellow]Nothing to do:[/yellow] no migration has created {table} here.")
     else:
         say(f"[green]Done:[/green] {table} is at revision {after or 'none'} (was: {before}).")
 
 
 @app.command(epilog=epilog("idempotent migrate current --url sqlite:///app.db"))
 def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
-    """Show the revision of the tables. Exit code 1: no migration has made any."""
+    """Show the revision of the tables. Exit code 1: no migration has created them."""
     with database_at(url, table) as engine:
         revision = migrations.current(engine, table=table)
     if as_json:
         emit(table=table, revision=revision)
     elif revision is None:
-        say(f"[yellow]None:[/yellow] no migration has made {table} here.")
+        say(f"[yellow]None:[/yellow] no migration has created {table} here.")
     else:
         say(f"{table} is at revision [bold]{revision}[/bold].")
     if revision is None:
@@ -93,7 +93,7 @@ def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOptio
     )
 )
 def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
-    """Compare the tables with what this version needs. Reads only. Exit code 1: they differ."""
+    """Compare the tables with those this version needs. Reads only. Exit code 1: they differ."""
     with database_at(url, table) as engine:
         drifts = migrations.check(engine, table=table)
     if as_json:
@@ -104,7 +104,7 @@ def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption 
             ],
         )
     elif not drifts:
-        say(f"[green]Equal:[/green] {table} is as this version needs it.")
+        say(f"[green]Equal:[/green] {table} matches this version.")
     else:
         _show(drifts)
         missing = any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts)

@@ -1,4 +1,4 @@
-"""From MODULE:NAME on the command line to the user's consumers, and the checkers they name."""
+"""Finds the consumers of MODULE:NAME, and gives their registry the checkers of NAME=URL."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from idempotent.registry import Registry, default_registry
 
 
 def registry_at(reference: str) -> Registry:
-    """The registry of `MODULE:registry`, or with `MODULE` alone the default one, filled by the import.
+    """The registry of `MODULE:registry`; for `MODULE` alone the default one, filled by the import.
 
     Raises:
-        ConfigurationError: the module cannot be imported, or has no such registry, or it has no consumers.
+        ConfigurationError: the module cannot be imported or has no such registry, or the registry has no consumers.
     """
     module, name = _module(reference)
     if name is None:
@@ -28,7 +28,7 @@ def registry_at(reference: str) -> Registry:
     else:
         found = _attribute(module, name, _named(module, Registry))
         if not isinstance(found, Registry):
-            raise ConfigurationError(f"{reference} is no Registry but a {type(found).__name__}")
+            raise ConfigurationError(f"{reference} is not a Registry but a {type(found).__name__}")
         registry = found
     if not registry.consumers:
         others = ", ".join(f"{module.__name__}:{each}" for each in _named(module, Registry))
@@ -38,7 +38,7 @@ def registry_at(reference: str) -> Registry:
 
 
 def consumer_at(reference: str) -> tuple[Registry, Consumer]:
-    """The consumer of `MODULE:name` and the registry it is in.
+    """The registry and the consumer of `MODULE:name`.
 
     Raises:
         ConfigurationError: the module cannot be imported, or has no such consumer.
@@ -50,7 +50,7 @@ def consumer_at(reference: str) -> tuple[Registry, Consumer]:
         raise ConfigurationError(f"which consumer? Write MODULE:NAME; {reference} has: {listed}")
     consumer = _attribute(module, name, known)
     if not isinstance(consumer, Consumer):
-        raise ConfigurationError(f"{reference} is no consumer: decorate the function with @consumer")
+        raise ConfigurationError(f"{reference} is not a consumer: decorate the function with @consumer")
     for registry in _registries(module):
         if consumer in registry.consumers.values():
             return registry, consumer
@@ -60,11 +60,11 @@ def consumer_at(reference: str) -> tuple[Registry, Consumer]:
 
 
 def register_checkers(registry: Registry, given: Sequence[str]) -> None:
-    """Give the registry the checkers of `NAME=URL` words.
+    """Give the registry the checkers of `NAME=URL`.
 
     Raises:
-        typer.BadParameter: a word of another form.
-        ConfigurationError: a URL that names no checker.
+        typer.BadParameter: not of the form NAME=URL.
+        ConfigurationError: no checker fits the URL.
     """
     for word in given:
         name, equals, url = word.partition("=")
@@ -78,7 +78,7 @@ def _module(reference: str) -> tuple[ModuleType, str | None]:
     if path.endswith(".py") or "/" in path:
         dotted = path.removesuffix(".py").strip("./").replace("/", ".")
         raise ConfigurationError(f"{path} is a file; write the module: {dotted}{':' + name if name else ''}")
-    # As `python -m` does; an installed command starts with its own folder there instead.
+    # `python -m` puts the current folder there, an installed command its own.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -88,7 +88,9 @@ def _module(reference: str) -> tuple[ModuleType, str | None]:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and (path == error.name or path.startswith(f"{error.name}.")):
-            raise ConfigurationError(f"there is no module {path} in {here}, nor is it installed") from error
+            raise ConfigurationError(
+                f"module {path} was not found in {here}, and is not installed"
+            ) from error
         raise ConfigurationError(f"importing {path} failed: {error}") from error
     except Exception as error:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Options that several commands have, said once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ PrefixOption: TypeAlias = Annotated[
     ),
 ]
 JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="For machines: JSON, one object a line, and no progress bar.")
+    bool, typer.Option("--json", help="For machines: JSON, one object a line, without a progress bar.")
 ]
-YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 CheckersOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--checker",
         metavar="NAME=URL",
         show_default=False,
-        help="Give a checker its name, once for each; put transactional+ before an SQL URL for a transactional one.",
+        help="A named checker; may be repeated. Put transactional+ before an SQL URL for a transactional one.",
     ),
 ]
 KeyArgument: TypeAlias = Annotated[
@@ -71,7 +71,7 @@ StatusOption: TypeAlias = Annotated[
         "--status",
         metavar="STATE",
         show_default=False,
-        help="Only keys in this state: in_progress, done or dead; may be given again.",
+        help="Only keys in this state: in_progress, done or dead; may be repeated.",
     ),
 ]
 LapsedOption: TypeAlias = Annotated[
@@ -88,18 +88,20 @@ class LogLevel(Enum):
     ERROR = "error"
 
 
-LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="What of the log to show, on stderr.")]
+LogLevelOption: TypeAlias = Annotated[
+    LogLevel, typer.Option(help="The lowest level of log messages to show, on stderr.")
+]
 BrokerOption: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="URL",
         envvar="IDEMPOTENT_BROKER",
         show_default=False,
-        help="Where the messages are; an adapter's options come after the ?.",
+        help="Where the messages are; the adapter's options follow the ?.",
     ),
 ]
 ConcurrencyOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Handlers at once, in threads.")
+    int, typer.Option(min=1, metavar="N", help="Handlers to run at once, in threads.")
 ]
 BatchSizeOption: TypeAlias = Annotated[
     int, typer.Option(min=1, metavar="N", help="Messages to claim and complete together.")

@@ -1,4 +1,4 @@
-"""What people and machines get to read: tables and progress for the one, JSON Lines for the other."""
+"""Output: tables and progress bars for people, JSON Lines for machines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from idempotent.errors import (
     UnknownCheckerError,
 )
 
-# Rich takes 80 columns for a pipe, which would cut keys in the middle of what grep looks for.
+# Rich assumes 80 columns for a pipe, which would wrap keys that grep should find.
 _PIPE_WIDTH: Final = 200
 _TITLES: Final = (
     (UnknownCheckerError, "Unknown checker"),
@@ -53,30 +53,30 @@ _TITLES: Final = (
     (SchemaError, "Table missing or different"),
     (StoreError, "Store failed"),
     (AdapterError, "Broker failed"),
-    (IdempotentError, "Cannot work like this"),
+    (IdempotentError, "Bad configuration or input"),
 )
 _TYPE: Final = " Type: "
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the present stdout or stderr."""
+    """A console on the current stdout or stderr."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False)
 
 
 def say(text: str) -> None:
-    """One line for people, with rich markup."""
+    """Print a line for people, with rich markup."""
     console().print(text, soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """One line beside the answer, on stderr."""
+    """Print a remark on stderr, with rich markup."""
     console(stderr=True).print(text, soft_wrap=True)
 
 
 def emit(**values: Any) -> None:
-    """One line of JSON for machines."""
+    """Print a line of JSON for machines."""
     typer.echo(json.dumps(values, ensure_ascii=False, default=str))
 
 
@@ -89,7 +89,7 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
 
 
 def plain(text: str) -> str:
-    """Text from outside, so that rich takes no bracket in it for markup, and no password is shown."""
+    """Text from outside, escaped for rich markup and without passwords."""
     return escape(mask(text))
 
 
@@ -99,7 +99,7 @@ def count(number: int, thing: str) -> str:
 
 
 def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
-    """Say on stderr what went wrong and what to do, without a traceback unless asked for."""
+    """Say on stderr what went wrong and what to do; with `debug` also show the traceback."""
     message = mask(str(error))
     if debug:
         typer.echo(mask("".join(traceback.format_exception(error))), err=True)
@@ -109,14 +109,14 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
         )
         return
     title = next(words for kind, words in _TITLES if isinstance(error, kind))
-    # The command to type stands below the panel, whole on one line: something to copy.
+    # The command to type stands below the panel on one line, to be copied.
     what, _, todo = message.partition(_TYPE)
     err = console(stderr=True)
     body = Text(what.replace(". Check ", ".\nCheck "))
     panel = Panel(body, title=f"[bold]{title}", title_align="left", border_style="red", expand=False)
     err.print(panel)
     if isinstance(error, UnknownCheckerError):
-        err.print(Text("  Or give it one here: --checker NAME=URL", "dim"))
+        err.print(Text("  Or name one here: --checker NAME=URL", "dim"))
     if todo:
         command, _, more = todo.partition(" (")
         err.print(Text.assemble("  Type: ", (command, "bold cyan")), soft_wrap=True)
@@ -130,12 +130,12 @@ class Unit(Enum):
     THINGS = "things"
     BYTES = "bytes"
     UNBOUNDED = "unbounded"
-    """Things whose number is not known before."""
+    """Things whose number is unknown."""
 
 
 @contextmanager
 def progress(unit: Unit, *, quiet: bool) -> Iterator[Progress]:
-    """A progress bar on stderr; none in a pipe, nor when `quiet`, because a machine listens."""
+    """A progress bar on stderr; hidden in a pipe, and when `quiet`, for machines."""
     err = console(stderr=True)
     columns: tuple[ProgressColumn, ...] = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     match unit:

@@ -1,4 +1,4 @@
-"""Asking before something is lost."""
+"""Asks for confirmation before something is lost."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from idempotent.cli.output import note
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only if a person says so, or `--yes` did.
+    """Continue only if the user agrees, or gave `--yes`.
 
     Raises:
-        typer.Exit: nobody did.
+        typer.Exit: the user did not agree.
     """
     if yes:
         return
     try:
-        # On stderr: stdout is for the answer.
+        # On stderr: stdout is for the result.
         agreed = typer.confirm(question, err=True)
     except typer.Abort:
-        note("\n[yellow]No answer:[/yellow] nothing was changed. --yes goes ahead without asking.")
+        note("\n[yellow]No answer:[/yellow] nothing was changed. --yes skips the question.")
         raise typer.Exit(ExitCode.USAGE) from None
     if not agreed:
         note("Nothing was changed.")

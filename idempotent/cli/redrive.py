@@ -1,4 +1,4 @@
-"""`idempotent redrive`: dead letters go back to their queue, and their keys are opened."""
+"""`idempotent redrive`: return dead letters to their queue, and reopen their keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from idempotent.cli.exits import ExitCode
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import BrokerOption, CheckersOption, JsonOption
 from idempotent.cli.output import Unit, count, emit, note, plain, progress, say
-from idempotent.redrive import redrive as bring_back
+from idempotent.redrive import redrive as return_letters
 
 
 def redrive(
@@ -25,16 +25,16 @@ def redrive(
         int | None, typer.Option(min=1, metavar="N", show_default=False, help="The most letters to return.")
     ] = None,
     idle: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Without a letter for so long, there are none.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="End after this time without a letter.")
     ] = 3.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a consumer's dead letters back to their queue, so that they run.
+    """Return a consumer's dead letters to their queue, so that they run.
 
-    Mend first what killed them. The key of each is opened, the message is published again and confirmed, and only then
-    does the letter go: stopped half-way, it loses nothing, and a message that comes back twice still runs once.
+    Fix what killed them first. For each letter the key is reopened, the message is published and confirmed, and only
+    then is the letter removed: an interruption loses nothing, and a message that is returned twice still runs once.
 
-    Exit code 1: some letters stay, because they have no key, or their key changed meanwhile.
+    Exit code 1: some letters stay dead, because they have no key, or their key changed during the redrive.
     """
     registry, consumer = consumer_at(target)
     try:
@@ -42,7 +42,7 @@ def redrive(
         adapter = adapter_from_url(broker)
         with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
             task = bar.add_task("looking for dead letters", total=None)
-            done = bring_back(
+            done = return_letters(
                 consumer,
                 adapter,
                 limit=limit,
@@ -62,5 +62,7 @@ def redrive(
         )
     if done.left:
         if not as_json:
-            note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] without a key, or changed meanwhile.")
+            note(
+                f"[yellow]{count(done.left, 'letter')} left:[/yellow] without a key, or it changed during the redrive."
+            )
         raise typer.Exit(ExitCode.ATTENTION)

@@ -1,4 +1,4 @@
-"""`idempotent replay`: messages from a file through one consumer."""
+"""`idempotent replay`: process messages from a file with one consumer."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def replay(
         typer.Option(
             metavar="FIELD",
             show_default=False,
-            help="Lines are bodies themselves; this field is the message id.",
+            help="Each line is a body; this field of it is the message id.",
         ),
     ] = None,
     rejects: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", show_default=False, help="Where bad lines go. Default: FILE.rejects.jsonl."
+            metavar="FILE", show_default=False, help="The file for bad lines. Default: FILE.rejects.jsonl."
         ),
     ] = None,
     log_level: LogLevelOption = LogLevel.ERROR,
     as_json: JsonOption = False,
 ) -> None:
-    """Let one consumer process the messages in a file.
+    """Process the messages in a file with one consumer.
 
     Run it as often as you like: each message takes effect once.
 
     A line is {"id": ..., "body": ..., "headers": {...}, "subject": ...}; the last two may be missing.
-    Lines that are no message, and dead letters, go to the reject file with their line number; the rest
-    goes on. A failed message is tried again after its backoff.
+    Lines that could not be parsed, and dead letters, are copied to the reject file with their line number; the
+    others are processed. A failed message is tried again after its backoff.
 
     Exit code 1: something was rejected or is dead.
     """
@@ -101,22 +101,24 @@ def replay(
             rejects=written,
         )
     else:
-        more = {"malformed": (counts.malformed, "lines that are no message")}
+        more = {"malformed": (counts.malformed, "lines that could not be parsed")}
         show_outcomes(tally, title=f"{file} → {consumer.name}", more=more)
         if rejected:
             _show_rejects(adapter.rejects, before, rejected)
     if not adapter.finished:
-        note("[yellow]Stopped before the end.[/yellow] The same command goes on: what is done is skipped.")
+        note(
+            "[yellow]Stopped before the end.[/yellow] Run it again to continue: processed messages are skipped."
+        )
         raise typer.Exit(ExitCode.INTERRUPTED)
     if rejected:
         raise typer.Exit(ExitCode.ATTENTION)
 
 
 def _show_rejects(path: str, before: int, number: int) -> None:
-    """Say where the rejected lines of this run are, and what is wrong with the first of them."""
+    """Name the reject file, and the reasons of the first rejected lines of this run."""
     note(f"[yellow]{count(number, 'line')} rejected, see {plain(path)}[/yellow]")
     with Path(path).open("rb") as rejects:
-        # It is appended to, by every run.
+        # Every run appends to it.
         rejects.seek(before)
         for line in islice(rejects, _SHOWN_REJECTS):
             record = json.loads(line)

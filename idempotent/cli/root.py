@@ -1,4 +1,4 @@
-"""The typer application: every command in its place, and one place where errors end."""
+"""The typer application: global options, and the one place that turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from idempotent.errors import IdempotentError
 
 @dataclass(slots=True)
 class Settings:
-    """What the options before the command say."""
+    """The global options."""
 
     debug: bool = False
 
@@ -35,9 +35,9 @@ class Root(TyperGroup):
         """Run the command.
 
         Raises:
-            typer.Exit: with the code of whatever it raised of ours.
+            typer.Exit: the command raised an error of this library, or was interrupted.
         """
-        # Its words are gone from the context once the command runs.
+        # The context loses the arguments when the command runs.
         as_json = "--json" in _words(ctx)
         try:
             return super().invoke(ctx)
@@ -47,14 +47,14 @@ class Root(TyperGroup):
             raise typer.Exit(ExitCode.of(error)) from None
         except KeyboardInterrupt:
             note(
-                "[yellow]Interrupted.[/yellow] What was done stays done; the same command goes on from there."
+                "[yellow]Interrupted.[/yellow] Completed work stays done; run the same command again to continue."
             )
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 _HELP: Final = """The effect of every message happens once, although brokers deliver at least once.
 
-A [bold]checker[/bold] keeps the [bold]keys[/bold] of what was processed in a store: a table of MySQL, MariaDB,
+A [bold]checker[/bold] keeps the [bold]keys[/bold] of processed messages in a store: a table of MySQL, MariaDB,
 PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all commands, as IDEMPOTENT_URL.
 """
 
@@ -92,7 +92,7 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """Set what every command heeds."""
+    """Apply the global options."""
     del version
     ctx.obj = Settings(debug=debug)
 

@@ -32,7 +32,7 @@ def run(
         typer.Argument(
             metavar=r"MODULE\[:REGISTRY]",
             show_default=False,
-            help="Where the consumers are; without a registry, those of the default one.",
+            help="The module of the consumers; without a registry, those of the default one.",
         ),
     ],
     broker: BrokerOption,
@@ -40,12 +40,12 @@ def run(
     concurrency: ConcurrencyOption = 1,
     batch_size: BatchSizeOption = 1,
     drain_timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers may finish at the end.")
+        float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers have to finish.")
     ] = 30.0,
     fail_fast: Annotated[
         bool,
         typer.Option(
-            "--fail-fast", help="End at once if the broker is not there, instead of waiting for it."
+            "--fail-fast", help="End immediately if the broker is unreachable, instead of waiting for it."
         ),
     ] = False,
     health_file: Annotated[
@@ -53,17 +53,17 @@ def run(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Written every second while the worker lives: ready, or connecting.",
+            help="Rewritten every second while the worker runs: ready, or connecting.",
         ),
     ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
     as_json: JsonOption = False,
 ) -> None:
-    """Process messages until SIGTERM or Ctrl-C, then finish what runs and give back the rest.
+    """Process messages until SIGTERM or Ctrl-C, then finish running handlers and return the other messages.
 
-    A second Ctrl-C does not wait for it. A broker that is down is waited for, and said to be; a wrong password is
-    an error. Exit code 1: handlers still ran when the time to finish was over, or a
-    file came to its end and some of it was rejected or is dead.
+    A second Ctrl-C does not wait for handlers. It waits for a broker that is down, and logs that; a wrong password is
+    an error. Exit code 1: handlers still ran at the end of --drain-timeout, or a file was processed to its end with
+    rejected or dead messages.
     """
     registry = registry_at(target)
     try:
@@ -94,9 +94,9 @@ def run(
         emit(**outcomes, requeued=summary.requeued, abandoned=summary.abandoned, stale=summary.stale)
     else:
         more = {
-            "requeued": (summary.requeued, "given back unprocessed"),
-            "abandoned": (summary.abandoned, "handlers still ran; their messages come again"),
-            "stale": (summary.stale, "settled too late, after the connection was lost; they come again"),
+            "requeued": (summary.requeued, "returned unprocessed"),
+            "abandoned": (summary.abandoned, "handlers still ran; their messages are delivered again"),
+            "stale": (summary.stale, "settled after the connection was lost; they are delivered again"),
         }
         show_outcomes(tally, title=f"{target} on {broker}", more=more)
     if summary.abandoned:

@@ -1,4 +1,4 @@
-"""From a --url to a checker, its KeyAdmin or its database, closed at the end, with errors of ours only."""
+"""Opens the checker or the database of a --url, and closes it at the end."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def checker_at(
     """The checker of a store that other processes use too.
 
     Raises:
-        ConfigurationError: a URL, table or prefix that cannot be.
+        ConfigurationError: an invalid URL, table or prefix.
         MissingExtraError: the driver is not installed.
         StoreUnavailableError: an SQLite file that does not exist.
     """
     kind = scheme_of(url).kind
     if kind is StoreKind.MEMORY:
         raise ConfigurationError(
-            "the keys of memory:// are in the process that made them: nothing to see from here"
+            "the keys of memory:// exist only in the process that uses them; give the URL of an SQL store or Redis"
         )
     options: dict[str, Any] = {}
     if kind is StoreKind.REDIS:
@@ -57,7 +57,7 @@ def checker_at(
 
 
 def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
-    """`checker_from_url`, which neither makes an empty SQLite file of a typing error nor waits long to connect."""
+    """`checker_from_url`, but a missing SQLite file is an error, and connecting has a short timeout."""
     demand_file(url)
     checker = checker_from_url(url, **options)
     if isinstance(checker, (SqlChecker, InTransactions)):
@@ -67,11 +67,11 @@ def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
 
 @contextmanager
 def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[Engine]:
-    """The engine for a migration of `table`; whatever SQLAlchemy raises inside becomes a StoreError.
+    """The engine for a migration of `table`; an error of SQLAlchemy inside becomes a StoreError.
 
     Raises:
         ConfigurationError: not the URL of a database, or an invalid table name.
-        StoreError: the database did not do its part.
+        StoreError: the database failed or did not answer.
     """
     validate_table_name(table)
     scheme = scheme_of(url)
@@ -90,28 +90,28 @@ def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[En
 
 
 def demand_file(url: str) -> None:
-    """Refuse an SQLite file that is not there: connecting would make an empty one.
+    """Refuse an SQLite file that does not exist: connecting would create an empty one.
 
     Raises:
-        StoreUnavailableError: it is not there.
+        StoreUnavailableError: the file does not exist.
     """
     try:
         parsed = make_url(scheme_of(url).store_url(url))
     except ArgumentError:
-        return  # somebody else's to explain
+        return  # making the checker or engine explains it
     path = parsed.database
     if parsed.get_backend_name() != "sqlite" or not path or path.startswith((":memory:", "file:")):
         return
     if not Path(path).exists():
         raise StoreUnavailableError(
-            f"there is no file {path}. Check the path (sqlite:///relative.db, sqlite:////absolute.db), or make it. "
+            f"the file {path} does not exist. Check the path (sqlite:///relative.db, sqlite:////absolute.db). "
             f"Type: idempotent migrate upgrade --url '{parsed.render_as_string()}'"
         )
 
 
 def _limit_connecting(engine: Engine) -> None:
     if engine.dialect.name != "postgresql":
-        return  # PyMySQL gives up after ten seconds by itself
+        return  # PyMySQL gives up after ten seconds
 
     @event.listens_for(engine, "do_connect")
     def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
@@ -120,17 +120,17 @@ def _limit_connecting(engine: Engine) -> None:
 
 
 def parsed_key(text: str) -> Key:
-    """The key that a person typed.
+    """The key of a text on the command line.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: not a key.
     """
     try:
         key = key_from_text(text)
     except ValueError:
-        key = None  # %XX that is no text
+        key = None  # %XX that is not UTF-8
     if key is None:
         raise typer.BadParameter(
-            f"{text!r} is no key: write subject:group:id as `idempotent keys list` shows it, or 40 hex digits"
+            f"{text!r} is not a key: write subject:group:id as `idempotent keys list` shows it, or 40 hex digits"
         )
     return key

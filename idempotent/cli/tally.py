@@ -1,4 +1,4 @@
-"""What a worker has done so far, as a progress line and as a table."""
+"""Counts a worker's outcomes, for a progress line and a table."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _COLOURS: Final = {
     Outcome.REJECTED: "red",
 }
 _MEANINGS: Final = {
-    Outcome.PROCESSED: "the handler ran, and its effect is on record",
+    Outcome.PROCESSED: "the handler ran, and its effect is recorded",
     Outcome.DUPLICATE: "processed before; the handler did not run",
     Outcome.IGNORED: "raised an exception that the consumer declares harmless",
     Outcome.FAILED: "tries that raised; the message was tried again",
-    Outcome.DEAD: "attempts used up, or an exception nobody retries",
+    Outcome.DEAD: "attempts used up, or an exception that is not retried",
     Outcome.REJECTED: "no key, other content under the same key, or no consumer",
 }
-# A screen does not get faster by being told of every message.
+# Drawing every message would slow the worker down.
 _REDRAW_S: Final = 0.1
 
 
 class Tally:
-    """Counts results as they come, and draws them.
+    """Counts results and draws them.
 
     Args:
-        bar: where.
-        task: its task.
-        position: what `Progress.update` should say about how far it is.
+        bar: the progress bar.
+        task: the task of the bar.
+        position: further arguments for `Progress.update`: how far the worker is.
     """
 
     def __init__(self, bar: Progress, task: TaskID, position: Callable[[], dict[str, Any]] = dict) -> None:
-        """All zero."""
+        """Count nothing yet."""
         self.outcomes: Final[Counter[Outcome]] = Counter()
         self._bar = bar
         self._task = task
@@ -63,7 +63,7 @@ class Tally:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the tally was created."""
         return time.monotonic() - self._started
 
     def _line(self) -> str:
@@ -80,7 +80,7 @@ def show_outcomes(tally: Tally, *, title: str, more: dict[str, tuple[int, str]])
 
     Args:
         tally: the counts.
-        title: of what.
+        title: the table's title.
         more: further lines: a name, its count and its meaning.
     """
     rows = new_table("Outcome", "Messages", "", right=("Messages",), title=plain(title))

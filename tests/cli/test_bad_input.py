@@ -38,7 +38,7 @@ def closed_port():
     ("words", "url"),
     [
         *product([("keys", "list"), ("keys", "stats"), ("doctor",)], UNREACHABLE),
-        # Redis forgets expired keys by itself, so gc asks it nothing.
+        # Redis deletes expired keys automatically, so gc does not query it.
         *product([("gc",), ("migrate", "check")], UNREACHABLE[:2]),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_file_that_is_not_there_is_not_made_by_looking(cli, tmp_path):
     for words in (("keys", "list"), ("gc",), ("doctor",), ("migrate", "check"), ("migrate", "current")):
         answer = cli(*words, "--url", f"sqlite:///{tmp_path}/typo.db")
         assert answer.code == 4
-        assert "there is no file" in answer.out + answer.err
+        assert "does not exist" in answer.out + answer.err
     assert not (tmp_path / "typo.db").exists()
 
 
@@ -151,10 +151,10 @@ def test_a_checker_without_admin_says_so(cli, monkeypatch, sqlite_store):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("no_such_module:on_paid", "there is no module no_such_module"),
+        ("no_such_module:on_paid", "module no_such_module was not found"),
         ("shop_consumers", "which consumer?"),
         ("shop_consumers:on_piad", "known: on_mail, on_paid"),
-        ("shop_consumers:undecorated", "is no consumer"),
+        ("shop_consumers:undecorated", "is not a consumer"),
         ("shop_consumers.py:on_paid", "write the module: shop_consumers:on_paid"),
         ("broken:on_paid", "importing broken failed: ZeroDivisionError"),
         ("needy:on_paid", "importing needy failed: No module named 'missing_library'"),
@@ -172,7 +172,7 @@ def test_a_consumer_that_cannot_be_found_is_explained(cli, shop, target, said):
     ("target", "said"),
     [
         ("shop_consumers:mial", "known: mail"),
-        ("shop_consumers:undecorated", "is no Registry"),
+        ("shop_consumers:undecorated", "is not a Registry"),
         ("empty", "has no consumers"),
     ],
 )

@@ -69,7 +69,7 @@ def test_retention_shorter_than_the_redelivery_horizon_is_an_error(cli, store):
 def test_what_is_no_duration_is_a_usage_error(cli, sqlite_store, horizon):
     answer = cli("doctor", *at(sqlite_store), "--redelivery-horizon", horizon)
     assert answer.code == 2
-    assert "is no duration" in answer.err
+    assert "is not a duration" in answer.err
 
 
 def test_missing_tables_are_found_and_nothing_else_is_looked_at(cli, sql_store):

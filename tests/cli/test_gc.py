@@ -12,12 +12,12 @@ def test_gc_deletes_what_is_past_its_expiry_and_nothing_else(cli, store):
     time.sleep(0.05)
     answer = cli("gc", *at(store), "--batch-size", "3", "--json")
     assert answer.code == 0
-    # Redis forgets by itself.
+    # Redis deletes them automatically.
     assert answer.line == {"deleted": 0 if store.kind == "redis" else 7}
     assert [line["key"] for line in cli("keys", "list", *at(store), "--json").lines] == [
         "orders.paid:billing:new"
     ]
-    said = "by itself" if store.kind == "redis" else "0 expired keys deleted"
+    said = "automatically" if store.kind == "redis" else "0 expired keys deleted"
     assert said in cli("gc", *at(store)).out
 
 

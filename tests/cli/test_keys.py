@@ -73,7 +73,7 @@ def test_show_of_a_key_that_is_not_stored_says_so(cli, store):
 def test_what_is_no_key_is_a_usage_error(cli, sqlite_store, text):
     answer = cli("keys", "show", text, *at(sqlite_store))
     assert answer.code == 2
-    assert "is no key" in answer.err
+    assert "is not a key" in answer.err
 
 
 def test_stats_count_by_consumer_and_state(cli, store):

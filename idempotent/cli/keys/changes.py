@@ -34,7 +34,7 @@ _OptionalKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What is done to a key, and how it is told."""
+    """A change of a key, and the words that report it."""
 
     verb: str
     past: str
@@ -119,13 +119,13 @@ def resolve(
 
 
 def selection(consumer: str | None, status: list[Status] | None, *, lapsed: bool) -> KeyFilter:
-    """The filter that the options say."""
+    """The filter of these options."""
     statuses = frozenset[KeyStatus]().union(*(each.stored for each in status or ()))
     return KeyFilter(consumer, statuses, lapsed)
 
 
 def not_stored(key: str, *, as_json: bool) -> NoReturn:
-    """Say that there is no such key.
+    """Say that the key is not stored, and end.
 
     Raises:
         typer.Exit: always.
@@ -143,7 +143,7 @@ def _meant(key: str | None, consumer: str | None, status: list[Status] | None, *
             "give one KEY, or choose many with --consumer, --status and --lapsed; not both"
         )
     if key is None and not (status or lapsed):
-        raise typer.BadParameter("give a KEY, or say which many are meant: --status dead, or --lapsed")
+        raise typer.BadParameter("give a KEY, or choose many: --status dead, or --lapsed")
     return selection(consumer, status, lapsed=lapsed)
 
 
@@ -200,7 +200,7 @@ def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: boo
 
 
 def _count(admin: KeyAdmin, meant: KeyFilter) -> int:
-    """How many keys a filter means, counted by the store."""
+    """How many keys match a filter, counted by the store."""
     return sum(
         stats.lapsed if meant.lapsed else stats.count
         for stats in admin.stats()

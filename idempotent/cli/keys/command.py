@@ -1,4 +1,4 @@
-"""`idempotent keys`: look at the keys of a store."""
+"""`idempotent keys`: inspect the keys of a store, and decide about those that wait for a person."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ROWS_AT_ONCE: Final = 1000
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Look at keys, and decide about those that wait for a person.",
+    help="Inspect keys, and decide about those that wait for a person.",
 )
 
 
@@ -59,7 +59,7 @@ def list_keys(
     status: StatusOption = None,
     lapsed: LapsedOption = False,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="At most so many; 0 for all. Default: 100, with --json all.")
+        int | None, typer.Option(min=0, help="At most this many; 0 for all. Default: 100, with --json all.")
     ] = None,
     table: TableOption = None,
     prefix: PrefixOption = None,
@@ -69,7 +69,7 @@ def list_keys(
     selection = keys_changes.selection(consumer, status, lapsed=lapsed)
     wanted = limit if limit is not None else (0 if json else _SCREENFUL)
     with checker_at(url, table=table, prefix=prefix) as checker:
-        # One more than wanted tells whether there are more.
+        # One more than wanted shows whether more exist.
         found = checker.admin().list(selection, limit=wanted + 1 if wanted else None)
         if json:
             for record in islice(found, wanted or None):
@@ -151,7 +151,7 @@ def stats(
 
 
 def _store_clock(admin: KeyAdmin) -> int:
-    """Ages are told by the store's clock, which comes with every record."""
+    """The store's clock, from which ages are counted. It comes with every record."""
     return max((record.now_us for record in admin.list(KeyFilter(), limit=1)), default=0)
 
 

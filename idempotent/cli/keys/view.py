@@ -1,4 +1,4 @@
-"""How a key reads, to people and to machines."""
+"""Shows keys to people and to machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLAIMED: Final = {
 
 
 class Status(Enum):
-    """The states that people tell apart."""
+    """The states that people distinguish."""
 
     IN_PROGRESS = "in_progress"
     DONE = "done"
@@ -32,7 +32,7 @@ class Status(Enum):
 
     @property
     def stored(self) -> frozenset[KeyStatus]:
-        """The states that stores tell apart."""
+        """The states that stores distinguish."""
         return frozenset(status for status in KeyStatus if status_word(status) == self.value)
 
 
@@ -42,7 +42,7 @@ def status_word(status: KeyStatus) -> str:
 
 
 def as_json(record: KeyRecord) -> dict[str, Any]:
-    """A record for machines: times in ISO 8601, the hash in hex, the result as the JSON it is."""
+    """A record for machines: times in ISO 8601, the hash in hex, the result as JSON."""
     return {
         "key": record.text,
         "hash": record.hash.hex(),
@@ -71,7 +71,7 @@ def stats_json(stats: KeyStats) -> dict[str, Any]:
 
 
 def moment(microseconds: int) -> str:
-    """A store's time in ISO 8601, UTC."""
+    """A time of the store in ISO 8601, UTC."""
     try:
         return datetime.fromtimestamp(microseconds // _SECOND, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
@@ -79,7 +79,7 @@ def moment(microseconds: int) -> str:
 
 
 def span(microseconds: int) -> str:
-    """A duration, rounded to its greatest unit."""
+    """A duration, rounded in its largest unit."""
     seconds = abs(microseconds) // _SECOND
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -94,7 +94,7 @@ def coloured(status: KeyStatus) -> str:
 
 
 def lease(record: KeyRecord) -> str:
-    """What is left of the lease, in words."""
+    """The rest of the lease, in words."""
     if not record.status.in_progress:
         return ""
     if record.lease_until_us is None:
@@ -130,7 +130,7 @@ def add_record(rows: Table, record: KeyRecord) -> None:
 
 
 def record_table(record: KeyRecord) -> Table:
-    """Everything known of one key."""
+    """Everything known about one key."""
     rows = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
