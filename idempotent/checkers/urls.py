@@ -44,6 +44,11 @@ class Scheme:
         """The URL of the store in the checker's URL."""
         return url.removeprefix(self.removed)
 
+    def checker_class(self) -> Any:
+        """The checker's class, imported now."""
+        module, _, name = self.checker.partition(":")
+        return getattr(import_module(module), name)
+
 
 _SQL: Final = "idempotent.checkers.sql"
 _REDIS: Final = "idempotent.checkers.redis:RedisChecker"
@@ -96,8 +101,7 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
             "sqlite:///app.db, transactional+postgresql+psycopg://user@host/db"
         )
     scheme = scheme_of(url)
-    module, _, name = scheme.checker.partition(":")
-    make = getattr(import_module(module), name)
+    make = scheme.checker_class()
     positional = () if scheme.kind is StoreKind.MEMORY else (scheme.store_url(url),)
     try:
         checker: AbstractIdempotentChecker = make(*positional, **options)

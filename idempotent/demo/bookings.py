@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sqlalchemy import Column, Integer, MetaData, String, Table, func, select, text
+from sqlalchemy import Column, Integer, MetaData, String, Table, func, select
 
 from idempotent.demo.flights import Flight
-from idempotent.testing.stage.databases import engine_at
+from idempotent.testing.stage.databases import engine_at, use_write_ahead_log
 
 WITH_CHECKER: Final = "demo_flights_with_checker"
 WITHOUT_CHECKER: Final = "demo_flights_without_checker"
@@ -37,8 +37,7 @@ def make_table(url: str, name: str, *, own_file: bool) -> None:
     table = bookings_table(name)
     with engine_at(url, name) as engine:
         if own_file:
-            with engine.connect() as connection:
-                connection.execute(text("PRAGMA journal_mode=WAL"))
+            use_write_ahead_log(engine)
         table.drop(engine, checkfirst=True)
         table.create(engine)
 

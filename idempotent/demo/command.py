@@ -22,7 +22,7 @@ from idempotent.demo.progress import progress
 from idempotent.demo.report import Report
 from idempotent.demo.screen import introduce, show
 from idempotent.demo.settings import Settings
-from idempotent.demo.stores import stores_for
+from idempotent.demo.stores import Stores
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.testing.stage.places import place_at
 
@@ -103,8 +103,8 @@ def demo(
 
 
 def _simulated(console: Console, settings: Settings, checker: str | None, *, keep: bool) -> Report:
-    with own_folder(console, keep=keep) as folder, prepared(stores_for(checker, folder), keep=keep) as stores:
-        if stores.counts_offsets:
+    with own_folder(console, keep=keep) as folder, prepared(Stores(checker, folder), keep=keep) as stores:
+        if stores.keys.by_position:
             raise ConfigurationError(_NEEDS_KAFKA)
         introduce(console, settings, stores)
         with console.status("Reading the flights"):
@@ -139,8 +139,8 @@ def over_broker(
     # What an adapter has to say about a broker that is away is no news here.
     logging.getLogger("idempotent").addHandler(logging.NullHandler())
     place = place_at(broker, f"demo_flights_{secrets.token_hex(4)}", settings.batch_size)
-    with own_folder(console, keep=keep) as folder, prepared(stores_for(checker, folder), keep=keep) as stores:
-        if stores.counts_offsets and not place.can_rewind:
+    with own_folder(console, keep=keep) as folder, prepared(Stores(checker, folder), keep=keep) as stores:
+        if stores.keys.by_position and not place.can_rewind:
             raise ConfigurationError(_NEEDS_KAFKA)
         live.introduce(console, settings, stores, place, restarts=restart is not None)
         with console.status("Reading the flights"):

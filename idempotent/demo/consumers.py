@@ -12,8 +12,8 @@ from idempotent.adapters.base import Adapter
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Guarantee
 from idempotent.demo.bookings import bookings_table
-from idempotent.testing.stage.checkers import demo_checker
-from idempotent.testing.stage.databases import demo_engine
+from idempotent.demo.stores import keys_at
+from idempotent.testing.stage.databases import tuned_engine
 
 SUBJECT: Final = "flights"
 GROUP: Final = "demo"
@@ -41,14 +41,14 @@ def consume(job: Job, adapter: Adapter, on_result: Callable[[Message, Result], o
     """Consume until the adapter has nothing left, or a signal comes. Knows nothing of the broker behind it."""
     table = bookings_table(job.table)
     if job.checker_url is None:
-        _consume_plainly(adapter, demo_engine(job.database_url), table, job.batch_size)
+        _consume_plainly(adapter, tuned_engine(job.database_url), table, job.batch_size)
         return
-    checker = demo_checker(job.checker_url)
+    checker = keys_at(job.checker_url).checker()
     registry = Registry()
     if checker.guarantee is Guarantee.TRANSACTIONAL:
         _book_in_the_checkers_transaction(registry, job.subject, checker, table)
     else:
-        engine = demo_engine(job.database_url)
+        engine = tuned_engine(job.database_url)
         _book_in_a_transaction_of_its_own(registry, job.subject, checker, table, engine)
     Worker(registry, adapter, batch_size=job.batch_size, on_result=on_result).run()
     registry.close()

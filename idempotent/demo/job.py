@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from idempotent.claims import Guarantee
 from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, read_bookings
 from idempotent.demo.broker import FlightBroker
 from idempotent.demo.consumers import Job
@@ -48,7 +47,7 @@ class Run:
 
         batch = settings.batch_size
         self.with_checker: Final = supervisor(
-            "with the checker", Job(stores.checker_url, stores.with_checker, WITH_CHECKER, batch)
+            "with the checker", Job(stores.keys.url, stores.with_checker, WITH_CHECKER, batch)
         )
         self.without_checker: Final = supervisor(
             "without a checker", Job(None, stores.without_checker, WITHOUT_CHECKER, batch)
@@ -93,9 +92,8 @@ class Run:
     def compare(self) -> Report:
         """Read both tables, and the data set once more, by itself, and compare them row by row."""
         truth = list(read_flights(self.settings.flights))
-        leased = self.stores.guarantee is not Guarantee.TRANSACTIONAL
-        explained = self.with_checker.broker.in_hand_at_crash if leased else None
         stores = self.stores
+        explained = None if stores.keys.is_transactional else self.with_checker.broker.in_hand_at_crash
         return Report(
             settings=self.settings,
             stores=stores,

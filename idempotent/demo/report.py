@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from idempotent.claims import Guarantee
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
 from idempotent.demo.supervisor import Supervisor
@@ -89,15 +88,15 @@ class Report:
     @property
     def leased(self) -> bool:
         """The checker's promise ends at a kill."""
-        return self.stores.guarantee is not Guarantee.TRANSACTIONAL
+        return not self.stores.keys.is_transactional
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
         return {
             "ok": self.kept_promise,
             "equal": self.with_checker.comparison.equal,
-            "checker": self.stores.checker,
-            "guarantee": self.stores.guarantee.value,
+            "checker": self.stores.keys.checker_name,
+            "guarantee": self.stores.keys.guarantee.value,
             "url": self.stores.shown_url,
             **asdict(self.settings),
             "truth": asdict(self.truth),

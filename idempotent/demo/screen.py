@@ -38,7 +38,7 @@ def introduce(console: Console, settings: Settings, stores: Stores) -> None:
 def checker_lines(console: Console, stores: Stores) -> None:
     """Say which checker it is, and what it promises."""
     console.print(
-        f"Checker: [bold]{stores.checker}[/bold], {_PROMISES[stores.guarantee]}.",
+        f"Checker: [bold]{stores.keys.checker_name}[/bold], {_PROMISES[stores.keys.guarantee]}.",
         soft_wrap=not console.is_terminal,
     )
     console.print(Text(f"         {stores.shown_url}\n", "dim"), soft_wrap=True)

@@ -1,115 +1,82 @@
-"""Where the demo keeps its keys and bookings: tables and keys of its own, made anew, removed at the end."""
+"""The demo's keys and bookings: tables and keys of its own, created empty, removed at the end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
 
-from idempotent.checkers import OffsetChecker
-from idempotent.claims import Guarantee
 from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, drop_table, make_table
-from idempotent.errors import ConfigurationError
-from idempotent.migrations import downgrade, upgrade
-from idempotent.testing.stage import redis_keys
-from idempotent.testing.stage.checkers import KEYS_TABLE, database_of, demo_checker, is_in_the_database
-from idempotent.testing.stage.databases import engine_at
+from idempotent.testing.stage.stores import RunStore
+
+_KEYS: Final = "demo_deduplicate_tbl"
+# After a kill a leased checker waits for the rest of the lease: keep that short for whoever watches.
+LEASE_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+def keys_at(checker_url: str) -> RunStore:
+    """The store of the demo's keys. Raises as `RunStore`."""
+    return RunStore(checker_url, _KEYS, lease_s=LEASE_S)
+
+
 class Stores:
-    """The places of one run. Made by `stores_for`.
+    """The keys and the bookings of one run.
+
+    With a transactional checker the bookings are in its database, otherwise in files of the demo's own.
+
+    Args:
+        checker_url: the checker; None: a transactional one on a file in `folder`.
+        folder: for files.
 
     Attributes:
-        checker_url: the checker, as given.
-        checker: its class, for people.
-        guarantee: what it promises.
-        with_checker: URL of the database of the bookings behind the checker.
+        keys: the checker's store.
+        with_checker: URL of the database of the bookings made with the checker.
         without_checker: URL of the database of the other bookings.
+
+    Raises:
+        ConfigurationError: the URL is invalid, or names a checker that the demo cannot use.
+        MissingExtraError: the database's driver is not installed.
     """
 
-    checker_url: str
-    checker: str
-    guarantee: Guarantee
-    with_checker: str
-    without_checker: str
-    _own_files: tuple[str, ...]
-
-    @property
-    def counts_offsets(self) -> bool:
-        """The checker keeps no keys: a message that is sent twice is two messages to it."""
-        return self.checker == OffsetChecker.__name__
+    def __init__(self, checker_url: str | None, folder: Path) -> None:
+        """Check the URL; create nothing yet."""
+        # Two files, so that the two consumers do not wait for each other's lock.
+        own = (
+            f"sqlite:///{folder / 'with-checker.sqlite3'}",
+            f"sqlite:///{folder / 'without-checker.sqlite3'}",
+        )
+        keys = keys_at(checker_url or f"transactional+{own[0]}")
+        self.keys: Final = keys
+        self.with_checker: Final = keys.store_url if keys.is_transactional else own[0]
+        self.without_checker: Final = keys.store_url if keys.is_transactional and not keys.is_file else own[1]
+        self._own_files = own
 
     @property
     def shown_url(self) -> str:
         """The checker's URL without the password."""
-        return make_url(self.checker_url).render_as_string(hide_password=True)
+        return make_url(self.keys.url).render_as_string(hide_password=True)
 
     def prepare(self) -> None:
-        """Make everything anew and empty.
+        """Create everything, empty.
 
         Raises:
             StoreError: a store cannot be used; says which and what to do.
-            MissingExtraError: its driver is not installed.
         """
-        self._on_keys(make=True)
+        self.keys.prepare()
         for url, table in self._tables():
             make_table(url, table, own_file=url in self._own_files)
 
     def clean(self) -> None:
-        """Remove what `prepare` made, files of the demo's own excepted: they go with their folder.
+        """Remove what `prepare` created; files of the demo's own are removed with their folder.
 
         Raises:
             StoreError: the store does not answer any more.
         """
-        self._on_keys(make=False)
+        self.keys.clean()
         for url, table in self._tables():
             if url not in self._own_files:
                 drop_table(url, table)
 
     def _tables(self) -> list[tuple[str, str]]:
         return [(self.with_checker, WITH_CHECKER), (self.without_checker, WITHOUT_CHECKER)]
-
-    def _on_keys(self, *, make: bool) -> None:
-        if redis_keys.is_redis(self.checker_url):
-            redis_keys.delete_all(self.checker_url)
-            return
-        with engine_at(database_of(self.checker_url), KEYS_TABLE) as engine:
-            downgrade(engine, table=KEYS_TABLE)
-            if make:
-                upgrade(engine, table=KEYS_TABLE)
-
-
-def stores_for(checker_url: str | None, folder: Path) -> Stores:
-    """Where everything goes.
-
-    With a transactional checker the bookings are in its database, else they are in files of the demo's own.
-
-    Args:
-        checker_url: the checker; None: a transactional one on a file in `folder`.
-        folder: for files.
-
-    Raises:
-        ConfigurationError: the URL names no checker that the demo can use.
-        MissingExtraError: its driver is not installed.
-    """
-    # Two files, so that the two consumers do not wait for each other's lock.
-    own = f"sqlite:///{folder / 'with-checker.sqlite3'}", f"sqlite:///{folder / 'without-checker.sqlite3'}"
-    url = checker_url or f"transactional+{own[0]}"
-    checker = demo_checker(url)
-    checker.close()
-    try:
-        is_sqlite = make_url(database_of(url)).get_backend_name() == "sqlite"
-    except ArgumentError as error:
-        raise ConfigurationError(f"not a URL: {url}") from error
-    database = database_of(url) if is_in_the_database(url) else own[0]
-    return Stores(
-        checker_url=url,
-        checker=type(checker).__name__,
-        guarantee=checker.guarantee,
-        with_checker=database,
-        without_checker=own[1] if is_sqlite else database,
-        _own_files=own,
-    )

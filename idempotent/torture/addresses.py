@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from idempotent.checkers.urls import scheme_of
 from idempotent.testing.proxy import Proxy
-from idempotent.testing.stage.checkers import database_of
 from idempotent.torture.faults.kafka_addresses import KafkaAddresses
 
 _PORTS: Final = {
@@ -32,7 +32,7 @@ class Address(NamedTuple):
 
 def address_of(url: str) -> Address | None:
     """Where the server is; None where no proxy can stand in between: a file, several servers, or TLS."""
-    parts = urlsplit(database_of(url))
+    parts = urlsplit(scheme_of(url).store_url(url))
     scheme = parts.scheme.partition("+")[0]
     if scheme not in _PORTS or "," in parts.netloc or "+ssl" in parts.scheme or not parts.hostname:
         return None
@@ -41,15 +41,14 @@ def address_of(url: str) -> Address | None:
 
 def behind(url: str, port: int) -> str:
     """The URL with a proxy on loopback in the place of its server."""
-    database = database_of(url)
-    prefix = url.removesuffix(database)
-    parts = urlsplit(database)
+    scheme = scheme_of(url)
+    parts = urlsplit(scheme.store_url(url))
     user, at, _ = parts.netloc.rpartition("@")
     parts = parts._replace(netloc=f"{user}{at}{_LOOPBACK}:{port}")
     if parts.scheme.startswith("postgresql") and "sslmode" not in parse_qs(parts.query):
         # The proxy chooses packets by their content.
         parts = parts._replace(query="&".join(filter(None, (parts.query, "sslmode=disable"))))
-    return prefix + parts.geturl()
+    return scheme.removed + parts.geturl()
 
 
 def proxy_for(url: str) -> Proxy | None:

@@ -50,8 +50,8 @@ def main() -> None:
 def consume(job: Job, journal: Journal) -> None:
     """Consume until a signal comes."""
     registry = Registry()
-    store = Store(job.checker_url, job.name)
-    checker = crash_points(store.checker(job.lease_s))
+    store = Store(job.checker_url, job.name, lease_s=job.lease_s)
+    checker = crash_points(store.checker())
     registry.observers.add(HeldMessages(journal))
     consumer_of(registry, job, store, checker, journal)
     adapter = place_at(job.broker_url, job.subject, job.batch_size).adapter()

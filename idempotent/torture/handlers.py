@@ -12,7 +12,6 @@ from sqlalchemy import Connection, insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.claims import Guarantee
 from idempotent.consumer import Consumer, current_claim
 from idempotent.message import Message, Position
 from idempotent.policy import Backoff
@@ -50,7 +49,7 @@ def consumer_of(
     the transaction of the key.
     """
     begun: Counter[str] = Counter()
-    is_transactional = store.guarantee is Guarantee.TRANSACTIONAL
+    is_transactional = store.is_transactional
     register = registry.consumer(
         job.subject,
         group=GROUP,

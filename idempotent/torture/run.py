@@ -12,7 +12,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from idempotent.adapters.base import Adapter
-from idempotent.claims import Guarantee
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome
@@ -34,7 +33,6 @@ from idempotent.torture.handlers import SLOW
 from idempotent.torture.job import GROUP, Job
 from idempotent.torture.journal import What
 from idempotent.torture.messages import Behaviour, behaviour_of, id_of
-from idempotent.torture.options import with_options
 from idempotent.torture.producer import Producer
 from idempotent.torture.settings import Settings, Shape
 from idempotent.torture.stores import Store
@@ -66,7 +64,7 @@ class TortureRun:
             ConfigurationError: these servers cannot be used.
         """
         self.settings: Final = settings
-        self.store: Final = Store(servers.checker_url, name)
+        self.store: Final = Store(servers.checker_url, name, lease_s=settings.lease_s)
         if self.store.by_position and urlsplit(servers.broker_url).scheme != "kafka":
             raise ConfigurationError("an OffsetChecker counts offsets, which only kafka:// has")
         self.offers: Final = offers(servers, self.store)
@@ -84,7 +82,7 @@ class TortureRun:
         self._dead_letters: list[str] = []
         self._left: list[str] = []
         self._in_order = urlsplit(servers.broker_url).scheme == "kafka"
-        url = with_options(servers.broker_url)
+        url = servers.broker_url
         self._place = place_at(url, name, _MOST_BATCH)
         self._slots = [self._slot(number, url) for number in range(settings.processes)]
         self._producer_proxy = proxy_for(url)
@@ -186,8 +184,6 @@ class TortureRun:
 
     def _slot(self, number: int, broker_url: str) -> ConsumerSlot:
         shape = self._shape(number)
-        if self._in_order:
-            broker_url = with_options(broker_url, max_in_flight_per_partition=shape.batch_size)
         job = Job(
             process="",
             broker_url=broker_url,
@@ -235,7 +231,7 @@ class TortureRun:
         for slot in self._slots:
             slot.stop()
         self._tick(on_tick)
-        checker = self.store.checker(self.settings.lease_s)
+        checker = self.store.checker()
         self._left = _ids(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
 
     def _process_what_is_left(self, on_tick: Callable[[], object]) -> None:
@@ -284,11 +280,11 @@ class TortureRun:
 
     def _ask_the_ledger(self) -> None:
         """What was committed just before a kill is done, although nobody said so, and perhaps never comes again."""
-        if self.store.guarantee is Guarantee.TRANSACTIONAL:
+        if self.store.is_transactional:
             self._done |= {effect.id for effect in self.store.effects()}
 
     def _look_at_the_servers(self) -> None:
-        if self.store.guarantee is Guarantee.TRANSACTIONAL:
+        if self.store.is_transactional:
             self._ledger = list(self.store.effects())
         adapter = self._place.adapter()
         source = adapter.dead_letter_subject(self._place.subject)

@@ -49,7 +49,7 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
     settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=5.0)
     run = TortureRun(settings, Servers(rabbitmq_url, redis_url), "torture_waits", tmp_path)
     copy = message_of("torture_waits", settings.seed, 0)
-    checker = run.store.checker(settings.lease_s)
+    checker = run.store.checker()
     dead = Registry().consumer(copy.subject, group=GROUP, checker=checker)(lambda _: None)
     sent = []
 
@@ -106,7 +106,7 @@ def test_a_late_packet_arrives_although_another_is_to_be_lost_meanwhile(tmp_path
     threading.Thread(target=lambda: serve(server.accept()[0]), daemon=True).start()
     proxy = Proxy(*server.getsockname(), patience_s=0.1)
     slot = SimpleNamespace(store_proxy=proxy, process="0.1", busy=False, look=lambda: None)
-    store = Store(f"transactional+sqlite:///{tmp_path}/store.db", "late")
+    store = Store(f"transactional+sqlite:///{tmp_path}/store.db", "late", lease_s=1.0)
     faults = [Fault(0.0, FaultKind.LATE_STORE_QUESTION, 0), Fault(0.1, FaultKind.LOSE_STORE_QUESTION, 0)]
     incidents = []
     harm = Harm(faults, [slot], None, Servers("amqp://", store.url), store, 1, incidents.append)

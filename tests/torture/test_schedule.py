@@ -45,7 +45,7 @@ def test_what_a_message_does_is_in_the_seed():
 
 def test_what_cannot_be_done_is_said_with_the_reason(tmp_path):
     servers = Servers("amqps://localhost", f"transactional+sqlite:///{tmp_path}/db")
-    found = offers(servers, Store(servers.checker_url, "torture_x"))
+    found = offers(servers, Store(servers.checker_url, "torture_x", lease_s=1.0))
     assert set(found.kinds) == {
         FaultKind.KILL,
         FaultKind.KILL_AT_POINT,

@@ -55,7 +55,7 @@ class LiveReport:
     @property
     def kept_promise(self) -> bool:
         """Nothing lost, strange or left. A leased checker may repeat the batch that met a kill, and no more."""
-        compared, leased = self.comparison, self.stores.guarantee is Guarantee.LEASED
+        compared, leased = self.comparison, self.stores.keys.guarantee is Guarantee.LEASED
         repeats = self.kills * self.settings.batch_size if leased else 0
         return not (compared.lost or compared.strange or self.left) and compared.repeated <= repeats
 
@@ -66,8 +66,8 @@ class LiveReport:
         return {
             "ok": self.kept_promise,
             "equal": self.comparison.equal,
-            "checker": self.stores.checker,
-            "guarantee": self.stores.guarantee.value,
+            "checker": self.stores.keys.checker_name,
+            "guarantee": self.stores.keys.guarantee.value,
             "url": self.stores.shown_url,
             **asdict(self.settings),
             **values,

@@ -19,10 +19,9 @@ from idempotent.demo.live.producer import Producer
 from idempotent.demo.live.report import LiveReport
 from idempotent.demo.schedule import delivery_order, kill_points
 from idempotent.demo.settings import Settings
-from idempotent.demo.stores import Stores
+from idempotent.demo.stores import LEASE_S, Stores
 from idempotent.demo.truth import compare
 from idempotent.outcomes import Outcome
-from idempotent.testing.stage.checkers import LEASE_S, demo_checker
 from idempotent.testing.stage.leftovers import LOOKS, left_over
 from idempotent.testing.stage.place import Place
 
@@ -76,10 +75,12 @@ class LiveRun:
         self._rng = random.Random(f"live {settings.seed}")
         flights = list(read_flights(settings.flights))
         self._order = delivery_order(
-            len(flights), duplicates=0.0 if stores.counts_offsets else settings.duplicates, seed=settings.seed
+            len(flights),
+            duplicates=0.0 if stores.keys.by_position else settings.duplicates,
+            seed=settings.seed,
         )
         self._producer = Producer(place, flights, self._order)
-        job = Job(stores.checker_url, stores.with_checker, WITH_CHECKER, settings.batch_size, place.subject)
+        job = Job(stores.keys.url, stores.with_checker, WITH_CHECKER, settings.batch_size, place.subject)
         self._consumers = [
             ConsumerProcess(place.url, job, folder / f"consumer-{number}.log") for number in range(_PROCESSES)
         ]
@@ -117,7 +118,7 @@ class LiveRun:
         began = time.monotonic()
         self._producer.start()
         try:
-            if self._stores.counts_offsets:
+            if self._stores.keys.by_position:
                 # A message that is sent again after an error is another message to an OffsetChecker.
                 self._wait_for_producer(on_tick)
             for _ in range(LOOKS):
@@ -170,7 +171,7 @@ class LiveRun:
         ]
         if self._restart is not None:
             events.append(_Event(int(total * _RESTART_AT), self._restart_broker))
-        if self._stores.counts_offsets and self._place.can_rewind:
+        if self._stores.keys.by_position and self._place.can_rewind:
             events.append(_Event(int(total * _REWIND_AT), self._rewind_offsets))
         return sorted(events, key=lambda event: event.at)
 
@@ -229,7 +230,7 @@ class LiveRun:
         for consumer in self._consumers:
             consumer.kill()
             self.crashes += 1
-        self._place.rewind()
+        self._place.rewind(GROUP)
         self.rewinds += 1
         for consumer in self._consumers:
             consumer.start()
@@ -237,5 +238,5 @@ class LiveRun:
 
     def _count_left(self) -> int:
         # The checker is asked too: where one keeps offsets, these are what counts.
-        checker = demo_checker(self._stores.checker_url)
+        checker = self._stores.keys.checker()
         return len(left_over(self._place.adapter(), self._place.subject, GROUP, checker))

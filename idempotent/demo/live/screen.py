@@ -23,11 +23,11 @@ def introduce(console: Console, settings: Settings, stores: Stores, place: Place
     """Say what is about to happen."""
     share = "" if settings.flights == FLIGHTS else f" of {FLIGHTS:,}"
     events = [f"two consuming processes killed {settings.kills} times with SIGKILL"]
-    if not stores.counts_offsets:
+    if not stores.keys.by_position:
         events.insert(0, f"{settings.duplicates:.0%} sent twice")
     if restarts:
         events.append(_RESTARTED)
-    if stores.counts_offsets and place.can_rewind:
+    if stores.keys.by_position and place.can_rewind:
         events.append("then both killed and Kafka's own offsets set back to 0")
     console.print(
         f"[bold]{settings.flights:,}{share} real flights[/bold] (New York City, 2013) over "

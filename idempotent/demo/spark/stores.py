@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy import Column, Integer, MetaData, String, Table, delete, insert, select, text
 
 from idempotent.adapters.spark import StoreConfig
+from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.migrations import downgrade, upgrade
 from idempotent.testing.stage import redis_keys
 from idempotent.testing.stage.databases import engine_at
@@ -48,7 +49,7 @@ class SparkStores:
     def at(cls, url: str | None, folder: Path) -> SparkStores:
         """The stores at a URL, or in files. Raises ConfigurationError: the URL names no supported store."""
         own_file = f"sqlite:///{folder / 'flights.sqlite3'}?timeout=60"
-        stores = cls(url or own_file, own_file if url is None or redis_keys.is_redis(url) else url)
+        stores = cls(url or own_file, own_file if url is None or _is_redis(url) else url)
         _ = stores.ledger
         return stores
 
@@ -98,10 +99,14 @@ class SparkStores:
                 yield tuple(row)
 
     def _on_ledger(self, *, make: bool) -> None:
-        if redis_keys.is_redis(self.ledger_url):
+        if _is_redis(self.ledger_url):
             redis_keys.delete_all(self.ledger_url)
             return
         with engine_at(self.ledger_url, _KEYS) as engine:
             downgrade(engine, table=_KEYS)
             if make:
                 upgrade(engine, table=_KEYS)
+
+
+def _is_redis(url: str) -> bool:
+    return scheme_of(url).kind is StoreKind.REDIS

@@ -1,4 +1,4 @@
-"""Engines of the demo."""
+"""Engines for the tables of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from idempotent.stores.sql.connections import engine_from
@@ -15,12 +15,12 @@ from idempotent.stores.sql.faults import as_store_error
 _CACHE_KB: Final = 64 * 1024
 
 
-def demo_engine(url: str) -> Engine:
-    """An engine. On SQLite it is made for many small commits, which a killed process cannot undo either.
+def tuned_engine(url: str) -> Engine:
+    """An engine; on SQLite it is tuned for many small commits, which a killed process cannot undo either.
 
     Raises:
-        ConfigurationError: not the URL of a supported database.
-        MissingExtraError: its driver is not installed.
+        ConfigurationError: the URL is invalid, or names an unsupported database.
+        MissingExtraError: the database's driver is not installed.
     """
     engine = engine_from(url)
     if engine.dialect.name == "sqlite":
@@ -29,7 +29,7 @@ def demo_engine(url: str) -> Engine:
         def _tune(connection: Any, _record: Any) -> None:
             # Keys are random, so every page of their index is always in use.
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KB}")
-            # With a write-ahead log this risks the last commits at a power cut, and nothing at a kill.
+            # With a write-ahead log a power cut may lose the last commits; a kill loses none.
             connection.execute("PRAGMA synchronous=NORMAL")
 
     return engine
@@ -37,15 +37,22 @@ def demo_engine(url: str) -> Engine:
 
 @contextmanager
 def engine_at(url: str, table: str) -> Iterator[Engine]:
-    """An engine for what has to be done to `table`.
+    """An engine for work on `table`, disposed of at the end.
 
     Raises:
-        StoreError: the database did not do its part; says which and what to do.
+        StoreError: the database failed; says which and what to do.
     """
-    engine = demo_engine(url)
+    engine = tuned_engine(url)
     try:
         yield engine
     except DBAPIError as error:
         raise as_store_error(error, engine, table) from error
     finally:
         engine.dispose()
+
+
+def use_write_ahead_log(engine: Engine) -> None:
+    """Let readers of an SQLite file go on while a consumer writes; other databases always do."""
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            connection.execute(text("PRAGMA journal_mode=WAL"))

@@ -66,8 +66,8 @@ class Place(ABC):
             AdapterError: the broker does not want to.
         """
 
-    def rewind(self) -> None:
-        """Let the broker forget what was acknowledged, while nobody consumes.
+    def rewind(self, group: str) -> None:
+        """Let the broker forget what this group acknowledged. No member of the group may be running.
 
         Raises:
             AdapterError: the broker does not want to.

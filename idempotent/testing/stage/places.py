@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from idempotent.demo.consumers import GROUP
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.policy import Backoff
 from idempotent.testing.stage.place import Place
 
 _BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=2.0)
+# A dead connection is noticed after a few of these.
+_HEARTBEAT_S: Final = 4
 _PARTITIONS: Final = 8
 # A killed member of a group is missed after this time, the least that brokers allow by default.
 _SESSION_S: Final = 6.0
@@ -25,7 +26,12 @@ class RabbitMqPlace(Place):
     broker = "RabbitMQ"
 
     def _options(self) -> dict[str, Any]:
-        return {"ack": "batched", "prefetch": 2 * self.batch_size, "backoff": _BACKOFF}
+        return {
+            "ack": "batched",
+            "prefetch": 2 * self.batch_size,
+            "backoff": _BACKOFF,
+            "heartbeat_s": _HEARTBEAT_S,
+        }
 
     def remove(self) -> None:
         from idempotent.adapters.rabbitmq.client import LOST, server_at
@@ -52,7 +58,7 @@ class ActiveMqPlace(Place):
     broker = "ActiveMQ"
 
     def _options(self) -> dict[str, Any]:
-        return {"prefetch": 2 * self.batch_size, "backoff": _BACKOFF}
+        return {"prefetch": 2 * self.batch_size, "backoff": _BACKOFF, "heartbeat_s": float(_HEARTBEAT_S)}
 
 
 class KafkaPlace(Place):
@@ -79,15 +85,15 @@ class KafkaPlace(Place):
         topics = [self.subject, f"{self.subject}.dlq"]
         self._ask(lambda admin: admin.delete_topics(topics))
 
-    def rewind(self) -> None:
+    def rewind(self, group: str) -> None:
         from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
         starts = [TopicPartition(self.subject, number, 0) for number in range(_PARTITIONS)]
-        group = ConsumerGroupTopicPartitions(GROUP, starts)
+        offsets = ConsumerGroupTopicPartitions(group, starts)
         until = time.monotonic() + _ANSWER_S
         while True:
             try:
-                self._ask(lambda admin: admin.alter_consumer_group_offsets([group]))
+                self._ask(lambda admin: admin.alter_consumer_group_offsets([offsets]))
             except AdapterError:
                 # Members that were killed are members until the broker has missed them.
                 if time.monotonic() > until:

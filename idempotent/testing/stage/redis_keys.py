@@ -1,4 +1,4 @@
-"""Keys of one's own in Redis: under a prefix, and nothing else is touched."""
+"""Delete a run's keys from Redis: those under its prefix, and no others."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from typing import Final
 from idempotent.errors import MissingExtraError, StoreUnavailableError
 
 PREFIX: Final = "demo_flights:"
-"""Of the demo."""
+"""Prefix of the demo's keys."""
 _BATCH: Final = 1_000
-
-
-def is_redis(url: str) -> bool:
-    """Whether a checker's URL means Redis."""
-    return url.startswith(("redis://", "rediss://", "unix://"))
 
 
 def delete_all(url: str, prefix: str = PREFIX, chosen: Callable[[], bool] = lambda: True) -> None:
     """Delete the keys under a prefix.
 
     Args:
-        url: of Redis.
-        prefix: of the keys.
-        chosen: asked for each key.
+        url: the Redis server's URL.
+        prefix: what the keys begin with.
+        chosen: called for each key; only those for which it returns true are deleted.
 
     Raises:
         StoreUnavailableError: Redis does not answer.

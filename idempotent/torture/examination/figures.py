@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from idempotent.testing.stage.checkers import database_of
+from idempotent.checkers.urls import scheme_of
 from idempotent.torture.examination.report import TortureReport
 
 _COLUMNS: Final[Sequence[tuple[str, Callable[[TortureReport], int]]]] = (
@@ -61,8 +61,9 @@ def markdown(reports: Sequence[TortureReport], command: str) -> str:
 
 def name_of(checker_url: str) -> str:
     """The checker as the tables name it: its kind and its database, without any address."""
-    database = database_of(checker_url)
-    kind = checker_url.removesuffix(database).rstrip("+") or "leased"
+    scheme = scheme_of(checker_url)
+    kind = scheme.removed.rstrip("+") or scheme.guarantee.value
+    database = scheme.store_url(checker_url)
     return f"{kind}, {database.partition(':')[0].partition('+')[0]}"
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from idempotent.claims import Guarantee
 from idempotent.torture.addresses import address_of
 from idempotent.torture.clocks import no_wrong_clocks
 from idempotent.torture.faults.kinds import FaultKind
@@ -49,7 +48,7 @@ class Offers:
 def offers(servers: Servers, store: Store) -> Offers:
     """What can be done to these servers."""
     reasons = {kind: _missing(kind, servers, store) for kind in FaultKind}
-    steps = (*_POINTS, "commit" if store.guarantee is Guarantee.TRANSACTIONAL else "renew")
+    steps = (*_POINTS, "commit" if store.is_transactional else "renew")
     return Offers(
         kinds=tuple(kind for kind, reason in reasons.items() if reason is None),
         missing={kind: reason for kind, reason in reasons.items() if reason is not None},

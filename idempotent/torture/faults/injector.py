@@ -196,7 +196,7 @@ class Harm:
         if self._store.is_redis:
             return b"EVALSHA"
         # A leased checker's statements commit by themselves.
-        return b"COMMIT" if self._store.guarantee.value == "transactional" else b"UPDATE "
+        return b"COMMIT" if self._store.is_transactional else b"UPDATE "
 
     def _restart(self, fault: Fault, restart: Callable[[float], object] | None) -> None:
         assert restart is not None
