@@ -23,7 +23,7 @@ class Parcel(NamedTuple):
 
     tag: int
     message_id: str
-    body: bytes
+    body: str
     redelivered: bool
 
 
@@ -92,9 +92,7 @@ class FlightBroker:
                 break
             flight = self._flights[number]
             self._unsettled[self.delivered] = number
-            parcels.append(
-                Parcel(self.delivered, flight.flight, json.dumps(flight._asdict()).encode(), bool(again))
-            )
+            parcels.append(Parcel(self.delivered, flight.flight, json.dumps(flight._asdict()), bool(again)))
             self.delivered += 1
         return parcels
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.job import Run
 from idempotent.demo.live import screen as live
 from idempotent.demo.live.report import LiveReport
 from idempotent.demo.live.run import LiveRun
 from idempotent.demo.progress import progress
 from idempotent.demo.report import Report
+from idempotent.demo.run import Run
 from idempotent.demo.screen import introduce, show
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
@@ -109,7 +109,7 @@ def _simulated(console: Console, settings: Settings, checker: str | None, *, kee
         introduce(console, settings, stores)
         with console.status("Reading the flights"):
             run = Run(settings, stores, folder)
-        with progress(console, run.supervisors) as tick:
+        with progress(console, run.lanes) as tick:
             run.deliver(tick)
         with console.status("Comparing every row with the data set"):
             report = run.compare()

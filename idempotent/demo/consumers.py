@@ -27,7 +27,8 @@ class Job(NamedTuple):
         database_url: where the bookings go.
         table: the bookings' table.
         batch_size: messages booked together.
-        subject: what is consumed.
+        subject: the queue or topic.
+        broker_url: the adapter's URL; None: the simulated broker.
     """
 
     checker_url: str | None
@@ -35,6 +36,7 @@ class Job(NamedTuple):
     table: str
     batch_size: int
     subject: str = SUBJECT
+    broker_url: str | None = None
 
 
 def consume(job: Job, adapter: Adapter, on_result: Callable[[Message, Result], object] | None = None) -> None:

@@ -1,12 +1,12 @@
-"""PipeAdapter: the demo's broker as its consumer sees it, over the pipes of the consuming process."""
+"""PipeAdapter: the demo's broker as its consumer sees it, through the pipes of the consuming process."""
 
 from __future__ import annotations
 
-import pickle
+import json
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final
 
 from idempotent.adapters.base import Adapter, Delivery
 from idempotent.consumer import Consumer
@@ -18,50 +18,18 @@ from idempotent.outcomes import Outcome, Result
 _PAUSE_S: Final = 0.02
 
 
-class Request(NamedTuple):
-    """Consumer to broker: what became of deliveries, and how many more it can take."""
-
-    answers: list[Answer]
-    limit: int
-
-
-class Reply(NamedTuple):
-    """Broker to consumer."""
-
-    parcels: list[Parcel]
-    finished: bool
-
-
-def send(pipe: IO[bytes], value: Any) -> None:
-    """Write one value. Both ends are the same program on the same machine, which is when pickle is safe."""
-    pickle.dump(value, pipe, protocol=pickle.HIGHEST_PROTOCOL)
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> Any:
-    """Read one value.
-
-    Raises:
-        EOFError: the other end is closed.
-    """
-    try:
-        return pickle.load(pipe)  # noqa: S301 - see `send`
-    except pickle.UnpicklingError as error:
-        raise EOFError("the other end died in the middle of a word") from error
-
-
 class PipeAdapter(Adapter):
-    """Asks the broker at the other end of two pipes.
+    """Asks the broker at the other end of two pipes, a line of JSON each way.
 
     Args:
-        source: where the broker's replies come from.
-        sink: where requests go.
+        source: gives the broker's replies.
+        sink: takes the requests.
     """
 
-    def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
+    def __init__(self, source: IO[str], sink: IO[str]) -> None:
         self._source = source
         self._sink = sink
-        self._answers: list[Answer] = []
+        self._answers: list[tuple[int, str | None]] = []
         self._finished = False
         self._woken = threading.Event()
 
@@ -69,13 +37,13 @@ class PipeAdapter(Adapter):
         """Nothing to do: the pipes are open."""
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
-        """Tell what was settled, and get the next deliveries."""
+        """Report what was settled, and get the next deliveries."""
         deadline = time.monotonic() + timeout_s
         while True:
             if limit or self._answers:
-                parcels = self._ask(limit)
-                if parcels:
-                    return [_delivery(parcel) for parcel in parcels]
+                deliveries = self._ask(limit)
+                if deliveries:
+                    return deliveries
             left_s = deadline - time.monotonic()
             if left_s <= 0 or self._finished:
                 return []
@@ -99,7 +67,7 @@ class PipeAdapter(Adapter):
 
     def _answer(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Keep it for the next request, which carries the answers of a whole batch."""
-        self._answers.append(Answer(delivery.token, outcome))
+        self._answers.append((delivery.token, outcome and outcome.value))
         return True
 
     def publish(self, message: Message) -> None:
@@ -115,18 +83,26 @@ class PipeAdapter(Adapter):
         return self._finished
 
     def close(self) -> None:
-        """Tell what was settled last."""
+        """Report what was settled last."""
         if self._answers:
             self._ask(0)
 
-    def _ask(self, limit: int) -> list[Parcel]:
+    def _ask(self, limit: int) -> list[Delivery]:
         answers, self._answers = self._answers, []
-        send(self._sink, Request(answers, limit))
-        reply: Reply = receive(self._source)
-        self._finished = reply.finished
-        return reply.parcels
+        print(json.dumps([answers, limit]), file=self._sink, flush=True)
+        line = self._source.readline()
+        if not line.endswith("\n"):
+            raise EOFError("the broker is gone")
+        parcels, self._finished = json.loads(line)
+        return [_delivery(Parcel(*parcel)) for parcel in parcels]
+
+
+def request_of(line: bytes) -> tuple[list[Answer], int]:
+    """What the consumer asked in a line: what became of deliveries, and how many more it can take."""
+    answers, limit = json.loads(line)
+    return [Answer(tag, outcome and Outcome(outcome)) for tag, outcome in answers], limit
 
 
 def _delivery(parcel: Parcel) -> Delivery:
-    message = Message(SUBJECT, parcel.body, id=parcel.message_id, redelivered=parcel.redelivered)
+    message = Message(SUBJECT, parcel.body.encode(), id=parcel.message_id, redelivered=parcel.redelivered)
     return Delivery(message, parcel.tag)

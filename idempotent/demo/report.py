@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from idempotent.demo.lane import Lane
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
-from idempotent.demo.supervisor import Supervisor
 from idempotent.demo.truth import Comparison, Totals
 from idempotent.outcomes import Action, Outcome
 
@@ -39,9 +39,9 @@ class VariantReport:
     comparison: Comparison
 
     @classmethod
-    def of(cls, supervisor: Supervisor, comparison: Comparison) -> VariantReport:
+    def of(cls, lane: Lane, comparison: Comparison) -> VariantReport:
         """The report of a consumer that has ended."""
-        broker = supervisor.broker
+        broker = lane.broker
         processed, duplicates = broker.outcomes[Outcome.PROCESSED], broker.outcomes[Outcome.DUPLICATE]
         dead = sum(
             count for outcome, count in broker.outcomes.items() if outcome.action is Action.DEAD_LETTER
@@ -53,8 +53,8 @@ class VariantReport:
             unanswered=broker.unanswered,
             others=broker.delivered - processed - duplicates - broker.unanswered,
             dead=dead,
-            crashes=supervisor.crashes,
-            seconds=supervisor.seconds,
+            crashes=lane.crashes,
+            seconds=lane.seconds,
             comparison=comparison,
         )
 

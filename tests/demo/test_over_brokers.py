@@ -10,9 +10,9 @@ from rich.console import Console
 
 from idempotent.demo.command import over_broker
 from idempotent.demo.flights import read_flights
-from idempotent.demo.live.producer import Producer
-from idempotent.demo.live.run import LiveRun
+from idempotent.demo.live.run import LiveRun, batches
 from idempotent.demo.settings import Settings
+from idempotent.testing.stage.producer import Producer
 
 FEW = Settings(flights=4000, kills=2, duplicates=0.1)
 
@@ -65,7 +65,7 @@ def test_what_comes_after_the_silence_is_consumed_too(rabbitmq_url, monkeypatch)
 
     def after_one_more(run):
         if not sent:
-            sent.append(Producer(run._place, list(read_flights(1)), [0]))
+            sent.append(Producer(run._place.adapter, batches(run._place.subject, list(read_flights(1)), [0])))
             sent[0].start()
             sent[0].join()
         return count_left(run)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from idempotent.demo.consumers import Job
-from idempotent.demo.ended import ConsumerEndedError
 from idempotent.outcomes import Outcome
 from idempotent.testing.children import ChildEndedError, ChildProcess, last_words
 
@@ -19,14 +18,13 @@ class ConsumerProcess:
     """Runs, is killed, and runs again.
 
     Args:
-        broker_url: where its messages come from.
-        job: what it does with them.
+        job: what it does.
         log: file for what it prints.
     """
 
-    def __init__(self, broker_url: str, job: Job, log: Path) -> None:
+    def __init__(self, job: Job, log: Path) -> None:
         """Not started yet."""
-        self._told = [broker_url, *job]
+        self._job = job
         self._log = log
         self._child: ChildProcess | None = None
         self._ended: Counter[Outcome] = Counter()
@@ -45,7 +43,7 @@ class ConsumerProcess:
     def start(self) -> None:
         """Begin, or begin again."""
         self._ended, self._now = self.outcomes, Counter()
-        self._child = ChildProcess("idempotent.demo.live.child", self._told, self._log, on_line=self._listen)
+        self._child = ChildProcess("idempotent.demo.child", self._job, self._log, on_line=self._listen)
 
     def kill(self) -> None:
         """SIGKILL, whatever it is doing."""
@@ -56,14 +54,11 @@ class ConsumerProcess:
         """Let it finish and settle what it has.
 
         Raises:
-            ConsumerEndedError: it does not end, or not in order.
+            ChildEndedError: it does not end, or not in order.
         """
         if self._child is None:
             return
-        try:
-            self._child.stop(_GOODBYE_S)
-        except ChildEndedError as error:
-            raise ConsumerEndedError(str(error)) from None
+        self._child.stop(_GOODBYE_S)
         self.check(may_have_ended=True)
         self._child = None
 
@@ -71,11 +66,11 @@ class ConsumerProcess:
         """Whether it still runs, or ended in order.
 
         Raises:
-            ConsumerEndedError: it did not.
+            ChildEndedError: it did not.
         """
         code = None if self._child is None else self._child.poll()
         if code or (code is not None and not may_have_ended):
-            raise ConsumerEndedError(f"a consumer ended by itself with code {code}: {self.last_words()}")
+            raise ChildEndedError(f"a consumer ended by itself with code {code}: {self.last_words()}")
 
     def last_words(self) -> str:
         """The end of what it printed, as one line."""

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from idempotent.demo.bookings import WITH_CHECKER, count_bookings, read_bookings
 from idempotent.demo.consumers import GROUP, Job
-from idempotent.demo.ended import ConsumerEndedError
-from idempotent.demo.flights import read_flights
+from idempotent.demo.flights import Flight, read_flights
 from idempotent.demo.live.process import ConsumerProcess
-from idempotent.demo.live.producer import Producer
 from idempotent.demo.live.report import LiveReport
 from idempotent.demo.schedule import delivery_order, kill_points
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import LEASE_S, Stores
 from idempotent.demo.truth import compare
+from idempotent.message import Message
 from idempotent.outcomes import Outcome
+from idempotent.testing.children import ChildEndedError
 from idempotent.testing.stage.leftovers import LOOKS, left_over
 from idempotent.testing.stage.place import Place
+from idempotent.testing.stage.producer import Producer
+from idempotent.testing.stage.silence import Silence
 
 _PROCESSES: Final = 2
 _LOOK_EVERY_S: Final = 0.05
@@ -31,6 +34,7 @@ _STALLED_S: Final = 120.0
 _LONGEST_MOMENT_S: Final = 0.2
 _RESTART_AT: Final = 0.5
 _REWIND_AT: Final = 0.75
+_TOGETHER: Final = 500
 
 
 @dataclass(slots=True)
@@ -79,10 +83,17 @@ class LiveRun:
             duplicates=0.0 if stores.keys.by_position else settings.duplicates,
             seed=settings.seed,
         )
-        self._producer = Producer(place, flights, self._order)
-        job = Job(stores.keys.url, stores.with_checker, WITH_CHECKER, settings.batch_size, place.subject)
+        self._producer = Producer(place.adapter, batches(place.subject, flights, self._order))
+        job = Job(
+            stores.keys.url,
+            stores.with_checker,
+            WITH_CHECKER,
+            settings.batch_size,
+            place.subject,
+            place.url,
+        )
         self._consumers = [
-            ConsumerProcess(place.url, job, folder / f"consumer-{number}.log") for number in range(_PROCESSES)
+            ConsumerProcess(job, folder / f"consumer-{number}.log") for number in range(_PROCESSES)
         ]
         self._events = self._plan()
 
@@ -112,7 +123,7 @@ class LiveRun:
             on_tick: called often meanwhile.
 
         Raises:
-            ConsumerEndedError: a consumer ended by itself, or nothing moved for two minutes.
+            ChildEndedError: a consumer ended by itself, or nothing moved for two minutes.
             AdapterError: the broker does not take the messages.
         """
         began = time.monotonic()
@@ -181,26 +192,26 @@ class LiveRun:
             time.sleep(_LOOK_EVERY_S)
 
     def _consume(self, on_tick: Callable[[], object]) -> None:
-        settled, since = 0, time.monotonic()
+        silence = Silence()
         while True:
             on_tick()
             time.sleep(_LOOK_EVERY_S)
             for consumer in self._consumers:
                 consumer.check()
             sent = self._producer.finished
-            if self.delivered != settled:
-                settled, since = self.delivered, time.monotonic()
-            quiet_s = time.monotonic() - since
-            if self._events and (settled >= self._events[0].at or (sent and quiet_s > self._place.quiet_s)):
+            quiet_s = silence.seconds(self.delivered)
+            if self._events and (
+                self.delivered >= self._events[0].at or (sent and quiet_s > self._place.quiet_s)
+            ):
                 if self._events[0].act():
                     del self._events[0]
-                    since = time.monotonic()
+                    silence.restart()
             elif sent and quiet_s > self._place.quiet_s + LEASE_S and self._all_booked():
                 # What is booked may still wait for the lease of one that was killed.
                 return
             elif quiet_s > _STALLED_S:
                 words = "; ".join(consumer.last_words() for consumer in self._consumers)
-                raise ConsumerEndedError(f"nothing was settled for {_STALLED_S:.0f} s. {words}")
+                raise ChildEndedError(f"nothing was settled for {_STALLED_S:.0f} s. {words}")
 
     def _all_booked(self) -> bool:
         return count_bookings(self._stores.with_checker, WITH_CHECKER) >= self._settings.flights
@@ -240,3 +251,10 @@ class LiveRun:
         # The checker is asked too: where one keeps offsets, these are what counts.
         checker = self._stores.keys.checker()
         return len(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
+
+
+def batches(subject: str, flights: Sequence[Flight], order: Sequence[int]) -> Iterator[list[Message]]:
+    """The messages of the flights, in the order of their numbers."""
+    for start in range(0, len(order), _TOGETHER):
+        chosen = (flights[number] for number in order[start : start + _TOGETHER])
+        yield [Message(subject, json.dumps(flight._asdict()).encode(), id=flight.flight) for flight in chosen]

@@ -16,10 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from idempotent.demo.ended import ConsumerEndedError
 from idempotent.demo.spark.schedule import Kill
 from idempotent.demo.spark.stores import SparkStores
-from idempotent.testing.children import last_words
+from idempotent.testing.children import ChildEndedError, last_words
 
 _TICK_S: Final = 0.1
 
@@ -57,7 +56,7 @@ class DriverProcess:
             on_tick: called at least every 0.1 seconds.
 
         Raises:
-            ConsumerEndedError: the driver ended before all runs were committed.
+            ChildEndedError: the driver ended before all runs were committed.
         """
         began = time.monotonic()
         try:
@@ -118,7 +117,7 @@ class DriverProcess:
         assert self._child is not None
         code = self._child.wait()
         if code or len(self.committed) < len(self._dates):
-            raise ConsumerEndedError(
+            raise ChildEndedError(
                 f"the driver ended with code {code} before all runs were committed: {last_words(self._log)}"
             )
 

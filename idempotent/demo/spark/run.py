@@ -74,7 +74,7 @@ class SparkRun:
     # The run
 
     def do(self, on_tick: Callable[[], object]) -> None:
-        """Do all runs, through all kills. Raises ConsumerEndedError: the driver ended before they were committed."""
+        """Do all runs, through all kills. Raises ChildEndedError: the driver ended before they were committed."""
         self._driver.run(on_tick)
 
     def compare(self) -> SparkReport:

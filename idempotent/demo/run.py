@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, read_bookings
 from idempotent.demo.broker import FlightBroker
 from idempotent.demo.consumers import Job
-from idempotent.demo.ended import ConsumerEndedError
 from idempotent.demo.flights import read_flights
+from idempotent.demo.lane import Lane
 from idempotent.demo.report import Report, VariantReport
 from idempotent.demo.schedule import delivery_order, kill_points
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
-from idempotent.demo.supervisor import Supervisor
 from idempotent.demo.truth import compare
+from idempotent.testing.children import ChildEndedError
+from idempotent.testing.stage.silence import Silence
 
 _STALLED_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.1
+_LOOK_EVERY_S: Final = 0.05
 
 
 class Run:
@@ -40,21 +40,21 @@ class Run:
         order = delivery_order(len(flights), duplicates=settings.duplicates, seed=settings.seed)
         kills = kill_points(len(order), kills=settings.kills, seed=settings.seed)
 
-        def supervisor(name: str, job: Job) -> Supervisor:
+        def lane(name: str, job: Job) -> Lane:
             broker = FlightBroker(flights, order, seed=settings.seed)
             log = folder / f"{name.replace(' ', '-')}.log"
-            return Supervisor(name, job, broker, kills, seed=settings.seed, log=log)
+            return Lane(name, job, broker, kills, seed=settings.seed, log=log)
 
         batch = settings.batch_size
-        self.with_checker: Final = supervisor(
+        self.with_checker: Final = lane(
             "with the checker", Job(stores.keys.url, stores.with_checker, WITH_CHECKER, batch)
         )
-        self.without_checker: Final = supervisor(
+        self.without_checker: Final = lane(
             "without a checker", Job(None, stores.without_checker, WITHOUT_CHECKER, batch)
         )
 
     @property
-    def supervisors(self) -> tuple[Supervisor, Supervisor]:
+    def lanes(self) -> tuple[Lane, Lane]:
         """Both consumers."""
         return self.with_checker, self.without_checker
 
@@ -65,28 +65,22 @@ class Run:
             on_tick: called often meanwhile.
 
         Raises:
-            ConsumerEndedError: a consumer ended, or got nowhere for a minute.
+            ChildEndedError: a consumer ended unexpectedly, or acknowledged nothing for a minute.
         """
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            running = [pool.submit(each.run) for each in self.supervisors]
-            last, since = -1, time.monotonic()
-            try:
-                while not all(future.done() for future in running):
-                    on_tick()
-                    time.sleep(_LOOK_EVERY_S)
-                    answered = sum(each.broker.answered for each in self.supervisors)
-                    if answered != last:
-                        last, since = answered, time.monotonic()
-                    elif time.monotonic() - since > _STALLED_S:
-                        raise ConsumerEndedError(self._why_stalled())
-                    for future in running:
-                        if future.done():
-                            future.result()
-            finally:
-                for each in self.supervisors:
-                    each.stop()
-            for future in running:
-                future.result()
+        silence = Silence()
+        try:
+            for lane in self.lanes:
+                lane.start()
+            while not all(lane.seconds for lane in self.lanes):
+                on_tick()
+                time.sleep(_LOOK_EVERY_S)
+                for lane in self.lanes:
+                    lane.check()
+                if silence.seconds(sum(lane.broker.answered for lane in self.lanes)) > _STALLED_S:
+                    raise ChildEndedError(self._why_stalled())
+        finally:
+            for lane in self.lanes:
+                lane.stop()
         on_tick()
 
     def compare(self) -> Report:
@@ -108,5 +102,5 @@ class Run:
         )
 
     def _why_stalled(self) -> str:
-        words = [f"{each.name}: {each.last_words()}" for each in self.supervisors if not each.broker.finished]
+        words = [f"{each.name}: {each.last_words()}" for each in self.lanes if not each.broker.finished]
         return f"nothing was acknowledged for {_STALLED_S:.0f} s. {'; '.join(words)}"

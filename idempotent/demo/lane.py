@@ -1,0 +1,142 @@
+"""Lane: the simulated broker and its one consumer, which is killed and started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from idempotent.demo.broker import FlightBroker
+from idempotent.demo.consumers import Job
+from idempotent.demo.pipe import request_of
+from idempotent.outcomes import Outcome
+from idempotent.testing.children import ChildEndedError, ChildProcess, last_words
+
+_FIRST_GUESS_S: Final = 0.01
+
+
+class Lane:
+    """Runs one consumer until its broker has nothing left.
+
+    Args:
+        name: for people.
+        job: what the consumer does.
+        broker: delivers to it.
+        kills: after how many deliveries, redeliveries not counted, it is killed; ascending.
+        seed: decides how long after its last delivery each kill comes.
+        log: file for what the consuming processes print.
+
+    Attributes:
+        crashes: kills so far.
+        seconds: from the start to the last acknowledgement; 0 until then.
+    """
+
+    def __init__(
+        self, name: str, job: Job, broker: FlightBroker, kills: Sequence[int], *, seed: int, log: Path
+    ) -> None:
+        """Start nothing yet."""
+        self.name: Final = name
+        self.broker: Final = broker
+        self.crashes = 0
+        self.seconds = 0.0
+        self._job = job
+        self._kills = list(kills)
+        self._rng = random.Random(f"moments {seed}")
+        self._log = log
+        self._began = time.monotonic()
+        self._child: ChildProcess | None = None
+        self._starting = threading.Lock()
+        self._serving_since = 0.0
+        self._answered_before = 0
+        self._killed = False
+
+    @property
+    def expected(self) -> int:
+        """Deliveries that will be, as far as is known."""
+        return self.broker.expected
+
+    @property
+    def delivered(self) -> int:
+        """Deliveries so far."""
+        return self.broker.delivered
+
+    @property
+    def skipped(self) -> int:
+        """Duplicates among them."""
+        return self.broker.outcomes[Outcome.DUPLICATE]
+
+    def start(self) -> None:
+        """Start a consuming process."""
+        self._killed, self._serving_since = False, 0.0
+        with self._starting:
+            self._child = ChildProcess("idempotent.demo.child", self._job, self._log, on_line=self._serve)
+
+    def check(self) -> None:
+        """Start the consumer again if it was killed; note the time if it has finished.
+
+        Raises:
+            ChildEndedError: it ended before its time.
+        """
+        code = None if self._child is None or self.seconds else self._child.poll()
+        if code is None:
+            return
+        self.stop()
+        if self._killed and code == -signal.SIGKILL:
+            self.crashes += 1
+            self.broker.crash()
+            self.start()
+        elif code or not self.broker.finished:
+            raise ChildEndedError(
+                f"the consumer {self.name} ended unexpectedly with code {code}: {self.last_words()}"
+            )
+        else:
+            self.seconds = time.monotonic() - self._began
+
+    def stop(self) -> None:
+        """End the consuming process now."""
+        if self._child is not None:
+            self._child.kill()
+
+    def last_words(self) -> str:
+        """The end of what the consuming processes printed, as one line."""
+        return last_words(self._log)
+
+    def _serve(self, line: bytes) -> None:
+        """Answer one request, and kill the consumer when it is time."""
+        # Nothing from a consumer that is about to die is heard: a dead consumer's acknowledgements are lost.
+        if self._killed:
+            return
+        with self._starting:  # the first request may come before `start` has returned
+            child = self._child
+        assert child is not None
+        broker = self.broker
+        if not self._serving_since:
+            self._serving_since, self._answered_before = time.monotonic(), broker.answered
+        answers, limit = request_of(line)
+        broker.take(answers)
+        parcels = broker.deliver(limit)
+        child.tell([parcels, broker.finished])
+        answered = broker.answered - self._answered_before
+        if parcels and self._kill_is_due(answered):
+            self._killed = True
+            del self._kills[0]
+            time.sleep(self._moment_s(answered))
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _kill_is_due(self, answered: int) -> bool:
+        """Once its point is passed and this process has settled something: a death at birth shows nothing."""
+        broker = self.broker
+        return bool(self._kills) and broker.sent >= self._kills[0] and (answered > 0 or broker.nothing_new)
+
+    def _moment_s(self, answered: int) -> float:
+        """Time to the kill: it may meet the batch before its claim, half-way, or booked but not acknowledged."""
+        served_s = time.monotonic() - self._serving_since
+        batch_s = served_s / answered * self._job.batch_size if answered else _FIRST_GUESS_S
+        return self._rng.uniform(0.0, 2.0) * batch_s
