@@ -46,7 +46,6 @@ class Proxy:
     Attributes:
         port: the proxy listens here, on 127.0.0.1.
         cut_off: set when the packet chosen last was seen and its connection was cut.
-        delay_s: seconds by which each packet of a client is delayed.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: Final[int] = self._listener.getsockname()[1]
         self.cut_off = threading.Event()
-        self.delay_s = 0.0
+        self._delay_s = 0.0
         self._late: list[Callable[[], None]] = []
         self._chosen: _Choice | None = None
         self._refuses = False
@@ -117,6 +116,10 @@ class Proxy:
         """Accept clients again."""
         self._refuses = False
 
+    def delay(self, seconds: float) -> None:
+        """Forward each packet of a client this much later."""
+        self._delay_s = seconds
+
     def stall(self) -> None:
         """Forward nothing until `go_on`; connections stay open."""
         self._flows.clear()
@@ -165,8 +168,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while packet := client.recv(_READ):
                 self._flows.wait()
-                if self.delay_s:
-                    time.sleep(self.delay_s)
+                if self._delay_s:
+                    time.sleep(self._delay_s)
                 choice = self._chosen_for(packet)
                 if choice is None:
                     server.sendall(packet)

@@ -143,7 +143,7 @@ class ConsumerSlot:
                 proxy.deliver()
                 proxy.recover()
                 proxy.go_on()
-                proxy.delay_s = 0.0
+                proxy.delay(0.0)
 
     def stop(self) -> None:
         """Let it end in order."""

@@ -17,6 +17,8 @@ from idempotent.message import Message
 from idempotent.outcomes import Outcome
 from idempotent.testing.stage.leftovers import LOOKS, left_over, letters
 from idempotent.testing.stage.places import place_at
+from idempotent.testing.stage.producer import Producer
+from idempotent.testing.stage.silence import Silence
 from idempotent.torture.addresses import behind, proxy_for
 from idempotent.torture.consumers import ConsumerSlot
 from idempotent.torture.examination.effects import Effect
@@ -24,18 +26,18 @@ from idempotent.torture.examination.expected import Explanations
 from idempotent.torture.examination.history import EXAMPLES, examine
 from idempotent.torture.examination.report import TortureReport
 from idempotent.torture.examination.traces import traces
-from idempotent.torture.faults.feasible import offers
+from idempotent.torture.faults.feasible import FeasibleFaults
 from idempotent.torture.faults.incidents import Incident, Mishap
-from idempotent.torture.faults.injector import Harm
+from idempotent.torture.faults.injector import FaultInjector
 from idempotent.torture.faults.schedule import schedule
 from idempotent.torture.faults.servers import Servers
 from idempotent.torture.handlers import SLOW
 from idempotent.torture.job import GROUP, Job
 from idempotent.torture.journal import What
 from idempotent.torture.messages import Behaviour, behaviour_of, id_of
-from idempotent.torture.producer import Producer
 from idempotent.torture.settings import Settings, Shape
 from idempotent.torture.stores import Store
+from idempotent.torture.traffic import Traffic
 
 _LOOK_EVERY_S: Final = 0.03
 _START_S: Final = 60.0
@@ -65,10 +67,11 @@ class TortureRun:
         """
         self.settings: Final = settings
         self.store: Final = Store(servers.checker_url, name, lease_s=settings.lease_s)
-        if self.store.by_position and urlsplit(servers.broker_url).scheme != "kafka":
+        self._in_order = urlsplit(servers.broker_url).scheme == "kafka"
+        if self.store.by_position and not self._in_order:
             raise ConfigurationError("an OffsetChecker counts offsets, which only kafka:// has")
-        self.offers: Final = offers(servers, self.store)
-        self.faults: Final = schedule(settings, self.offers.kinds, self.offers.points)
+        self.feasible: Final = FeasibleFaults.of(servers, self.store, is_kafka=self._in_order)
+        self.faults: Final = schedule(settings, self.feasible.kinds, self.feasible.points)
         self.incidents: list[Incident] = []
         self.outcomes: Counter[str] = Counter()
         self.elapsed_s = 0.0
@@ -81,19 +84,18 @@ class TortureRun:
         self._may_be_late: set[str] = set()
         self._dead_letters: list[str] = []
         self._left: list[str] = []
-        self._in_order = urlsplit(servers.broker_url).scheme == "kafka"
         url = servers.broker_url
         self._place = place_at(url, name, _MOST_BATCH)
         self._slots = [self._slot(number, url) for number in range(settings.processes)]
         self._producer_proxy = proxy_for(url)
-        self.producer: Final = Producer(
-            self._producers_adapter,
+        self.traffic: Final = Traffic(
             name,
             settings,
             resends=not self.store.by_position,
-            unfinished=lambda: self.producer.begun - len(self._done),
+            unfinished=self._unfinished,
         )
-        self._harm = Harm(
+        self.producer: Final = Producer(self._producers_adapter, self.traffic)
+        self._injector = FaultInjector(
             self.faults, self._slots, self._producer_proxy, servers, self.store, settings.seed, self._record
         )
 
@@ -133,15 +135,15 @@ class TortureRun:
                 self._producer_proxy.close()
             with suppress(StoreError):  # if it is what failed, that is being reported already
                 self.store.clean()
-            self._harm.close()
+            self._injector.close()
 
     def report(self) -> TortureReport:
         """What came of it."""
         guarantee = self.store.guarantee
         seed = self.settings.seed
-        numbers = range(self.producer.begun)
+        numbers = range(self.traffic.begun)
         findings = examine(
-            sent=map(id_of, range(self.producer.confirmed)),
+            sent=map(id_of, range(self.traffic.confirmed)),
             perhaps_sent=map(id_of, numbers),
             poison=(id_of(n) for n in numbers if behaviour_of(seed, n) is Behaviour.POISON),
             effects=self._ledger,
@@ -155,14 +157,14 @@ class TortureRun:
             broker=self.broker,
             checker=self.store.url,
             guarantee=guarantee,
-            messages=self.producer.confirmed,
-            duplicates=self.producer.duplicates,
+            messages=self.traffic.confirmed,
+            duplicates=self.traffic.duplicates,
             sent_again=self.producer.sent_again,
             settled=self.outcomes.total(),
             skipped=self.outcomes[Outcome.DUPLICATE.value],
             left=tuple(self._left),
             incidents=tuple(self.incidents),
-            missing={kind.value: reason for kind, reason in self.offers.missing.items()},
+            missing={kind.value: reason for kind, reason in self.feasible.missing.items()},
             seconds=self.elapsed_s,
             findings=findings,
             traces=traces(
@@ -174,6 +176,9 @@ class TortureRun:
         )
 
     # Private
+
+    def _unfinished(self) -> int:
+        return self.traffic.begun - len(self._done)
 
     def _shape(self, number: int) -> Shape:
         return self.settings.shape(number, in_order=self._in_order)
@@ -215,10 +220,10 @@ class TortureRun:
                 slot.look()
         calm_began = time.monotonic()
         while (elapsed_s := time.monotonic() - calm_began) < self.settings.seconds:
-            self._harm.act(elapsed_s)
+            self._injector.act(elapsed_s)
             self._tick(on_tick)
-        self._harm.calm()
-        self.producer.finish()
+        self._injector.calm()
+        self.traffic.finish()
         self._finish(on_tick)
         for _ in range(LOOKS - 1):
             if self._left:
@@ -235,20 +240,18 @@ class TortureRun:
         self._left = _ids(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
 
     def _process_what_is_left(self, on_tick: Callable[[], object]) -> None:
-        settled, since, asked = -1, time.monotonic(), 0.0
+        silence, asked = Silence(), 0.0
         # What is done may be there once more. It is held, without a word, as long as somebody may have its key.
         longest_silence_s = self._place.quiet_s + SLOW * self.settings.lease_s
         while True:
             self._tick(on_tick)
             for slot in self._slots:
                 slot.look()
-            if self.outcomes.total() != settled:
-                settled, since = self.outcomes.total(), time.monotonic()
-            quiet_s = time.monotonic() - since
+            quiet_s = silence.seconds(self.outcomes.total())
             if quiet_s > self._place.quiet_s and time.monotonic() - asked > self._place.quiet_s:
                 self._ask_the_ledger()
                 asked = time.monotonic()
-            all_done = self.producer.finished and self.finished >= self.producer.begun
+            all_done = self.producer.finished and self.finished >= self.traffic.begun
             if quiet_s > (longest_silence_s if all_done else _STALLED_S):
                 return
 

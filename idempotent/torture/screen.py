@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from idempotent.claims import Guarantee
 from idempotent.cli.masking import mask
 from idempotent.outcomes import Outcome
+from idempotent.testing.stage import screen
+from idempotent.testing.stage.screen import Row
 from idempotent.torture import TortureReport, TortureRun
-from idempotent.torture.examination.report import CUTS
 from idempotent.torture.faults.incidents import Incident
-from idempotent.torture.faults.kinds import FaultKind
+from idempotent.torture.faults.kinds import FaultGroup, FaultKind
 
 _LINE_EVERY_S: Final = 5.0
 _LATEST: Final = 8
+_COUNTED: Final = (FaultGroup.KILL, FaultGroup.PAUSE, FaultGroup.CUT, FaultGroup.RESTART)
 _REFRESH_S: Final = 0.25
 _PROMISES: Final = {
     Guarantee.TRANSACTIONAL: "each effect happens once, whatever is done",
@@ -43,7 +44,7 @@ def introduce(console: Console, run: TortureRun) -> None:
     )
     console.print(Text(f"Checker: {mask(run.store.url)}", "dim"), soft_wrap=True)
     console.print(Text(f"Promise: {_PROMISES[run.store.guarantee]}", "dim"), soft_wrap=wide)
-    for kind, reason in run.offers.missing.items():
+    for kind, reason in run.feasible.missing.items():
         console.print(Text(f"Not done: {kind.value}: {reason}", "dim"), soft_wrap=wide)
 
 
@@ -67,9 +68,9 @@ def watching(console: Console, run: TortureRun) -> Iterator[Callable[[], None]]:
 
 def show(console: Console, report: TortureReport) -> None:
     """Show the table and the verdict."""
-    console.print(_table(report))
-    for line in _verdict(report):
-        console.print(line, soft_wrap=not console.is_terminal)
+    table = screen.results(("", ""), _sections(report))
+    table.columns[-1].justify, table.columns[-1].style = "left", "dim"
+    screen.show(console, table, _verdict(report))
 
 
 class _Lines:
@@ -98,11 +99,11 @@ def _picture(run: TortureRun, width: int) -> Group:
 
 def _counts(run: TortureRun) -> Text:
     kinds = [incident.kind for incident in run.incidents]
+    groups = Counter(kind.group for kind in kinds if isinstance(kind, FaultKind))
+    counts = ", ".join(f"{groups[group]} {group.value}" for group in _COUNTED)
     return Text(
-        f"{run.elapsed_s:.0f} s: {run.producer.begun:,} messages, {run.finished:,} done, "
-        f"{run.outcomes[Outcome.DUPLICATE.value]:,} duplicates skipped; "
-        f"{sum(kind in _KILLS for kind in kinds)} kills, {sum(kind in _PAUSES for kind in kinds)} pauses, "
-        f"{sum(kind in CUTS for kind in kinds)} cuts, {sum(kind in _RESTARTS for kind in kinds)} restarts"
+        f"{run.elapsed_s:.0f} s: {run.traffic.begun:,} messages, {run.finished:,} done, "
+        f"{run.outcomes[Outcome.DUPLICATE.value]:,} duplicates skipped; {counts}"
     )
 
 
@@ -115,41 +116,33 @@ def _said(incident: Incident) -> str:
 
 
 def _style(incident: Incident) -> str:
-    if incident.kind in _KILLS | _RESTARTS:
-        return "red"
-    return "yellow" if incident.kind in _PAUSES else "cyan"
+    group = getattr(incident.kind, "group", FaultGroup.OTHER)
+    return {FaultGroup.KILL: "red", FaultGroup.RESTART: "red", FaultGroup.PAUSE: "yellow"}.get(group, "cyan")
 
 
-def _table(report: TortureReport) -> Table:
+def _sections(report: TortureReport) -> Iterator[list[Row]]:
     findings = report.findings
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
-    table.add_column("")
-    table.add_column("", justify="right")
-    table.add_column("", style="dim")
-
-    def row(name: str, value: int, more: str = "", style: str = "") -> None:
-        table.add_row(name, f"{value:,}", more, style=style)
-
-    row("messages", report.messages, "that the broker confirmed")
-    row("sent twice on purpose", report.duplicates)
-    row("sent again after an error", report.sent_again)
-    row("deliveries settled", report.settled)
-    row("duplicates skipped", report.skipped)
-    table.add_section()
+    yield [
+        Row("messages", (report.messages, "that the broker confirmed")),
+        Row("sent twice on purpose", (report.duplicates,)),
+        Row("sent again after an error", (report.sent_again,)),
+        Row("deliveries settled", (report.settled,)),
+        Row("duplicates skipped", (report.skipped,)),
+    ]
     at_points = {
         kind.value: report.points(kind) for kind in (FaultKind.KILL_AT_POINT, FaultKind.PAUSE_AT_POINT)
     }
-    for kind, count in sorted(report.counts.items()):
-        row(kind, count, ", ".join(sorted(at_points.get(kind, ()))))
-    table.add_section()
+    yield [
+        Row(kind, (count, ", ".join(sorted(at_points.get(kind, ())))))
+        for kind, count in sorted(report.counts.items())
+    ]
     explained = ", ".join(f"{kind} {count}" for kind, count in findings.explained.items())
-    row("effects", findings.effects, style="bold")
-    row("dead letters, as they should be", len(findings.dead))
-    row("repeated, explained", findings.explained.total(), explained)
-    table.add_section()
-    for name, value in _faults(report):
-        row(name, value, style="bold red" if value else "bold green")
-    return table
+    yield [
+        Row("effects", (findings.effects,), "bold"),
+        Row("dead letters, as they should be", (len(findings.dead),)),
+        Row("repeated, explained", (findings.explained.total(), explained)),
+    ]
+    yield [Row(name, (value,), "bold red" if value else "bold green") for name, value in _faults(report)]
 
 
 def _faults(report: TortureReport) -> list[tuple[str, int]]:
@@ -169,12 +162,10 @@ def _verdict(report: TortureReport) -> list[Text]:
     seed = f"Seed {report.settings.seed}, {report.seconds:.0f} s in all."
     if report.kept_promise:
         return [
-            Text.assemble(
-                ("OK  ", "bold green"), "Nothing lost, nothing unexplained: the promise was kept. ", seed
-            )
+            screen.verdict("OK", "green", "Nothing lost, nothing unexplained: the promise was kept. ", seed)
         ]
     broken = [f"{name}: {value:,}" for name, value in _faults(report) if value] or ["no message was sent"]
-    lines = [Text.assemble(("FAILED  ", "bold red"), "; ".join(broken), ". ", seed)]
+    lines = [screen.verdict("FAILED", "red", "; ".join(broken), ". ", seed)]
     repeats = [
         f"{repeat.first.id} by consumer {repeat.first.process}, then {repeat.second.process}, "
         f"{repeat.second.at - repeat.first.at:.1f} s later"
@@ -185,8 +176,3 @@ def _verdict(report: TortureReport) -> list[Text]:
         lines.append(Text(f"        {suspect}" + ":" * bool(trace), "red"))
         lines += [Text(f"        {mask(said)}", "dim") for said in trace]
     return lines
-
-
-_KILLS: Final = frozenset({FaultKind.KILL, FaultKind.KILL_AT_POINT, FaultKind.SHIFT_CLOCK})
-_PAUSES: Final = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_AT_POINT})
-_RESTARTS: Final = frozenset({FaultKind.RESTART_BROKER, FaultKind.RESTART_STORE})

@@ -32,8 +32,8 @@ def tortured(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     ("broker", "checker", "said"),
     [
         ("memory://x", "sqlite:///{folder}/x.db", "amqp://"),
-        ("amqp://localhost:1", "memory://", "give a database or Redis"),
-        ("amqp://localhost:1", "attempts://", "give a database or Redis"),
+        ("amqp://localhost:1", "memory://", "forgets its keys"),
+        ("amqp://localhost:1", "attempts://", "forgets its keys"),
         ("amqp://localhost:1", "offsets+sqlite:///{folder}/x.db", "kafka://"),
     ],
 )

@@ -20,8 +20,8 @@ from idempotent.testing.proxy import Proxy
 from idempotent.testing.stage.leftovers import left_over
 from idempotent.torture import Servers, Settings, TortureRun
 from idempotent.torture.command import over_servers
-from idempotent.torture.faults.injector import Harm
-from idempotent.torture.faults.kinds import Fault, FaultKind
+from idempotent.torture.faults.injector import FaultInjector
+from idempotent.torture.faults.kinds import Fault, FaultGroup, FaultKind
 from idempotent.torture.job import GROUP
 from idempotent.torture.messages import message_of
 from idempotent.torture.stores import Store
@@ -38,9 +38,9 @@ def test_nothing_is_lost_and_nothing_unexplained(private_rabbitmq, private_maria
     assert report.kept_promise, shown
     assert report.messages > 50, shown
     # A machine that is too busy for all of it still does some.
-    assert report.kills + report.pauses, shown
-    assert report.restarts, shown
-    assert report.kills + report.pauses + report.cuts + report.other_faults > 3, shown
+    assert report.groups[FaultGroup.KILL] + report.groups[FaultGroup.PAUSE], shown
+    assert report.groups[FaultGroup.RESTART], shown
+    assert report.groups.total() - report.groups[FaultGroup.RESTART] > 3, shown
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
     sent = []
 
     def send_it_again():
-        if run.producer.finished and run.finished == run.producer.begun and not sent:
+        if run.producer.finished and run.finished == run.traffic.begun and not sent:
             run.store.lose_keys(1.0, random.Random())
             sent.append(checker.desk.claim(dead.request(copy)).verdict)
             checker.close()  # which ends the renewal, and no lease
@@ -109,20 +109,20 @@ def test_a_late_packet_arrives_although_another_is_to_be_lost_meanwhile(tmp_path
     store = Store(f"transactional+sqlite:///{tmp_path}/store.db", "late", lease_s=1.0)
     faults = [Fault(0.0, FaultKind.LATE_STORE_QUESTION, 0), Fault(0.1, FaultKind.LOSE_STORE_QUESTION, 0)]
     incidents = []
-    harm = Harm(faults, [slot], None, Servers("amqp://", store.url), store, 1, incidents.append)
-    harm.act(0.0)
+    injector = FaultInjector(faults, [slot], None, Servers("amqp://", store.url), store, 1, incidents.append)
+    injector.act(0.0)
     with socket.create_connection(("127.0.0.1", proxy.port)) as client:
         client.sendall(b"COMMIT")
         assert client.recv(100) == b"", "the connection was cut"
     assert arrived.empty()
-    harm.act(0.1)
-    assert harm.done
+    injector.act(0.1)
+    assert injector.done
     until = time.monotonic() + 30
     while not ended.is_set() and time.monotonic() < until:
-        harm.act(1.0)
+        injector.act(1.0)
         time.sleep(0.01)
     assert arrived.get_nowait() == b"COMMIT"
     assert [incident.kind for incident in incidents] == [FaultKind.LATE_STORE_QUESTION]
-    harm.close()
+    injector.close()
     proxy.close()
     server.close()

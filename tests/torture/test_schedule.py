@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from idempotent.torture import Servers, Settings
-from idempotent.torture.faults.feasible import offers
+from idempotent.torture.faults.feasible import FeasibleFaults
 from idempotent.torture.faults.kinds import FaultKind
 from idempotent.torture.faults.schedule import schedule
 from idempotent.torture.messages import Behaviour, behaviour_of
@@ -45,7 +45,8 @@ def test_what_a_message_does_is_in_the_seed():
 
 def test_what_cannot_be_done_is_said_with_the_reason(tmp_path):
     servers = Servers("amqps://localhost", f"transactional+sqlite:///{tmp_path}/db")
-    found = offers(servers, Store(servers.checker_url, "torture_x", lease_s=1.0))
+    store = Store(servers.checker_url, "torture_x", lease_s=1.0)
+    found = FeasibleFaults.of(servers, store, is_kafka=False)
     assert set(found.kinds) == {
         FaultKind.KILL,
         FaultKind.KILL_AT_POINT,

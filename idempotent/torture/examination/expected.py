@@ -23,10 +23,10 @@ from typing import Final
 from idempotent.claims import Guarantee
 from idempotent.torture.examination.effects import Effect
 from idempotent.torture.faults.incidents import Incident, Mishap
-from idempotent.torture.faults.kinds import FaultKind
+from idempotent.torture.faults.kinds import FaultGroup, FaultKind
 
-KILLS: Final = frozenset({FaultKind.KILL, FaultKind.KILL_AT_POINT, FaultKind.SHIFT_CLOCK, Mishap.ENDED})
-PAUSES: Final = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_AT_POINT, Mishap.STARVED})
+KILLS: Final = frozenset({*FaultGroup.KILL.kinds, Mishap.ENDED})
+PAUSES: Final = frozenset({*FaultGroup.PAUSE.kinds, Mishap.STARVED})
 OUTAGES: Final = frozenset({FaultKind.STALL_STORE, FaultKind.RESTART_STORE, FaultKind.FILL_DISK})
 LOSSES: Final = frozenset({FaultKind.FORGET, FaultKind.EVICT})
 # A lease is renewed each third of its time, so one that misses two renewals may lapse.

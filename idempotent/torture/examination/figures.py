@@ -12,15 +12,12 @@ from typing import Final
 
 from idempotent.checkers.urls import scheme_of
 from idempotent.torture.examination.report import TortureReport
+from idempotent.torture.faults.kinds import FaultGroup
 
 _COLUMNS: Final[Sequence[tuple[str, Callable[[TortureReport], int]]]] = (
     ("messages", lambda report: report.messages),
     ("deliveries", lambda report: report.settled),
-    ("kills", lambda report: report.kills),
-    ("pauses", lambda report: report.pauses),
-    ("restarts", lambda report: report.restarts),
-    ("cuts", lambda report: report.cuts),
-    ("other faults", lambda report: report.other_faults),
+    *((group.value, lambda report, group=group: report.groups[group]) for group in FaultGroup),
     ("lost", lambda report: len(report.findings.lost)),
     ("repeated", lambda report: len(report.findings.repeats)),
     ("unexplained", lambda report: len(report.findings.unexplained)),

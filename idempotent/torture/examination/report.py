@@ -8,22 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from idempotent.claims import Guarantee
-from idempotent.torture.examination.expected import KILLS
 from idempotent.torture.examination.history import EXAMPLES, Findings
 from idempotent.torture.faults.incidents import Incident, Mishap
-from idempotent.torture.faults.kinds import FaultKind
+from idempotent.torture.faults.kinds import FaultGroup, FaultKind
 from idempotent.torture.settings import Settings
-
-CUTS = frozenset(
-    {
-        FaultKind.CUT_STORE,
-        FaultKind.CUT_BROKER,
-        FaultKind.LOSE_STORE_ANSWER,
-        FaultKind.LOSE_STORE_QUESTION,
-        FaultKind.LATE_STORE_QUESTION,
-        FaultKind.LOSE_BROKER_ANSWER,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +70,11 @@ class TortureReport:
         )
 
     @property
-    def kills(self) -> int:
-        """Consumers killed."""
-        return sum(incident.kind in KILLS - {Mishap.ENDED} for incident in self.incidents)
-
-    @property
-    def pauses(self) -> int:
-        """Consumers paused."""
-        return self._of(FaultKind.PAUSE, FaultKind.PAUSE_AT_POINT)
-
-    @property
-    def restarts(self) -> int:
-        """Restarts of broker or store."""
-        return self._of(FaultKind.RESTART_BROKER, FaultKind.RESTART_STORE)
-
-    @property
-    def cuts(self) -> int:
-        """Cut connections, those whose answer was lost included."""
-        return self._of(*CUTS)
-
-    @property
-    def other_faults(self) -> int:
-        """Whatever else was done on purpose."""
-        planned = sum(isinstance(incident.kind, FaultKind) for incident in self.incidents)
-        return planned - self.kills - self.pauses - self.restarts - self.cuts
+    def groups(self) -> Counter[FaultGroup]:
+        """How often faults of each group happened; what nobody planned is not counted."""
+        return Counter(
+            incident.kind.group for incident in self.incidents if isinstance(incident.kind, FaultKind)
+        )
 
     @property
     def ended(self) -> list[str]:
@@ -161,6 +130,3 @@ class TortureReport:
             },
             "traces": {suspect: list(lines) for suspect, lines in self.traces.items()},
         }
-
-    def _of(self, *kinds: FaultKind) -> int:
-        return sum(incident.kind in kinds for incident in self.incidents)

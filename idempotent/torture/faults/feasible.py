@@ -1,4 +1,4 @@
-"""Which faults can happen in a run, and why the others cannot."""
+"""FeasibleFaults: which faults can happen in a run, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -8,35 +8,21 @@ from typing import Final
 
 from idempotent.torture.addresses import address_of
 from idempotent.torture.clocks import no_wrong_clocks
-from idempotent.torture.faults.kinds import FaultKind
+from idempotent.torture.faults.kinds import FaultKind, Target
 from idempotent.torture.faults.servers import Servers
 from idempotent.torture.stores import Store
 
-_NO_PROXY: Final = "no proxy can stand before a file, several servers, or TLS"
-OF_THE_STORE: Final = frozenset(
-    {
-        FaultKind.CUT_STORE,
-        FaultKind.LOSE_STORE_ANSWER,
-        FaultKind.LOSE_STORE_QUESTION,
-        FaultKind.LATE_STORE_QUESTION,
-        FaultKind.STALL_STORE,
-        FaultKind.DELAY_STORE,
-    }
-)
-OF_THE_BROKER: Final = frozenset(
-    {FaultKind.CUT_BROKER, FaultKind.LOSE_BROKER_ANSWER, FaultKind.STALL_BROKER, FaultKind.DELAY_BROKER}
-)
-# The steps that a consumer passes; those of a batch of Spark are others.
-_POINTS: Final = ("claim", "effect", "complete", "release", "ack")
+# The steps of a consumer; a Spark batch has others.
+_STEPS: Final = ("claim", "effect", "complete", "release", "ack")
 
 
 @dataclass(frozen=True, slots=True)
-class Offers:
-    """What can be done.
+class FeasibleFaults:
+    """What can be done to the servers and consumers of a run.
 
     Attributes:
         kinds: the faults, in the order of their enum.
-        missing: the others, with the reason.
+        missing: the other faults, with the reason.
         points: crash points that consumers pass.
     """
 
@@ -44,36 +30,36 @@ class Offers:
     missing: Mapping[FaultKind, str]
     points: tuple[str, ...]
 
+    @classmethod
+    def of(cls, servers: Servers, store: Store, *, is_kafka: bool) -> FeasibleFaults:
+        """What can be done to these servers."""
+        reasons = {kind: _obstacle(kind, servers, store, is_kafka=is_kafka) for kind in FaultKind}
+        steps = (*_STEPS, "commit" if store.is_transactional else "renew")
+        return cls(
+            kinds=tuple(kind for kind, reason in reasons.items() if reason is None),
+            missing={kind: reason for kind, reason in reasons.items() if reason is not None},
+            points=tuple(f"{when}_{step}" for step in steps for when in ("before", "after")),
+        )
 
-def offers(servers: Servers, store: Store) -> Offers:
-    """What can be done to these servers."""
-    reasons = {kind: _missing(kind, servers, store) for kind in FaultKind}
-    steps = (*_POINTS, "commit" if store.is_transactional else "renew")
-    return Offers(
-        kinds=tuple(kind for kind, reason in reasons.items() if reason is None),
-        missing={kind: reason for kind, reason in reasons.items() if reason is not None},
-        points=tuple(f"{when}_{step}" for step in steps for when in ("before", "after")),
-    )
 
-
-def _missing(kind: FaultKind, servers: Servers, store: Store) -> str | None:
-    if kind in OF_THE_STORE and address_of(servers.checker_url) is None:
-        return _NO_PROXY
-    if kind in OF_THE_BROKER and address_of(servers.broker_url) is None:
-        return _NO_PROXY
+def _obstacle(kind: FaultKind, servers: Servers, store: Store, *, is_kafka: bool) -> str | None:
+    """Why this fault cannot happen; None: it can."""
+    urls = {Target.STORE_CONNECTION: servers.checker_url, Target.BROKER_CONNECTION: servers.broker_url}
+    if kind.target in urls and address_of(urls[kind.target]) is None:
+        return "no proxy can stand before a file, several servers, or TLS"
     match kind:
         case FaultKind.SHIFT_CLOCK if store.is_file:
             return "SQLite's clock is its machine's"
-        case FaultKind.SHIFT_CLOCK if servers.broker_url.startswith("kafka:"):
+        case FaultKind.SHIFT_CLOCK if is_kafka:
             return "under libfaketime the waits of librdkafka end at once or never"
         case FaultKind.SHIFT_CLOCK:
             return no_wrong_clocks()
         case FaultKind.RESTART_STORE if servers.restart_store is None:
-            return "nobody said how (--restart-store)"
+            return "no command was given (--restart-store)"
         case FaultKind.RESTART_BROKER if servers.restart_broker is None:
-            return "nobody said how (--restart-broker)"
+            return "no command was given (--restart-broker)"
         case FaultKind.FORGET | FaultKind.EVICT if not store.is_redis:
-            return "only Redis does such a thing"
+            return "only Redis can lose keys"
         case FaultKind.FILL_DISK if servers.full_disk is None:
             return "the store's disk cannot be filled from here"
         case _:

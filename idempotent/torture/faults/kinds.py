@@ -4,75 +4,109 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
+
+
+class Target(Enum):
+    """What a fault hits."""
+
+    CONSUMER = "consumer"
+    STORE_CONNECTION = "store connection"
+    """The connections of one consumer to the store."""
+    BROKER_CONNECTION = "broker connection"
+    """The connections of one consumer, or of the producer, to the broker."""
+    SERVER = "server"
+
+
+class FaultGroup(Enum):
+    """How faults are counted in tables."""
+
+    KILL = "kills"
+    PAUSE = "pauses"
+    RESTART = "restarts"
+    CUT = "cuts"
+    OTHER = "other faults"
+
+    @property
+    def kinds(self) -> list[FaultKind]:
+        """The faults of this group."""
+        return [kind for kind in FaultKind if kind.group is self]
 
 
 class FaultKind(Enum):
-    """One way to do harm."""
+    """One kind of fault.
 
-    KILL = "kill"
-    """SIGKILL for a consumer, at a random moment."""
-    KILL_AT_POINT = "kill at a point"
-    """SIGKILL for a consumer, at a named crash point."""
-    PAUSE = "pause"
-    """SIGSTOP for a consumer, longer than its lease; then SIGCONT."""
-    PAUSE_AT_POINT = "pause at a point"
+    Attributes:
+        target: what it hits.
+        group: how it is counted.
+        every_s: it happens about this often, and at least once.
+    """
+
+    target: Target
+    group: FaultGroup
+    every_s: float
+
+    KILL = "kill", Target.CONSUMER, FaultGroup.KILL, 10.0
+    """SIGKILL at a random moment."""
+    KILL_AT_POINT = "kill at a point", Target.CONSUMER, FaultGroup.KILL, 7.0
+    """SIGKILL at a named crash point."""
+    PAUSE = "pause", Target.CONSUMER, FaultGroup.PAUSE, 20.0
+    """SIGSTOP for longer than a lease; then SIGCONT."""
+    PAUSE_AT_POINT = "pause at a point", Target.CONSUMER, FaultGroup.PAUSE, 20.0
     """The same, at a named crash point."""
-    CUT_STORE = "cut store"
-    """All connections of one consumer to the store are cut."""
-    CUT_BROKER = "cut broker"
-    """All connections of one consumer, or of the producer, to the broker are cut."""
-    LOSE_STORE_ANSWER = "lose store's answer"
-    """The store acts, and the connection is cut before its answer arrives. Where it can be told: to COMMIT."""
-    LOSE_STORE_QUESTION = "lose store's question"
+    CUT_STORE = "cut store", Target.STORE_CONNECTION, FaultGroup.CUT, 8.0
+    """All connections are cut."""
+    CUT_BROKER = "cut broker", Target.BROKER_CONNECTION, FaultGroup.CUT, 8.0
+    """All connections are cut."""
+    LOSE_STORE_ANSWER = "lose store's answer", Target.STORE_CONNECTION, FaultGroup.CUT, 8.0
+    """The store acts, and the connection is cut before its answer arrives; where possible, the answer to COMMIT."""
+    LOSE_STORE_QUESTION = "lose store's question", Target.STORE_CONNECTION, FaultGroup.CUT, 8.0
     """The same packet never reaches the store, and the connection is cut."""
-    LATE_STORE_QUESTION = "late store's question"
+    LATE_STORE_QUESTION = "late store's question", Target.STORE_CONNECTION, FaultGroup.CUT, 16.0
     """The same packet reaches the store only after its client has lost the connection, and perhaps looked again."""
-    LOSE_BROKER_ANSWER = "lose broker's answer"
+    LOSE_BROKER_ANSWER = "lose broker's answer", Target.BROKER_CONNECTION, FaultGroup.CUT, 9.0
     """The broker acts, and the connection is cut before its answer arrives."""
-    STALL_STORE = "stall store"
-    """Nothing passes between one consumer and the store, longer than a lease."""
-    STALL_BROKER = "stall broker"
-    """Nothing passes between one consumer, or the producer, and the broker."""
-    DELAY_STORE = "delay store"
-    """Each packet of one consumer to the store is late."""
-    DELAY_BROKER = "delay broker"
-    """Each packet of one consumer, or of the producer, to the broker is late."""
-    SHIFT_CLOCK = "shift clock"
-    """A consumer is killed, and started again with a clock that is hours wrong."""
-    RESTART_STORE = "restart store"
+    STALL_STORE = "stall store", Target.STORE_CONNECTION, FaultGroup.OTHER, 25.0
+    """Nothing passes, for longer than a lease."""
+    STALL_BROKER = "stall broker", Target.BROKER_CONNECTION, FaultGroup.OTHER, 25.0
+    """Nothing passes."""
+    DELAY_STORE = "delay store", Target.STORE_CONNECTION, FaultGroup.OTHER, 30.0
+    """Each packet is late."""
+    DELAY_BROKER = "delay broker", Target.BROKER_CONNECTION, FaultGroup.OTHER, 30.0
+    """Each packet is late."""
+    SHIFT_CLOCK = "shift clock", Target.CONSUMER, FaultGroup.KILL, 30.0
+    """SIGKILL, and a new process whose clock is hours wrong."""
+    RESTART_STORE = "restart store", Target.SERVER, FaultGroup.RESTART, 45.0
     """The store is killed and started again."""
-    RESTART_BROKER = "restart broker"
+    RESTART_BROKER = "restart broker", Target.SERVER, FaultGroup.RESTART, 60.0
     """The broker is killed and started again."""
-    FORGET = "forget"
+    FORGET = "forget", Target.SERVER, FaultGroup.OTHER, 40.0
     """Redis loses every key."""
-    EVICT = "evict"
+    EVICT = "evict", Target.SERVER, FaultGroup.OTHER, 30.0
     """Redis loses some keys."""
-    FILL_DISK = "fill disk"
+    FILL_DISK = "fill disk", Target.SERVER, FaultGroup.OTHER, 60.0
     """The disk of the store is full for a while."""
 
-    @property
-    def for_consumers_alone(self) -> bool:
-        """Whether the producer is spared."""
-        return self not in {
-            FaultKind.CUT_BROKER,
-            FaultKind.LOSE_BROKER_ANSWER,
-            FaultKind.STALL_BROKER,
-            FaultKind.DELAY_BROKER,
-        }
+    def __new__(cls, label: str, target: Target, group: FaultGroup, every_s: float) -> Self:
+        """The label is the value."""
+        kind = object.__new__(cls)
+        kind._value_ = label
+        kind.target, kind.group, kind.every_s = target, group, every_s
+        return kind
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One of them, planned.
+    """A planned fault.
 
     Attributes:
         at_s: when, in seconds from the start.
         kind: what.
-        slot: whose: the number of a consumer; the one after the last is the producer.
-        for_s: how long.
-        point: at which crash point.
-        nth: at which passing of it.
-        amount: how much: seconds of a wrong clock, seconds of delay, share of keys that is lost.
+        slot: the number of the consumer it hits; the number after the last consumer means the producer.
+        for_s: how long it lasts, in seconds.
+        point: the crash point.
+        nth: at which passing of the point.
+        amount: seconds of a wrong clock, seconds of delay, or the share of keys that is lost.
     """
 
     at_s: float

@@ -1,4 +1,4 @@
-"""schedule: which fault happens when; a pure function of the settings and of what is offered."""
+"""schedule: which fault happens when; a pure function of the settings and of the feasible faults."""
 
 from __future__ import annotations
 
@@ -6,33 +6,10 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from idempotent.torture.faults.kinds import Fault, FaultKind
+from idempotent.torture.faults.kinds import Fault, FaultKind, Target
 from idempotent.torture.settings import Settings
 
-# Each offered kind happens about this often, and at least once.
-_EVERY_S: Final = {
-    FaultKind.KILL: 10.0,
-    FaultKind.KILL_AT_POINT: 7.0,
-    FaultKind.PAUSE: 20.0,
-    FaultKind.PAUSE_AT_POINT: 20.0,
-    FaultKind.CUT_STORE: 8.0,
-    FaultKind.CUT_BROKER: 8.0,
-    FaultKind.LOSE_STORE_ANSWER: 8.0,
-    FaultKind.LOSE_STORE_QUESTION: 8.0,
-    FaultKind.LATE_STORE_QUESTION: 16.0,
-    FaultKind.LOSE_BROKER_ANSWER: 9.0,
-    FaultKind.STALL_STORE: 25.0,
-    FaultKind.STALL_BROKER: 25.0,
-    FaultKind.DELAY_STORE: 30.0,
-    FaultKind.DELAY_BROKER: 30.0,
-    FaultKind.SHIFT_CLOCK: 30.0,
-    FaultKind.RESTART_STORE: 45.0,
-    FaultKind.RESTART_BROKER: 60.0,
-    FaultKind.FORGET: 40.0,
-    FaultKind.EVICT: 30.0,
-    FaultKind.FILL_DISK: 60.0,
-}
-# The first and the last part of the time is calm: consumers start, and what is done to them shows.
+# No faults in the first and the last part: consumers start, and the effects of the faults show.
 _CALM: Final = 0.05
 _LONGEST_NTH: Final = 15
 _SELDOM: Final = ("release", "renew")
@@ -43,12 +20,12 @@ _DELAYS_S: Final = (0.02, 0.1, 0.3)
 def schedule(settings: Settings, kinds: Collection[FaultKind], points: Sequence[str]) -> tuple[Fault, ...]:
     """All faults of a run, in the order of their time.
 
-    A kind that is not offered changes nothing about the others.
+    A kind that cannot happen changes nothing about the others.
 
     Args:
         settings: with the seed.
-        kinds: what can be done.
-        points: the crash points that consumers pass. Each gets its turn before one comes again.
+        kinds: the faults that can happen.
+        points: the crash points that consumers pass. Each has its turn before one comes again.
     """
     faults = [fault for kind in kinds for fault in _of_kind(kind, settings, points)]
     return tuple(sorted(faults, key=lambda fault: (fault.at_s, fault.kind.value)))
@@ -56,9 +33,9 @@ def schedule(settings: Settings, kinds: Collection[FaultKind], points: Sequence[
 
 def _of_kind(kind: FaultKind, settings: Settings, points: Sequence[str]) -> list[Fault]:
     chance = random.Random(f"{kind.value} {settings.seed}")
-    count = max(round(settings.seconds / _EVERY_S[kind]), 1)
+    count = max(round(settings.seconds / kind.every_s), 1)
     stretch = settings.seconds * (1 - 2 * _CALM) / count
-    slots = settings.processes + (0 if kind.for_consumers_alone else 1)
+    slots = settings.processes + (kind.target is Target.BROKER_CONNECTION)
     in_turn = _turns(chance, points, count)
     return [
         Fault(
@@ -90,7 +67,7 @@ def _length_s(kind: FaultKind, chance: random.Random, settings: Settings) -> flo
         case FaultKind.LATE_STORE_QUESTION:
             return chance.choice((0.3, 1.0, 3.0))
         case FaultKind.LOSE_STORE_ANSWER | FaultKind.LOSE_STORE_QUESTION | FaultKind.LOSE_BROKER_ANSWER:
-            # From time to time the store is away for as long after that.
+            # Sometimes the server then refuses connections for as long.
             return chance.choice((0.0, 0.0, 0.5, 2.0))
         case FaultKind.RESTART_STORE | FaultKind.RESTART_BROKER:
             return chance.choice((0.0, 0.5, 2.0))

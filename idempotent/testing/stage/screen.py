@@ -1,0 +1,58 @@
+"""What every report shows: a table in sections, and lines below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+class Row(NamedTuple):
+    """One row: its name, its cells, and the style of all of them."""
+
+    name: str
+    cells: Sequence[RenderableType | int | None]
+    style: str = ""
+
+
+def results(titles: Sequence[str], sections: Iterable[Iterable[Row]]) -> Table:
+    """A table of numbers.
+
+    Args:
+        titles: of the columns, without the first; all empty: no header.
+        sections: rows, a rule between two sections.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(titles))
+    table.add_column("")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for rows in sections:
+        for row in rows:
+            table.add_row(row.name, *map(_cell, row.cells), style=row.style)
+        table.add_section()
+    return table
+
+
+def should_be_zero(number: int) -> Text:
+    """A number in green if it is 0, otherwise in red."""
+    return Text(f"{number:,}", style="red" if number else "green")
+
+
+def verdict(word: str, style: str, *rest: str) -> Text:
+    """OK or FAILED, and why."""
+    return Text.assemble((f"{word}  ", f"bold {style}"), *rest)
+
+
+def show(console: Console, table: Table, lines: Iterable[Text]) -> None:
+    """Print them: whole words on a terminal, whole lines in a file."""
+    console.print(table)
+    for line in lines:
+        console.print(line, soft_wrap=not console.is_terminal)
+
+
+def _cell(value: RenderableType | int | None) -> RenderableType:
+    return f"{value:,}" if isinstance(value, int) else value or ""

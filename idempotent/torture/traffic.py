@@ -1,0 +1,78 @@
+"""Traffic: the messages of a run in the order of sending, some of them twice on purpose."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from idempotent.message import Message
+from idempotent.torture.messages import Behaviour, behaviour_of, message_of
+from idempotent.torture.settings import Settings
+
+_LARGEST_BATCH: Final = 20
+_LATEST_COPY: Final = 400
+
+
+class Traffic:
+    """Batches of messages for a `Producer`, until `finish`.
+
+    Args:
+        subject: the queue or topic.
+        settings: how many.
+        resends: whether messages are sent twice on purpose.
+        unfinished: returns how many messages are sent and not processed.
+
+    Attributes:
+        begun: messages 0 to this number may be on the broker.
+        confirmed: messages 0 to this number are on the broker.
+        duplicates: messages sent twice on purpose.
+    """
+
+    def __init__(
+        self, subject: str, settings: Settings, *, resends: bool, unfinished: Callable[[], int]
+    ) -> None:
+        """Nothing is sent yet."""
+        self.begun = 0
+        self.confirmed = 0
+        self.duplicates = 0
+        self._subject = subject
+        self._settings = settings
+        self._share = settings.duplicates if resends else 0.0
+        self._unfinished = unfinished
+        self._finishing = threading.Event()
+        self._chance = random.Random(f"producer {settings.seed}")
+        self._copies: list[tuple[int, int]] = []
+
+    def finish(self) -> None:
+        """Begin no new message; send the copies that are due."""
+        self._finishing.set()
+
+    def __iter__(self) -> Iterator[list[Message]]:
+        """The producer asks for the next batch when the one before is confirmed."""
+        while batch := self._next():
+            yield batch
+            self.confirmed = self.begun
+
+    def _next(self) -> list[Message]:
+        while not self._finishing.is_set() and self._unfinished() >= self._settings.backlog:
+            time.sleep(0.02)
+        numbers = []
+        if not self._finishing.is_set():
+            size = self._chance.randint(1, _LARGEST_BATCH)
+            time.sleep(size / self._settings.rate_per_s)
+            numbers = list(range(self.begun, self.begun + size))
+            self.begun += size
+            for number in numbers:
+                if self._chance.random() < self._share:
+                    heapq.heappush(self._copies, (number + self._chance.randint(0, _LATEST_COPY), number))
+                elif self._share and behaviour_of(self._settings.seed, number) is not Behaviour.PLAIN:
+                    # At once, so that another consumer claims the key of a message that is slow or fails.
+                    heapq.heappush(self._copies, (number, number))
+        while self._copies and (self._finishing.is_set() or self._copies[0][0] < self.begun):
+            numbers.append(heapq.heappop(self._copies)[1])
+            self.duplicates += 1
+        return [message_of(self._subject, self._settings.seed, number) for number in numbers]
