@@ -14,13 +14,12 @@ from rich.console import Console
 from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.live import screen as live
 from idempotent.demo.live.report import LiveReport
 from idempotent.demo.live.run import LiveRun
 from idempotent.demo.progress import progress
 from idempotent.demo.report import Report
 from idempotent.demo.run import Run
-from idempotent.demo.screen import introduce, show
+from idempotent.demo.screen import introduce, introduce_live, show, show_live
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
 from idempotent.errors import AdapterError, ConfigurationError
@@ -142,7 +141,7 @@ def over_broker(
     with own_folder(console, keep=keep) as folder, prepared(Stores(checker, folder), keep=keep) as stores:
         if stores.keys.by_position and not place.can_rewind:
             raise ConfigurationError(_NEEDS_KAFKA)
-        live.introduce(console, settings, stores, place, restarts=restart is not None)
+        introduce_live(console, settings, stores, place, restarts=restart is not None)
         with console.status("Reading the flights"):
             run = LiveRun(settings, stores, place, folder, restart)
         place.make()
@@ -154,5 +153,5 @@ def over_broker(
         finally:
             with suppress(AdapterError):
                 place.remove()
-    live.show(console, report)
+    show_live(console, report)
     return report

@@ -15,6 +15,7 @@ from typing import Final
 from idempotent.demo.broker import FlightBroker
 from idempotent.demo.consumers import Job
 from idempotent.demo.pipe import request_of
+from idempotent.demo.progress import State
 from idempotent.outcomes import Outcome
 from idempotent.testing.children import ChildEndedError, ChildProcess, last_words
 
@@ -56,20 +57,11 @@ class Lane:
         self._answered_before = 0
         self._killed = False
 
-    @property
-    def expected(self) -> int:
-        """Deliveries that will be, as far as is known."""
-        return self.broker.expected
-
-    @property
-    def delivered(self) -> int:
-        """Deliveries so far."""
-        return self.broker.delivered
-
-    @property
-    def skipped(self) -> int:
-        """Duplicates among them."""
-        return self.broker.outcomes[Outcome.DUPLICATE]
+    def state(self) -> State:
+        """How far it is."""
+        broker = self.broker
+        skipped = broker.outcomes[Outcome.DUPLICATE]
+        return State(broker.expected, broker.delivered, skipped, self.crashes, self.seconds)
 
     def start(self) -> None:
         """Start a consuming process."""

@@ -1,59 +1,62 @@
-"""Progress: two bars on a terminal, a line every few seconds elsewhere, silence for machines."""
+"""Progress: bars on a terminal, a line every few seconds elsewhere, silence for machines."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-_LINE_EVERY_S: Final = 5.0
+from idempotent.testing.stage.screen import Lines
+
 _WIDE: Final = 110
 
 
+class State(NamedTuple):
+    """How far a consumer, or a group of them, is.
+
+    Attributes:
+        expected: deliveries that will be, as far as is known.
+        delivered: deliveries so far.
+        skipped: duplicates among them.
+        crashes: kills of consuming processes.
+        seconds: how long it took; 0 while it goes on.
+    """
+
+    expected: int
+    delivered: int
+    skipped: int
+    crashes: int
+    seconds: float
+
+
 class Watched(Protocol):
-    """What is shown of something under way."""
+    """Work whose progress is shown."""
 
     @property
     def name(self) -> str:
         """For people."""
 
-    @property
-    def expected(self) -> int:
-        """Deliveries that will be, as far as is known."""
-
-    @property
-    def delivered(self) -> int:
-        """Deliveries so far."""
-
-    @property
-    def skipped(self) -> int:
-        """Duplicates among them."""
-
-    @property
-    def crashes(self) -> int:
-        """Kills of the consumers."""
-
-    @property
-    def seconds(self) -> float:
-        """How long it took; 0 while it goes on."""
+    def state(self) -> State:
+        """How far it is now."""
 
 
 @contextmanager
 def progress(console: Console, watched: Sequence[Watched]) -> Iterator[Callable[[], None]]:
-    """Show how far the consumers are. The function it gives is to be called often."""
+    """Show how far the consumers are. Call the yielded function often."""
+    began = time.monotonic()
     if console.is_terminal:
-        with _bars(console, watched) as tick:
+        with _bars(console, watched, began) as tick:
             yield tick
     else:
-        yield _Lines(console, watched)
+        yield Lines(console, lambda: [_line(each, began) for each in watched if not each.state().seconds])
 
 
 @contextmanager
-def _bars(console: Console, watched: Sequence[Watched]) -> Iterator[Callable[[], None]]:
+def _bars(console: Console, watched: Sequence[Watched], began: float) -> Iterator[Callable[[], None]]:
     skipped = "duplicates skipped" if console.width >= _WIDE else "skipped"
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -64,50 +67,32 @@ def _bars(console: Console, watched: Sequence[Watched]) -> Iterator[Callable[[],
         TextColumn(f"[green]{{task.fields[skipped]:>6,}} {skipped}"),
         TextColumn("[red]{task.fields[crashes]:>2} crashes"),
     )
-    began = time.monotonic()
     with Progress(*columns, console=console, expand=console.width < _WIDE) as bars:
-        tasks = [
-            (bars.add_task(each.name, total=each.expected, speed=0.0, skipped=0, crashes=0), each)
-            for each in watched
-        ]
+        tasks = [(bars.add_task(each.name, speed=0.0, skipped=0, crashes=0), each) for each in watched]
 
         def tick() -> None:
             for task, each in tasks:
+                state = each.state()
                 bars.update(
                     task,
-                    total=each.expected,
-                    completed=each.delivered,
-                    speed=_speed(each, began),
-                    skipped=each.skipped,
-                    crashes=each.crashes,
+                    total=state.expected,
+                    completed=state.delivered,
+                    speed=_speed(state, began),
+                    skipped=state.skipped,
+                    crashes=state.crashes,
                 )
 
         yield tick
 
 
-class _Lines:
-    """The same in words."""
-
-    def __init__(self, console: Console, watched: Sequence[Watched]) -> None:
-        self._console = console
-        self._watched = watched
-        self._began = self._last = time.monotonic()
-
-    def __call__(self) -> None:
-        if time.monotonic() - self._last < _LINE_EVERY_S:
-            return
-        self._last = time.monotonic()
-        for each in self._watched:
-            if each.seconds:
-                continue
-            self._console.print(
-                f"{each.name}: {each.delivered:,} of {each.expected:,} delivered, "
-                f"{_speed(each, self._began):,.0f}/s, {each.skipped:,} duplicates skipped, "
-                f"{each.crashes} crashes",
-                soft_wrap=True,
-            )
+def _line(each: Watched, began: float) -> str:
+    state = each.state()
+    return (
+        f"{each.name}: {state.delivered:,} of {state.expected:,} delivered, {_speed(state, began):,.0f}/s, "
+        f"{state.skipped:,} duplicates skipped, {state.crashes} crashes"
+    )
 
 
-def _speed(each: Watched, began: float) -> float:
-    elapsed_s = each.seconds or time.monotonic() - began
-    return each.delivered / elapsed_s if elapsed_s else 0.0
+def _speed(state: State, began: float) -> float:
+    elapsed_s = state.seconds or time.monotonic() - began
+    return state.delivered / elapsed_s if elapsed_s else 0.0

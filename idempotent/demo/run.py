@@ -84,21 +84,17 @@ class Run:
         on_tick()
 
     def compare(self) -> Report:
-        """Read both tables, and the data set once more, by itself, and compare them row by row."""
+        """Read both tables, and the data set once more, and compare them row by row."""
         truth = list(read_flights(self.settings.flights))
-        stores = self.stores
-        explained = None if stores.keys.is_transactional else self.with_checker.broker.in_hand_at_crash
+        stores, ours, theirs = self.stores, self.with_checker, self.without_checker
+        explained = None if stores.keys.is_transactional else ours.broker.in_hand_at_crash
+        booked = compare(truth, read_bookings(stores.with_checker, WITH_CHECKER), explained=explained)
+        naive = compare(truth, read_bookings(stores.without_checker, WITHOUT_CHECKER))
         return Report(
             settings=self.settings,
             stores=stores,
-            with_checker=VariantReport.of(
-                self.with_checker,
-                compare(truth, read_bookings(stores.with_checker, WITH_CHECKER), explained=explained),
-            ),
-            without_checker=VariantReport.of(
-                self.without_checker,
-                compare(truth, read_bookings(stores.without_checker, WITHOUT_CHECKER)),
-            ),
+            with_checker=VariantReport.of(ours.broker, ours.crashes, ours.seconds, booked),
+            without_checker=VariantReport.of(theirs.broker, theirs.crashes, theirs.seconds, naive),
         )
 
     def _why_stalled(self) -> str:

@@ -1,19 +1,22 @@
-"""The words and the table around a run."""
+"""The words and the tables around a run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from idempotent.claims import Guarantee
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.report import Report, VariantReport
+from idempotent.demo.live.report import LiveReport
+from idempotent.demo.report import Report, compared_rows
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
+from idempotent.testing.stage import screen
+from idempotent.testing.stage.place import Place
+from idempotent.testing.stage.screen import Row, verdict
 
 _PROMISES: Final = {
     Guarantee.TRANSACTIONAL: "transactional: the booking and its key commit together, so each flight is booked once",
@@ -24,117 +27,152 @@ _PROMISES: Final = {
 
 def introduce(console: Console, settings: Settings, stores: Stores) -> None:
     """Say what is about to happen."""
+    events = (
+        f"reordered, {settings.duplicates:.0%} sent twice",
+        f"acknowledgements lost, and the consumer killed {settings.kills} times with SIGKILL",
+    )
+    _introduce(console, settings, stores, ", delivered at least once", events)
+
+
+def introduce_live(
+    console: Console, settings: Settings, stores: Stores, place: Place, *, restarts: bool
+) -> None:
+    """Say what is about to happen over a real broker."""
+    by_position = stores.keys.by_position
+    events = [] if by_position else [f"{settings.duplicates:.0%} sent twice"]
+    events.append(f"two consuming processes killed {settings.kills} times with SIGKILL")
+    if restarts:
+        events.append("the broker killed and started again in the middle")
+    if by_position and place.can_rewind:
+        events.append("then both killed and Kafka's own offsets set back to 0")
+    _introduce(console, settings, stores, f" over [bold]{place.broker}[/bold]", events, place.shown_url)
+
+
+def _introduce(
+    console: Console, settings: Settings, stores: Stores, how: str, events: Sequence[str], broker: str = ""
+) -> None:
     share = "" if settings.flights == FLIGHTS else f" of {FLIGHTS:,}"
+    wide = not console.is_terminal  # whole words on a screen, whole lines in a file
     console.print(
-        f"[bold]{settings.flights:,}{share} real flights[/bold] (New York City, 2013), delivered at least once: "
-        f"reordered, {settings.duplicates:.0%} sent twice, "
-        f"acknowledgements lost, and the consumer killed "
-        f"{settings.kills} times with SIGKILL. Seed {settings.seed}.",
-        soft_wrap=not console.is_terminal,  # whole words on a screen, whole lines in a file
+        f"[bold]{settings.flights:,}{share} real flights[/bold] (New York City, 2013){how}: "
+        f"{', '.join(events)}. Seed {settings.seed}.",
+        soft_wrap=wide,
     )
-    checker_lines(console, stores)
-
-
-def checker_lines(console: Console, stores: Stores) -> None:
-    """Say which checker it is, and what it promises."""
-    console.print(
-        f"Checker: [bold]{stores.keys.checker_name}[/bold], {_PROMISES[stores.keys.guarantee]}.",
-        soft_wrap=not console.is_terminal,
-    )
+    if broker:
+        console.print(Text(f"Broker:  {broker}", "dim"), soft_wrap=True)
+    keys = stores.keys
+    console.print(f"Checker: [bold]{keys.checker_name}[/bold], {_PROMISES[keys.guarantee]}.", soft_wrap=wide)
     console.print(Text(f"         {stores.shown_url}\n", "dim"), soft_wrap=True)
 
 
 def show(console: Console, report: Report) -> None:
     """Show the table and the verdict."""
-    console.print(_table(report))
-    for line in _verdict(report):
-        console.print(line, soft_wrap=not console.is_terminal)
+    first, second = report.with_checker, report.without_checker
+    deliveries = [
+        Row("delivered", (first.delivered, second.delivered)),
+        Row("processed", (first.processed, second.processed)),
+        Row("duplicates skipped", (first.duplicates, second.duplicates)),
+        Row("in flight at a crash", (first.unanswered, second.unanswered)),
+        Row("put off, or dead letters", (first.others, second.others)),
+        Row("crashes", (first.crashes, second.crashes)),
+    ]
+    if not (first.others or second.others):
+        del deliveries[4]
+    sections = [deliveries, *compared_rows([first.comparison, second.comparison])]
+    table = screen.results(("with the checker", "without a checker", "truth"), sections)
+    screen.show(console, table, _verdict(report))
 
 
-def _table(report: Report) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for title in ("with the checker", "without a checker", "truth"):
-        table.add_column(title, justify="right")
-    first, second, truth = report.with_checker, report.without_checker, report.truth
-
-    def row(name: str, *values: int | None, style: str = "") -> None:
-        cells = ["" if value is None else f"{value:,}" for value in values]
-        table.add_row(name, *cells, style=style)
-
-    row("delivered", first.delivered, second.delivered)
-    row("processed", first.processed, second.processed)
-    row("duplicates skipped", first.duplicates, second.duplicates)
-    row("in flight at a crash", first.unanswered, second.unanswered)
-    if first.others or second.others:
-        row("put off, or dead letters", first.others, second.others)
-    row("crashes", first.crashes, second.crashes)
-    table.add_section()
-    booked, naive = first.comparison.booked, second.comparison.booked
-    row("flights booked", booked.flights, naive.flights, truth.flights, style="bold")
-    row("distance, miles", booked.distance, naive.distance, truth.distance, style="bold")
-    row("arrival delay, minutes", booked.arr_delay, naive.arr_delay, truth.arr_delay, style="bold")
-    table.add_section()
-    for name, attribute in (("booked again", "repeated"), ("lost", "lost"), ("strange", "strange")):
-        ours, theirs = (getattr(each.comparison, attribute) for each in (first, second))
-        if attribute != "strange" or ours or theirs:
-            table.add_row(name, count(ours), count(theirs), "0")
-    return table
+def show_live(console: Console, report: LiveReport) -> None:
+    """Show the table and the verdict of a run over a real broker."""
+    counts = report.counts
+    deliveries = [
+        Row("sent, duplicates included", (counts.sent,)),
+        Row("sent again after an error", (counts.sent_again,)),
+        Row("delivered", (counts.delivered,)),
+        Row("processed", (counts.processed,)),
+        Row("duplicates skipped", (counts.duplicates,)),
+        Row("consumers killed", (counts.kills,)),
+        Row("broker killed", (counts.restarts,)),
+        Row("Kafka's offsets set to 0", (counts.rewinds,)),
+    ]
+    if not counts.rewinds:
+        del deliveries[7]
+    if not counts.sent_again:
+        del deliveries[1]
+    sections = [deliveries, *compared_rows([report.comparison], counts.left)]
+    screen.show(console, screen.results(("with the checker", "truth"), sections), _live_verdict(report))
 
 
-def count(number: int) -> Text:
-    """A number that had better be 0."""
-    return Text(f"{number:,}", style="red" if number else "green")
-
-
-def _verdict(report: Report) -> list[Text]:
-    compared, flights = report.with_checker.comparison, report.truth.flights
-    lines = []
+def _verdict(report: Report) -> Iterator[Text]:
+    variant, flights = report.with_checker, report.truth.flights
+    compared = variant.comparison
     if compared.equal:
-        lines.append(
-            Text.assemble(
-                ("OK  ", "bold green"),
-                f"With the checker each of the {flights:,} flights is booked exactly once: "
-                "equal to the truth, row by row.",
-            )
+        yield verdict(
+            "OK",
+            "green",
+            f"With the checker each of the {flights:,} flights is booked exactly once: "
+            "equal to the truth, row by row.",
         )
     elif report.kept_promise:
-        lines.append(
-            Text.assemble(
-                ("OK  ", "bold yellow"),
-                f"With the checker nothing is lost. {compared.repeated:,} bookings are repeated, all of flights that "
-                "were in flight at a kill,\n    which is what a leased checker promises. "
-                "A transactional one repeats none.",
-            )
+        yield verdict(
+            "OK",
+            "yellow",
+            f"With the checker nothing is lost. {compared.repeated:,} bookings are repeated, all of flights that "
+            "were in flight at a kill,\n    which is what a leased checker promises. "
+            "A transactional one repeats none.",
         )
     else:
-        lines.append(_failure(report.with_checker))
-    unheard = compared.booked.flights - report.with_checker.processed
+        yield verdict(
+            "FAILED",
+            "red",
+            f"The bookings behind the checker differ from the truth: {compared.lost:,} lost, {compared.repeated:,} "
+            f"repeated ({compared.unexplained:,} unexplained), {compared.strange:,} strange, {variant.dead:,} dead "
+            f"letters. For example: {', '.join(compared.examples)}",
+        )
+    unheard = compared.booked.flights - variant.processed
     if compared.equal and unheard:
-        lines.append(
-            Text(
-                f"    {unheard:,} of them were booked just before a kill that lost the acknowledgement, came again, "
-                "and were skipped."
-            )
+        yield Text(
+            f"    {unheard:,} of them were booked just before a kill that lost the acknowledgement, came again, "
+            "and were skipped."
         )
     naive = report.without_checker.comparison
-    lines.append(Text(f"    Without it {naive.repeated:,} bookings are repeated and {naive.lost:,} lost."))
-    seconds = max(report.with_checker.seconds, report.without_checker.seconds)
-    lines.append(
-        Text(
-            f"    {report.with_checker.delivered / report.with_checker.seconds:,.0f} deliveries a second "
-            f"with the checker; everything delivered in {seconds:.0f} s.",
-            "dim",
-        )
+    yield Text(f"    Without it {naive.repeated:,} bookings are repeated and {naive.lost:,} lost.")
+    seconds = max(variant.seconds, report.without_checker.seconds)
+    yield Text(
+        f"    {variant.delivered / variant.seconds:,.0f} deliveries a second "
+        f"with the checker; everything delivered in {seconds:.0f} s.",
+        "dim",
     )
-    return lines
 
 
-def _failure(variant: VariantReport) -> Text:
-    compared = variant.comparison
-    return Text.assemble(
-        ("FAILED  ", "bold red"),
-        f"The bookings behind the checker differ from the truth: {compared.lost:,} lost, {compared.repeated:,} "
-        f"repeated ({compared.unexplained:,} unexplained), {compared.strange:,} strange, {variant.dead:,} dead "
-        f"letters. For example: {', '.join(compared.examples)}",
+def _live_verdict(report: LiveReport) -> Iterator[Text]:
+    compared, counts = report.comparison, report.counts
+    if not report.kept_promise:
+        yield verdict(
+            "FAILED",
+            "red",
+            f"The bookings differ from the truth: {compared.lost:,} lost, {compared.repeated:,} repeated, "
+            f"{compared.strange:,} strange; {counts.left:,} messages left on the broker. "
+            f"For example: {', '.join(compared.examples) or 'none'}",
+        )
+        return
+    if compared.equal:
+        yield verdict(
+            "OK",
+            "green",
+            f"Each of the {report.truth.flights:,} flights is booked exactly once: equal to the truth, row by row. "
+            "Nothing is left on the broker.",
+        )
+    else:
+        yield verdict(
+            "OK",
+            "yellow",
+            f"Nothing is lost. {compared.repeated:,} bookings are repeated, no more than met a kill, "
+            "which is what a leased checker promises. A transactional one repeats none.",
+        )
+    yield Text(
+        f"    {counts.delivered / report.seconds:,.0f} deliveries a second, {report.seconds:.0f} s in all, "
+        "restarts included.",
+        "dim",
     )

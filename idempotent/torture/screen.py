@@ -22,7 +22,6 @@ from idempotent.torture import TortureReport, TortureRun
 from idempotent.torture.faults.incidents import Incident
 from idempotent.torture.faults.kinds import FaultGroup, FaultKind
 
-_LINE_EVERY_S: Final = 5.0
 _LATEST: Final = 8
 _COUNTED: Final = (FaultGroup.KILL, FaultGroup.PAUSE, FaultGroup.CUT, FaultGroup.RESTART)
 _REFRESH_S: Final = 0.25
@@ -50,9 +49,9 @@ def introduce(console: Console, run: TortureRun) -> None:
 
 @contextmanager
 def watching(console: Console, run: TortureRun) -> Iterator[Callable[[], None]]:
-    """Show how far it is. The function it gives is to be called often."""
+    """Show how far it is. Call the yielded function often."""
     if not console.is_terminal:
-        yield _Lines(console, run)
+        yield screen.Lines(console, lambda: [_counts(run)])
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         last = 0.0
@@ -71,20 +70,6 @@ def show(console: Console, report: TortureReport) -> None:
     table = screen.results(("", ""), _sections(report))
     table.columns[-1].justify, table.columns[-1].style = "left", "dim"
     screen.show(console, table, _verdict(report))
-
-
-class _Lines:
-    """The same in words, every few seconds."""
-
-    def __init__(self, console: Console, run: TortureRun) -> None:
-        self._console = console
-        self._run = run
-        self._last = time.monotonic()
-
-    def __call__(self) -> None:
-        if time.monotonic() - self._last >= _LINE_EVERY_S:
-            self._last = time.monotonic()
-            self._console.print(_counts(self._run), soft_wrap=True)
 
 
 def _picture(run: TortureRun, width: int) -> Group:

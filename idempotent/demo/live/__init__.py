@@ -1,1 +1,1 @@
-"""The demo's flights over a real broker: two consuming processes that are killed, a broker that is restarted."""
+"""The demo over a real broker: two consuming processes that are killed, and a broker that is restarted."""

@@ -5,36 +5,29 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from idempotent.claims import Guarantee
+from idempotent.demo.report import described
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
 from idempotent.demo.truth import Comparison, Totals
+from idempotent.testing.stage.place import Place
 
 
 @dataclass(frozen=True, slots=True)
-class LiveReport:
-    """One run.
+class Counts:
+    """The numbers of one run.
 
     Attributes:
-        broker: its name.
-        broker_url: where it is.
         sent: messages, the producer's duplicates included.
-        sent_again: messages sent again because the broker did not say whether it had them.
-        delivered: settled deliveries, as far as the consumers told: a killed one's last are missing.
+        sent_again: messages sent again because the broker did not confirm them.
+        delivered: settled deliveries that the consumers reported: the last ones of a killed consumer are missing.
         processed: of these, booked now.
         duplicates: of these, skipped.
         left: what the broker still holds at the end.
         kills: of consuming processes.
         restarts: of the broker, by SIGKILL.
         rewinds: how often the broker's offsets were set back to 0.
-        seconds: from the first message sent to the last settled.
-        comparison: the bookings against the truth.
     """
 
-    settings: Settings
-    stores: Stores
-    broker: str
-    broker_url: str
     sent: int
     sent_again: int
     delivered: int
@@ -44,6 +37,21 @@ class LiveReport:
     kills: int
     restarts: int
     rewinds: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReport:
+    """One run.
+
+    Attributes:
+        seconds: from the first message sent to the last settled.
+        comparison: the bookings against the truth.
+    """
+
+    settings: Settings
+    stores: Stores
+    place: Place
+    counts: Counts
     seconds: float
     comparison: Comparison
 
@@ -55,22 +63,19 @@ class LiveReport:
     @property
     def kept_promise(self) -> bool:
         """Nothing lost, strange or left. A leased checker may repeat the batch that met a kill, and no more."""
-        compared, leased = self.comparison, self.stores.keys.guarantee is Guarantee.LEASED
-        repeats = self.kills * self.settings.batch_size if leased else 0
-        return not (compared.lost or compared.strange or self.left) and compared.repeated <= repeats
+        compared, counts = self.comparison, self.counts
+        repeats = 0 if self.stores.keys.is_transactional else counts.kills * self.settings.batch_size
+        return not (compared.lost or compared.strange or counts.left) and compared.repeated <= repeats
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
-        values = {name: value for name, value in asdict(self).items() if isinstance(value, (int, str))}
-        compared = asdict(self.comparison)
         return {
             "ok": self.kept_promise,
             "equal": self.comparison.equal,
-            "checker": self.stores.keys.checker_name,
-            "guarantee": self.stores.keys.guarantee.value,
-            "url": self.stores.shown_url,
-            **asdict(self.settings),
-            **values,
+            **described(self.stores, self.settings),
+            "broker": self.place.broker,
+            "broker_url": self.place.shown_url,
+            **asdict(self.counts),
             "seconds": round(self.seconds, 1),
-            **compared,
+            **asdict(self.comparison),
         }

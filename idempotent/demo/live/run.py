@@ -15,7 +15,8 @@ from idempotent.demo.bookings import WITH_CHECKER, count_bookings, read_bookings
 from idempotent.demo.consumers import GROUP, Job
 from idempotent.demo.flights import Flight, read_flights
 from idempotent.demo.live.process import ConsumerProcess
-from idempotent.demo.live.report import LiveReport
+from idempotent.demo.live.report import Counts, LiveReport
+from idempotent.demo.progress import State
 from idempotent.demo.schedule import delivery_order, kill_points
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import LEASE_S, Stores
@@ -97,24 +98,11 @@ class LiveRun:
         ]
         self._events = self._plan()
 
-    # What is shown meanwhile
-
-    @property
-    def expected(self) -> int:
-        """Deliveries that will be, as far as is known."""
-        return self.delivered if self.seconds else max(len(self._order), self.delivered + 1)
-
-    @property
-    def delivered(self) -> int:
-        """Deliveries that the consumers settled, as far as they told."""
-        return self._outcomes.total()
-
-    @property
-    def skipped(self) -> int:
-        """Duplicates among them."""
-        return self._outcomes[Outcome.DUPLICATE]
-
-    # The run
+    def state(self) -> State:
+        """How far the consumers are, as far as they reported."""
+        delivered = self._delivered
+        expected = delivered if self.seconds else max(len(self._order), delivered + 1)
+        return State(expected, delivered, self._outcomes[Outcome.DUPLICATE], self.crashes, self.seconds)
 
     def deliver(self, on_tick: Callable[[], object]) -> None:
         """Send, consume, kill, restart; until everything is booked and nothing is left on the broker.
@@ -151,29 +139,30 @@ class LiveRun:
     def compare(self) -> LiveReport:
         """Compare the bookings with the data set, row by row."""
         truth = read_flights(self._settings.flights)
-        return LiveReport(
-            settings=self._settings,
-            stores=self._stores,
-            broker=self._place.broker,
-            broker_url=self._place.shown_url,
+        outcomes = self._outcomes
+        counts = Counts(
             sent=len(self._order),
             sent_again=self._producer.sent_again,
-            delivered=self.delivered,
-            processed=self._outcomes[Outcome.PROCESSED],
-            duplicates=self.skipped,
+            delivered=outcomes.total(),
+            processed=outcomes[Outcome.PROCESSED],
+            duplicates=outcomes[Outcome.DUPLICATE],
             left=self._left,
             kills=self.crashes,
             restarts=self.restarts,
             rewinds=self.rewinds,
-            seconds=self.seconds,
-            comparison=compare(truth, read_bookings(self._stores.with_checker, WITH_CHECKER)),
         )
+        booked = compare(truth, read_bookings(self._stores.with_checker, WITH_CHECKER))
+        return LiveReport(self._settings, self._stores, self._place, counts, self.seconds, booked)
 
     # Private
 
     @property
     def _outcomes(self) -> Counter[Outcome]:
         return sum((consumer.outcomes for consumer in self._consumers), Counter())
+
+    @property
+    def _delivered(self) -> int:
+        return self._outcomes.total()
 
     def _plan(self) -> list[_Event]:
         total, settings = len(self._order), self._settings
@@ -199,9 +188,9 @@ class LiveRun:
             for consumer in self._consumers:
                 consumer.check()
             sent = self._producer.finished
-            quiet_s = silence.seconds(self.delivered)
+            quiet_s = silence.seconds(self._delivered)
             if self._events and (
-                self.delivered >= self._events[0].at or (sent and quiet_s > self._place.quiet_s)
+                self._delivered >= self._events[0].at or (sent and quiet_s > self._place.quiet_s)
             ):
                 if self._events[0].act():
                     del self._events[0]

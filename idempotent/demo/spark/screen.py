@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.screen import count
 from idempotent.demo.spark.report import SparkReport
 from idempotent.demo.spark.run import SparkRun
 from idempotent.demo.spark.settings import SparkSettings
 from idempotent.demo.spark.stores import SparkStores
+from idempotent.testing.stage.screen import should_be_zero
 
 _LINE_EVERY_S: Final = 5.0
 
@@ -102,7 +102,7 @@ def _table(report: SparkReport) -> Table:
         table.add_row(name, *(f"{getattr(each, attribute):,}" for each in sums), style="bold")
     table.add_section()
     for name, attribute in (("published again", "repeated"), ("lost", "lost"), ("strange", "strange")):
-        found = (count(getattr(each, attribute)) for each in (report.files, report.table))
+        found = (should_be_zero(getattr(each, attribute)) for each in (report.files, report.table))
         table.add_row(name, *found, "0")
     return table
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+_EVERY_S: Final = 5.0
 
 
 class Row(NamedTuple):
@@ -35,6 +38,28 @@ def results(titles: Sequence[str], sections: Iterable[Iterable[Row]]) -> Table:
             table.add_row(row.name, *map(_cell, row.cells), style=row.style)
         table.add_section()
     return table
+
+
+class Lines:
+    """Prints lines every few seconds; call it often.
+
+    Args:
+        console: where.
+        lines: returns what to print now.
+    """
+
+    def __init__(self, console: Console, lines: Callable[[], Iterable[Text | str]]) -> None:
+        """Wait before the first lines."""
+        self._console = console
+        self._lines = lines
+        self._last = time.monotonic()
+
+    def __call__(self) -> None:
+        """Print, if it is time."""
+        if time.monotonic() - self._last >= _EVERY_S:
+            self._last = time.monotonic()
+            for line in self._lines():
+                self._console.print(line, soft_wrap=True)
 
 
 def should_be_zero(number: int) -> Text:
