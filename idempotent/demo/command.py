@@ -139,7 +139,7 @@ def over_broker(
     logging.getLogger("idempotent").addHandler(logging.NullHandler())
     place = place_at(broker, f"demo_flights_{secrets.token_hex(4)}", settings.batch_size)
     with own_folder(console, keep=keep) as folder, prepared(Stores(checker, folder), keep=keep) as stores:
-        if stores.keys.by_position and not place.can_rewind:
+        if stores.keys.by_position and not place.has_offsets:
             raise ConfigurationError(_NEEDS_KAFKA)
         introduce_live(console, settings, stores, place, restarts=restart is not None)
         with console.status("Reading the flights"):

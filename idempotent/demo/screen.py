@@ -43,7 +43,7 @@ def introduce_live(
     events.append(f"two consuming processes killed {settings.kills} times with SIGKILL")
     if restarts:
         events.append("the broker killed and started again in the middle")
-    if by_position and place.can_rewind:
+    if by_position and place.has_offsets:
         events.append("then both killed and Kafka's own offsets set back to 0")
     _introduce(console, settings, stores, f" over [bold]{place.broker}[/bold]", events, place.shown_url)
 

@@ -1,4 +1,4 @@
-"""Where the server of a URL is, and the same URL with a proxy in its place."""
+"""The address of the server in a URL, and the same URL through a proxy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PORTS: Final = {
     "stomp": 61613,
 }
 _LOOPBACK: Final = "127.0.0.1"
-# Some questions have no answer that could be lost.
+# A server that does not answer a packet has nothing that could be lost.
 _PATIENCE_S: Final = 1.0
 
 
@@ -31,7 +31,7 @@ class Address(NamedTuple):
 
 
 def address_of(url: str) -> Address | None:
-    """Where the server is; None where no proxy can stand in between: a file, several servers, or TLS."""
+    """The server's address; None where no proxy can stand in between: a file, several servers, or TLS."""
     parts = urlsplit(scheme_of(url).store_url(url))
     scheme = parts.scheme.partition("+")[0]
     if scheme not in _PORTS or "," in parts.netloc or "+ssl" in parts.scheme or not parts.hostname:
@@ -40,7 +40,7 @@ def address_of(url: str) -> Address | None:
 
 
 def behind(url: str, port: int) -> str:
-    """The URL with a proxy on loopback in the place of its server."""
+    """The URL with a proxy on loopback instead of its server."""
     scheme = scheme_of(url)
     parts = urlsplit(scheme.store_url(url))
     user, at, _ = parts.netloc.rpartition("@")
@@ -51,15 +51,15 @@ def behind(url: str, port: int) -> str:
     return scheme.removed + parts.geturl()
 
 
-def proxy_for(url: str) -> Proxy | None:
-    """A proxy in front of the server of a URL; None where none can stand there."""
+def proxied(url: str) -> tuple[Proxy | None, str]:
+    """A proxy in front of the server of a URL, and the URL through it; no proxy where none can stand."""
     address = address_of(url)
     if address is None:
-        return None
+        return None, url
 
     def translated() -> KafkaAddresses:
         return KafkaAddresses(address, Address(_LOOPBACK, proxy.port))
 
     is_kafka = urlsplit(url).scheme == "kafka"
     proxy = Proxy(*address, patience_s=_PATIENCE_S, translate=translated if is_kafka else None)
-    return proxy
+    return proxy, behind(url, proxy.port)

@@ -1,6 +1,6 @@
-"""A consuming process: `python -m idempotent.torture.child`, told its job on standard input.
+"""A consuming process: `python -m idempotent.torture.child`, with its job on the first line of standard input.
 
-Each further line there says where it is to die, or is null: nowhere. Whoever closes it ends the process.
+Each further line is a crash plan for this process, or null to cancel it. The end of standard input ends the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STARVED_S: Final = 0.8
 
 
 def main() -> None:
-    """Learn the job, and do it."""
+    """Read the job, and do it."""
     job = Job(**json.loads(sys.stdin.readline()))
     if job.shift_s:
         sleep_by_the_right_clock()
@@ -42,7 +42,7 @@ def main() -> None:
     logging.getLogger().handlers[0].addFilter(_with_error)
     journal = Journal(job.journal, job.process)
     journal.write(What.STARTED)
-    for task in (_obey, lambda: _notice_starving(journal)):
+    for task in (_follow_plans, lambda: _notice_starving(journal)):
         threading.Thread(target=task, daemon=True).start()
     consume(job, journal)
 
@@ -55,12 +55,12 @@ def consume(job: Job, journal: Journal) -> None:
     registry.observers.add(HeldMessages(journal))
     consumer_of(registry, job, store, checker, journal)
     adapter = place_at(job.broker_url, job.subject, job.batch_size).adapter()
-    _write_down_what_is_settled(adapter, journal)
+    _journal_settlements(adapter, journal)
     Worker(registry, adapter, job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()
     registry.close()
 
 
-def _write_down_what_is_settled(adapter: Adapter, journal: Journal) -> None:
+def _journal_settlements(adapter: Adapter, journal: Journal) -> None:
     acknowledge = around(adapter.settle, "ack")
 
     def settle(delivery: Delivery, result: Result) -> None:
@@ -74,14 +74,14 @@ def _write_down_what_is_settled(adapter: Adapter, journal: Journal) -> None:
         )
         acknowledge(delivery, result)
 
-    adapter.settle = settle  # type: ignore[misc, method-assign]  # the journal writes before the broker is told
+    adapter.settle = settle  # type: ignore[misc, method-assign]  # the journal is written before the broker knows
 
 
-def _obey() -> None:
+def _follow_plans() -> None:
     for line in sys.stdin:
-        told = json.loads(line)
-        arm(CrashPlan.parse(told) if told else None)
-    os._exit(1)  # whoever should stop this process is gone
+        plan = json.loads(line)
+        arm(CrashPlan.parse(plan) if plan else None)
+    os._exit(1)  # the torture has ended and cannot stop this process any more
 
 
 def _notice_starving(journal: Journal) -> None:

@@ -19,14 +19,14 @@ _FOLDERS: Final = (
 
 
 def no_wrong_clocks() -> str | None:
-    """Why clocks cannot be shifted here; None: they can."""
+    """Why clocks cannot be shifted on this machine; None: they can."""
     if _library() is not None:
         return None
     return "libfaketime is not installed (Debian: faketime)" if sys.platform == "linux" else "only on Linux"
 
 
 def shifted_clock(by_s: float) -> dict[str, str]:
-    """Variables for a process whose clock is wrong by so many seconds. Its monotonic clock is right."""
+    """Environment variables for a process whose clock is wrong by `by_s` seconds. Its monotonic clock stays right."""
     library = _library()
     assert library is not None
     return {
@@ -39,7 +39,7 @@ def shifted_clock(by_s: float) -> dict[str, str]:
 
 
 def sleep_by_the_right_clock() -> None:
-    """Call it in such a process: libfaketime 0.9.10 fails where Python, from 3.11 on, sleeps until a time."""
+    """Call it in such a process: libfaketime 0.9.10 breaks `time.sleep` of Python 3.11 and later."""
 
     def sleep(seconds: Any) -> None:
         threading.Event().wait(seconds)

@@ -12,14 +12,14 @@ from typing import Final
 
 from idempotent.testing.children import ChildEndedError, ChildProcess
 from idempotent.testing.crashpoints import CrashKind, CrashPlan
-from idempotent.torture.addresses import behind, proxy_for
+from idempotent.torture.addresses import proxied
 from idempotent.torture.clocks import shifted_clock
 from idempotent.torture.faults.incidents import Incident, Mishap
 from idempotent.torture.faults.kinds import FaultKind
 from idempotent.torture.job import Job
 from idempotent.torture.journal import Tail, What
 
-_GOODBYE_S: Final = 60.0
+_STOP_S: Final = 60.0
 _AT_POINT: Final = re.compile(r"^(kill|pause) at (\w+)$", re.MULTILINE)
 
 
@@ -27,99 +27,86 @@ class ConsumerSlot:
     """One consumer.
 
     Args:
-        number: which one.
-        job: what it does; the URLs are the servers' own.
+        number: the consumer's number, from 0.
+        job: what it does; the URLs are those of the servers themselves.
         folder: for its journal and log.
-        record: takes what happened to it.
+        record: called with each incident.
     """
 
     def __init__(self, number: int, job: Job, folder: Path, record: Callable[[Incident], object]) -> None:
-        """Start nothing but the proxies."""
+        """Start the proxies only."""
         self.number: Final = number
-        self.store_proxy: Final = proxy_for(job.checker_url)
-        self.broker_proxy: Final = proxy_for(job.broker_url)
+        self.path: Final = folder / f"consumer-{number}.jsonl"
+        self.store_proxy, checker_url = proxied(job.checker_url)
+        self.broker_proxy, broker_url = proxied(job.broker_url)
         self.started = 0
         self.at_work = False
         self._record = record
         self._log = folder / f"consumer-{number}.log"
-        self.path: Final = folder / f"consumer-{number}.jsonl"
         self._tail = Tail(self.path)
-        self._job = replace(
-            job,
-            journal=str(self.path),
-            checker_url=behind(job.checker_url, self.store_proxy.port)
-            if self.store_proxy
-            else job.checker_url,
-            broker_url=behind(job.broker_url, self.broker_proxy.port)
-            if self.broker_proxy
-            else job.broker_url,
-        )
+        self._job = replace(job, journal=str(self.path), checker_url=checker_url, broker_url=broker_url)
+        self._proxies = [proxy for proxy in (self.store_proxy, self.broker_proxy) if proxy is not None]
         self._child: ChildProcess | None = None
         self._armed: tuple[CrashPlan, float] | None = None
         self._paused: tuple[float, str, float] | None = None
-        self._met = 0
+        self._kills_met = 0
 
     @property
     def process(self) -> str:
-        """The name of what runs now."""
+        """The name of the current process: `<number>.<how often started>`."""
         return f"{self.number}.{self.started}"
 
     @property
     def busy(self) -> bool:
-        """Whether something is being done to it already."""
+        """Whether it is paused, or has not settled anything yet."""
         return self._paused is not None or not self.at_work
 
     def start(self, *, shift_s: float = 0.0) -> None:
-        """Begin, or begin again, perhaps with a wrong clock."""
+        """Start a process, with a clock that is wrong by this many seconds."""
         self.started += 1
         self.at_work = False
-        self._met = len(self._points_met(CrashKind.KILL))
+        self._kills_met = len(self._points_met(CrashKind.KILL))
         self._armed = self._paused = None
         job = replace(self._job, process=self.process, shift_s=shift_s)
-        self._child = ChildProcess(
-            "idempotent.torture.child",
-            asdict(job),
-            self._log,
-            environ=shifted_clock(shift_s) if shift_s else None,
-        )
+        environ = shifted_clock(shift_s) if shift_s else None
+        self._child = ChildProcess("idempotent.torture.child", asdict(job), self._log, environ=environ)
 
     def journal(self) -> Iterator[dict[str, object]]:
-        """What it has written since the last look."""
+        """The lines written since the last call."""
         for line in self._tail.lines():
             if line["process"] == self.process and line["what"] == What.SETTLED.value:
                 self.at_work = True
             yield line
 
-    # What is done to it
+    # Faults
 
     def kill(self, kind: FaultKind = FaultKind.KILL, *, shift_s: float = 0.0) -> None:
         """SIGKILL, and a new process."""
         began = time.monotonic()
         self._end_pause()
         self._alive.kill()
-        self._record(
-            Incident(kind, began, time.monotonic(), self.process, detail=f"{shift_s:+g} s" if shift_s else "")
-        )
+        detail = f"{shift_s:+g} s" if shift_s else ""
+        self._record(Incident(kind, began, time.monotonic(), self.process, detail=detail))
         self.start(shift_s=shift_s)
 
     def arm(self, plan: CrashPlan, for_s: float) -> None:
-        """Let it die, or stall for so long, at a point. Whether and when it passes it, it decides itself."""
+        """Have it die, or pause for `for_s` seconds, at a crash point. Its own work decides when it passes there."""
         self._armed = plan, for_s
         self._alive.tell(f"{plan.kind.value}:{plan.point}:{plan.nth}")
 
     def disarm(self) -> None:
-        """Let it live."""
+        """Cancel `arm`."""
         if self._armed is not None:
             self._armed = None
             self._alive.tell(None)
 
     def pause(self, for_s: float) -> None:
-        """SIGSTOP; `look` ends it."""
+        """SIGSTOP; `look` ends it after this many seconds."""
         self._alive.pause()
         self._paused = time.monotonic(), "", for_s
 
     def look(self) -> None:
-        """Notice what happened to it, wake it when its time has come, start it again when it died."""
+        """Notice that it paused or died at a crash point; end a pause in time, and start it again after a death."""
         if self._paused is not None:
             if time.monotonic() - self._paused[0] >= self._paused[2]:
                 self._end_pause()
@@ -128,40 +115,38 @@ class ConsumerSlot:
         if code is not None:
             self._died(code)
         elif self._alive.is_paused():
-            # Told to live when it was too late, it goes on at once.
+            # If it passed the point before it read the `disarm`, the pause ends at once.
             for_s = self._armed[1] if self._armed else 0.0
             self._armed = None
             self._paused = time.monotonic(), (self._points_met(CrashKind.PAUSE) or [""])[-1], for_s
 
     def calm(self) -> None:
-        """Undo what is being done to it."""
+        """End every fault of this consumer."""
         self._end_pause()
         self.disarm()
-        for proxy in (self.store_proxy, self.broker_proxy):
-            if proxy is not None:
-                proxy.lose_nothing()
-                proxy.deliver()
-                proxy.recover()
-                proxy.go_on()
-                proxy.delay(0.0)
+        for proxy in self._proxies:
+            proxy.lose_nothing()
+            proxy.deliver()
+            proxy.recover()
+            proxy.go_on()
+            proxy.delay(0.0)
 
     def stop(self) -> None:
-        """Let it end in order."""
+        """SIGTERM: it finishes and settles what it has."""
         try:
-            code = self._alive.stop(_GOODBYE_S)
+            code = self._alive.stop(_STOP_S)
         except ChildEndedError as error:
-            self._record(self._ended(str(error)))
+            self._record_end(str(error))
         else:
             if code:
-                self._record(self._ended(f"code {code} when told to stop: {self._alive.last_words()}"))
+                self._record_end(f"code {code} after SIGTERM: {self._alive.last_words()}")
 
     def close(self) -> None:
         """End it at once."""
         if self._child is not None:
             self._child.kill()
-        for proxy in (self.store_proxy, self.broker_proxy):
-            if proxy is not None:
-                proxy.close()
+        for proxy in self._proxies:
+            proxy.close()
 
     # Private
 
@@ -172,20 +157,20 @@ class ConsumerSlot:
 
     def _died(self, code: int) -> None:
         self._armed = None
-        self._alive.kill()  # reads what it said
-        met = self._points_met(CrashKind.KILL)
+        self._alive.kill()  # reads the rest of its output
+        points = self._points_met(CrashKind.KILL)
         now = time.monotonic()
-        # It may have been told to live when it was too late.
-        if code == -signal.SIGKILL and len(met) > self._met:
-            self._record(Incident(FaultKind.KILL_AT_POINT, now, now, self.process, met[-1]))
+        # Not `self._armed`: it may have passed the point before it read the `disarm`.
+        if code == -signal.SIGKILL and len(points) > self._kills_met:
+            self._record(Incident(FaultKind.KILL_AT_POINT, now, now, self.process, points[-1]))
         else:
-            self._record(self._ended(f"code {code}: {self._alive.last_words()}"))
+            self._record_end(f"code {code}: {self._alive.last_words()}")
         self.start()
 
     def _points_met(self, kind: CrashKind) -> list[str]:
-        """At which points it has died or paused so far, by its own words."""
-        said = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return [point for what, point in _AT_POINT.findall(said) if what == kind.value]
+        """The crash points at which it died or paused so far, as it logged them."""
+        log = self._log.read_text(errors="replace") if self._log.exists() else ""
+        return [point for what, point in _AT_POINT.findall(log) if what == kind.value]
 
     def _end_pause(self) -> None:
         if self._paused is not None:
@@ -194,6 +179,6 @@ class ConsumerSlot:
             kind = FaultKind.PAUSE_AT_POINT if point else FaultKind.PAUSE
             self._record(Incident(kind, began, time.monotonic(), self.process, point))
 
-    def _ended(self, why: str) -> Incident:
+    def _record_end(self, why: str) -> None:
         now = time.monotonic()
-        return Incident(Mishap.ENDED, now, now, self.process, detail=why)
+        self._record(Incident(Mishap.ENDED, now, now, self.process, detail=why))

@@ -1,4 +1,4 @@
-"""The consumer of a run: it writes each effect to the ledger, after what its message makes it do."""
+"""The consumer of a run: it does what its message says, and writes each effect to the ledger."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from idempotent.torture.journal import Journal, What
 from idempotent.torture.messages import Behaviour
 from idempotent.torture.stores import Store
 
-# No message dies of kills and failures alone: what is dead at the end is what was meant to be.
+# Kills and failures alone never use up the attempts: only poison becomes a dead letter.
 _ATTEMPTS: Final = 100_000
 _BACKOFF: Final = Backoff(initial_s=0.1, maximum_s=1.0)
 _FAILS: Final = 0.6
 _LONGEST_MOMENT_S: Final = 0.004
 SLOW: Final = 1.3
-"""How many leases a slow handler takes: without renewal the first would end."""
+"""How many leases a slow handler takes: without renewal the first one would end."""
 
 
 class FlakyError(Exception):
-    """Comes and goes."""
+    """A temporary failure."""
 
 
 class PoisonError(Exception):
-    """Never goes away."""
+    """A permanent failure."""
 
 
 def consumer_of(
     registry: Registry, job: Job, store: Store, checker: AbstractIdempotentChecker, journal: Journal
 ) -> Consumer:
-    """Register it.
+    """Register the consumer.
 
-    A leased checker's effects go to the journal, outside of its store; a transactional one's into its database, in
-    the transaction of the key.
+    With a leased checker, effects go to the journal, outside of its store; with a transactional one into its database,
+    in the transaction of the key.
     """
     begun: Counter[str] = Counter()
     is_transactional = store.is_transactional
@@ -104,5 +104,5 @@ def _fails(behaviour: Behaviour) -> bool:
 
 
 def _dawdle(behaviour: Behaviour, lease_s: float) -> None:
-    """So that what is done to the process meets its handler."""
+    """Take some time, so that faults of the process hit its handler."""
     time.sleep(lease_s * SLOW if behaviour is Behaviour.SLOW else random.random() * _LONGEST_MOMENT_S)

@@ -1,4 +1,4 @@
-"""Job: what a consuming process is told at its start."""
+"""Job: the first line that a consuming process reads."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ class Job:
     """One consuming process.
 
     Attributes:
-        process: its name: which consumer, and how often that was started.
-        broker_url: where its messages come from.
-        checker_url: its checker's.
-        name: of the run, in tables and keys.
+        process: its name: the consumer's number, and how often that was started.
+        broker_url: the adapter's URL.
+        checker_url: the checker's URL.
+        name: the run's, in tables and keys.
         subject: the queue or topic.
-        journal: the file that it writes down in what it does.
-        lease_s: of a leased checker.
+        journal: path of the file for its `Journal`.
+        lease_s: seconds a claim of a leased checker lasts.
         concurrency: handlers at once.
-        batch_size: messages together.
-        shift_s: by how much its clock is wrong, in seconds.
-        in_order: whether the order of a partition is to be kept.
+        batch_size: messages processed together.
+        shift_s: how wrong its clock is, in seconds.
     """
 
     process: str
@@ -36,4 +35,3 @@ class Job:
     concurrency: int
     batch_size: int
     shift_s: float = 0.0
-    in_order: bool = False

@@ -1,4 +1,4 @@
-"""Journal: what a consuming process writes down about itself, in a file that no kill makes it forget."""
+"""Journal: what a consuming process does, line by line, in a file that survives its kill."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any
 
 
 class What(Enum):
-    """The kinds of lines."""
+    """The kind of a line."""
 
     STARTED = "started"
     EFFECT = "effect"
-    """Of a leased checker. A transactional one's are in its database."""
+    """With a leased checker. Effects of a transactional one are in its database."""
     RAISED = "raised"
-    """The handler failed, as its message made it."""
+    """The handler raised because its message says so."""
     HELD = "held"
-    """Its key was somebody else's, or the store did not answer: it is looked at again."""
+    """Another consumer has claimed its key, or the store did not answer: it is claimed again later."""
     SETTLED = "settled"
-    """The outcome of a delivery is known, and nothing said to the broker yet."""
+    """The outcome of a delivery is known; the broker does not know it yet."""
     STARVED = "starved"
-    """The process did not get to run for a while: paused, or on a machine that is too busy."""
+    """The OS did not schedule the process for a while: it was paused, or the machine is too busy."""
 
 
 class Journal:
-    """Appends lines to a file, each with one write: to the system, which keeps it when the process is killed.
+    """Appends lines to a file, each with one write to the OS, which keeps it when the process is killed.
 
     Times are the system's monotonic clock: one for all processes, and right in one whose clock is shifted.
 
     Args:
         path: the file.
-        process: who writes.
+        process: the name of the process that writes.
     """
 
     def __init__(self, path: str, process: str) -> None:
@@ -43,7 +43,7 @@ class Journal:
         self._process = process
 
     def write(self, what: What, **values: Any) -> None:
-        """One line. Its `wall` is the time as this process sees it."""
+        """Append one line. Its `wall` is the time on the clock of this process."""
         line = {
             "what": what.value,
             "process": self._process,
@@ -55,15 +55,15 @@ class Journal:
 
 
 class Tail:
-    """Reads what was appended to a journal since the last look."""
+    """Reads the lines that were appended to a journal since the last call."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at its beginning."""
+        """Begin with the first line."""
         self._path = path
         self._place = 0
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The new lines that are whole."""
+        """The new complete lines."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The messages of a run, and what becomes of each in the handler."""
+"""The messages of a run, and what each makes its handler do."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Behaviour(Enum):
 
     PLAIN = "plain"
     SLOW = "slow"
-    """It takes longer than a lease, which must be renewed meanwhile."""
+    """The handler takes longer than a lease, which must be renewed meanwhile."""
     FLAKY = "flaky"
-    """It fails now and then, before the effect."""
+    """The handler sometimes fails before the effect."""
     UNDONE = "undone"
-    """It fails now and then after the effect, where that is undone."""
+    """The handler sometimes fails after the effect, if the checker rolls it back."""
     POISON = "poison"
-    """It always fails, and ends as a dead letter."""
+    """The handler always fails, so the message ends as a dead letter."""
 
 
 _SHARES: Final = {
@@ -38,7 +38,7 @@ def id_of(number: int) -> str:
 
 
 def behaviour_of(seed: int, number: int) -> Behaviour:
-    """What a message does; the same for the same seed."""
+    """What a message makes its handler do; the same for the same seed."""
     place = random.Random(f"behaviour {seed} {number}").random()
     for behaviour, share in _SHARES.items():
         place -= share
@@ -48,6 +48,6 @@ def behaviour_of(seed: int, number: int) -> Behaviour:
 
 
 def message_of(subject: str, seed: int, number: int) -> Message:
-    """The message of a number."""
+    """The message with this number."""
     body = json.dumps({"number": number, "behaviour": behaviour_of(seed, number).value})
     return Message(subject, body.encode(), id=id_of(number))

@@ -1,4 +1,4 @@
-"""TortureRun: producer, consumers, harm, and the look at what came of it."""
+"""TortureRun: a producer and consumers under injected faults, and the examination of their history."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from idempotent.adapters.base import Adapter
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
@@ -19,7 +18,7 @@ from idempotent.testing.stage.leftovers import LOOKS, left_over, letters
 from idempotent.testing.stage.places import place_at
 from idempotent.testing.stage.producer import Producer
 from idempotent.testing.stage.silence import Silence
-from idempotent.torture.addresses import behind, proxy_for
+from idempotent.torture.addresses import proxied
 from idempotent.torture.consumers import ConsumerSlot
 from idempotent.torture.examination.effects import Effect
 from idempotent.torture.examination.expected import Explanations
@@ -54,20 +53,21 @@ class TortureRun:
 
     Args:
         settings: how much of everything.
-        servers: where they are, and what may be done to them.
-        name: of the run, in queues, topics, tables and keys: an identifier.
+        servers: their URLs, and the functions that restart them.
+        name: part of the names of queues, topics, tables and keys: an identifier.
         folder: for journals and logs.
     """
 
     def __init__(self, settings: Settings, servers: Servers, name: str, folder: Path) -> None:
-        """Make nothing yet.
+        """Create nothing on the servers yet.
 
         Raises:
             ConfigurationError: these servers cannot be used.
         """
         self.settings: Final = settings
         self.store: Final = Store(servers.checker_url, name, lease_s=settings.lease_s)
-        self._in_order = urlsplit(servers.broker_url).scheme == "kafka"
+        self._place = place_at(servers.broker_url, name, _MOST_BATCH)
+        self._in_order = self._place.has_offsets
         if self.store.by_position and not self._in_order:
             raise ConfigurationError("an OffsetChecker counts offsets, which only kafka:// has")
         self.feasible: Final = FeasibleFaults.of(servers, self.store, is_kafka=self._in_order)
@@ -76,7 +76,6 @@ class TortureRun:
         self.outcomes: Counter[str] = Counter()
         self.elapsed_s = 0.0
         self.began = 0.0
-        self._servers = servers
         self._folder = folder
         self._done: set[str] = set()
         self._settled: dict[tuple[str, str], float] = {}
@@ -84,10 +83,8 @@ class TortureRun:
         self._may_be_late: set[str] = set()
         self._dead_letters: list[str] = []
         self._left: list[str] = []
-        url = servers.broker_url
-        self._place = place_at(url, name, _MOST_BATCH)
-        self._slots = [self._slot(number, url) for number in range(settings.processes)]
-        self._producer_proxy = proxy_for(url)
+        self._slots = [self._slot(number) for number in range(settings.processes)]
+        self._producer_proxy, self._producer_url = proxied(servers.broker_url)
         self.traffic: Final = Traffic(
             name,
             settings,
@@ -106,11 +103,11 @@ class TortureRun:
 
     @property
     def finished(self) -> int:
-        """Messages whose last word is spoken."""
+        """Messages with a final outcome."""
         return len(self._done)
 
     def run(self, on_tick: Callable[[], object] = lambda: None) -> None:
-        """Send, consume, do harm; then let all be processed that is left, and look at the servers.
+        """Send, consume and inject faults; then process the rest, and read what the servers hold.
 
         Args:
             on_tick: called often meanwhile, in this thread.
@@ -124,7 +121,7 @@ class TortureRun:
             self._place.make()
             try:
                 self._torture(on_tick)
-                self._look_at_the_servers()
+                self._read_the_servers()
             finally:
                 with suppress(AdapterError):
                     self._place.remove()
@@ -133,12 +130,12 @@ class TortureRun:
                 slot.close()
             if self._producer_proxy is not None:
                 self._producer_proxy.close()
-            with suppress(StoreError):  # if it is what failed, that is being reported already
+            with suppress(StoreError):  # if the store failed, its error is being raised already
                 self.store.clean()
             self._injector.close()
 
     def report(self) -> TortureReport:
-        """What came of it."""
+        """The figures of the run, and the findings."""
         guarantee = self.store.guarantee
         seed = self.settings.seed
         numbers = range(self.traffic.begun)
@@ -183,15 +180,15 @@ class TortureRun:
     def _shape(self, number: int) -> Shape:
         return self.settings.shape(number, in_order=self._in_order)
 
-    def _waits_for_nobody(self, process: str) -> bool:
-        """Whether what fails or waits there does not hold back what comes behind it: in groups, by their keys."""
+    def _overtaken(self, process: str) -> bool:
+        """Whether later messages overtake one that fails or waits in this process: in groups known by their keys."""
         return not self.store.by_position and self._shape(int(process.partition(".")[0])).batch_size > 1
 
-    def _slot(self, number: int, broker_url: str) -> ConsumerSlot:
+    def _slot(self, number: int) -> ConsumerSlot:
         shape = self._shape(number)
         job = Job(
             process="",
-            broker_url=broker_url,
+            broker_url=self._place.url,
             checker_url=self.store.url,
             name=self.store.name,
             subject=self.store.name,
@@ -199,15 +196,11 @@ class TortureRun:
             lease_s=self.settings.lease_s,
             concurrency=shape.concurrency,
             batch_size=shape.batch_size,
-            in_order=self._in_order,
         )
         return ConsumerSlot(number, job, self._folder, self._record)
 
     def _producers_adapter(self) -> Adapter:
-        url = self._place.url
-        if self._producer_proxy is not None:
-            url = behind(url, self._producer_proxy.port)
-        return place_at(url, self._place.subject, _MOST_BATCH).adapter()
+        return place_at(self._producer_url, self._place.subject, _MOST_BATCH).adapter()
 
     def _torture(self, on_tick: Callable[[], object]) -> None:
         began = self.began = time.monotonic()
@@ -232,16 +225,16 @@ class TortureRun:
                 self._finish(on_tick)
 
     def _finish(self, on_tick: Callable[[], object]) -> None:
-        self._process_what_is_left(on_tick)
+        self._process_the_rest(on_tick)
         for slot in self._slots:
             slot.stop()
         self._tick(on_tick)
         checker = self.store.checker()
         self._left = _ids(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
 
-    def _process_what_is_left(self, on_tick: Callable[[], object]) -> None:
+    def _process_the_rest(self, on_tick: Callable[[], object]) -> None:
         silence, asked = Silence(), 0.0
-        # What is done may be there once more. It is held, without a word, as long as somebody may have its key.
+        # A copy of a processed message may still be held, for as long as a lease of its key may last.
         longest_silence_s = self._place.quiet_s + SLOW * self.settings.lease_s
         while True:
             self._tick(on_tick)
@@ -249,7 +242,7 @@ class TortureRun:
                 slot.look()
             quiet_s = silence.seconds(self.outcomes.total())
             if quiet_s > self._place.quiet_s and time.monotonic() - asked > self._place.quiet_s:
-                self._ask_the_ledger()
+                self._read_the_ledger()
                 asked = time.monotonic()
             all_done = self.producer.finished and self.finished >= self.traffic.begun
             if quiet_s > (longest_silence_s if all_done else _STALLED_S):
@@ -273,7 +266,7 @@ class TortureRun:
                     self._settled.setdefault((line["id"], line["process"]), line["at"])
             case What.EFFECT:
                 self._ledger.append(Effect(**{name: line[name] for name in _EFFECT_FIELDS}))
-            case What.RAISED | What.HELD if self._waits_for_nobody(line["process"]):
+            case What.RAISED | What.HELD if self._overtaken(line["process"]):
                 self._may_be_late.add(line["id"])
             case What.STARVED:
                 self._record(Incident(Mishap.STARVED, line["since"], line["at"], line["process"]))
@@ -281,12 +274,12 @@ class TortureRun:
     def _record(self, incident: Incident) -> None:
         self.incidents.append(incident)
 
-    def _ask_the_ledger(self) -> None:
-        """What was committed just before a kill is done, although nobody said so, and perhaps never comes again."""
+    def _read_the_ledger(self) -> None:
+        """Count what was committed just before a kill: no journal says so, and it may never be delivered again."""
         if self.store.is_transactional:
             self._done |= {effect.id for effect in self.store.effects()}
 
-    def _look_at_the_servers(self) -> None:
+    def _read_the_servers(self) -> None:
         if self.store.is_transactional:
             self._ledger = list(self.store.effects())
         adapter = self._place.adapter()

@@ -1,4 +1,4 @@
-"""What is seen of a torture: counts and the latest incidents meanwhile, and the table at the end."""
+"""The screen: counts and the latest incidents during a run, and the table at the end."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LATEST: Final = 8
 _COUNTED: Final = (FaultGroup.KILL, FaultGroup.PAUSE, FaultGroup.CUT, FaultGroup.RESTART)
 _REFRESH_S: Final = 0.25
 _PROMISES: Final = {
-    Guarantee.TRANSACTIONAL: "each effect happens once, whatever is done",
+    Guarantee.TRANSACTIONAL: "each effect happens once, whatever fails",
     Guarantee.LEASED: "nothing is lost; an effect happens again only after a kill, a pause or an outage of about a "
     "lease before its completion, or when the store lost keys",
 }
 
 
 def introduce(console: Console, run: TortureRun) -> None:
-    """Say what is about to happen, and what cannot."""
+    """Say what is about to happen, and which faults cannot."""
     settings = run.settings
     wide = not console.is_terminal
     console.print(
@@ -76,7 +76,7 @@ def _picture(run: TortureRun, width: int) -> Group:
     total = run.settings.seconds
     bar = ProgressBar(total=total, completed=min(run.elapsed_s, total), width=min(width, 60))
     latest = [
-        Text(f"  {incident.at - run.began:7.1f} s  {_said(incident)}", _style(incident), no_wrap=True)
+        Text(f"  {incident.at - run.began:7.1f} s  {_described(incident)}", _style(incident), no_wrap=True)
         for incident in run.incidents[-_LATEST:]
     ]
     return Group(bar, _counts(run), *latest)
@@ -92,7 +92,7 @@ def _counts(run: TortureRun) -> Text:
     )
 
 
-def _said(incident: Incident) -> str:
+def _described(incident: Incident) -> str:
     whose = f"consumer {incident.process}" if incident.process else ""
     where = f"at {incident.point}" if incident.point else ""
     lasted = f"{incident.lasted_s:.1f} s" if incident.lasted_s >= 0.1 else ""  # noqa: PLR2004 - not worth a word
@@ -156,8 +156,8 @@ def _verdict(report: TortureReport) -> list[Text]:
         f"{repeat.second.at - repeat.first.at:.1f} s later"
         for repeat in report.findings.unexplained[:3]
     ]
-    lines += [Text(f"        {mask(said)}", "red") for said in (*repeats, *report.ended[:3])]
+    lines += [Text(f"        {mask(line)}", "red") for line in (*repeats, *report.ended[:3])]
     for suspect, trace in report.traces.items():
         lines.append(Text(f"        {suspect}" + ":" * bool(trace), "red"))
-        lines += [Text(f"        {mask(said)}", "dim") for said in trace]
+        lines += [Text(f"        {mask(line)}", "dim") for line in trace]
     return lines

@@ -1,4 +1,4 @@
-"""How much of everything."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Settings:
     """One run.
 
     Attributes:
-        seed: decides faults, duplicates, and what the messages do.
-        seconds: how long faults happen. Starting, and processing what is left, comes on top.
-        processes: consumers.
-        lease_s: of a leased checker, seconds.
+        seed: decides faults, duplicates, and what the messages make their handlers do.
+        seconds: how long faults happen. Starting, and processing the rest, take additional time.
+        processes: number of consumers.
+        lease_s: seconds a claim of a leased checker lasts.
         duplicates: the share of messages that the producer sends twice on purpose.
         rate_per_s: messages a second that the producer sends at most.
-        backlog: messages sent and not processed, at which it waits.
+        backlog: the producer waits while this many messages are sent and not processed.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -49,11 +49,11 @@ class Settings:
             raise ConfigurationError(f"duplicates must be from 0 to below 1, not {self.duplicates}")
 
     def shape(self, slot: int, *, in_order: bool) -> Shape:
-        """Each consumer works in a way of its own: one by one, in threads, in groups.
+        """How a consumer works: one message at a time, in threads, or in groups.
 
         Args:
-            slot: which one.
-            in_order: whether the order of a partition is to be kept, which one thread does, or single messages.
+            slot: the consumer's number.
+            in_order: keep the order of a partition, which takes one thread, or single messages.
         """
         chance = random.Random(f"shape {self.seed} {slot}")
         if slot % 3 == 0 or (in_order and slot % 3 == 1):

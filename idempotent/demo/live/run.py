@@ -171,7 +171,7 @@ class LiveRun:
         ]
         if self._restart is not None:
             events.append(_Event(int(total * _RESTART_AT), self._restart_broker))
-        if self._stores.keys.by_position and self._place.can_rewind:
+        if self._stores.keys.by_position and self._place.has_offsets:
             events.append(_Event(int(total * _REWIND_AT), self._rewind_offsets))
         return sorted(events, key=lambda event: event.at)
 

@@ -1,4 +1,4 @@
-"""What a broker still has at the end: what nobody has settled, or the dead letters."""
+"""What a broker still holds at the end: unsettled messages, or dead letters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
 
 LOOKS: Final = 3
-"""How often to let consumers finish before what is left counts as left.
+"""How often consumers may go on before the messages still on the broker count as left.
 
-That nothing was delivered for a while does not prove that nothing is there: a group may take long to agree who reads
-what after a kill, and a lease may be waited for. What is there after several such silences is left.
+Silence does not prove that the broker has nothing: after a kill a group may take long to rebalance, or a message waits
+for a lease to end. Only what is there after several silences is left.
 """
 _CONNECT_S: Final = 60.0
 _QUIET_S: Final = 3.0
@@ -28,13 +28,13 @@ _ACK: Final = Result(Outcome.PROCESSED)
 def left_over(
     adapter: Adapter, subject: str, group: str, checker: AbstractIdempotentChecker
 ) -> list[Message]:
-    """What the group would still get, as far as the adapter takes it at once; given back.
+    """The messages that a group would still receive, as many as the adapter takes at once. They stay on the broker.
 
     Args:
         adapter: not open; closed afterwards.
-        subject: where from.
-        group: whose.
-        checker: the group's, which an adapter may ask where it has come to; closed afterwards.
+        subject: the queue or topic.
+        group: the consumers' group.
+        checker: the group's, because an adapter may read the group's offsets from it; closed afterwards.
 
     Raises:
         AdapterError: the broker cannot be used.
@@ -46,11 +46,11 @@ def left_over(
 
 
 def letters(adapter: Adapter, source: str) -> list[Message]:
-    """Everything there, for a reader with a group of its own; acknowledged.
+    """All dead letters, read with a group of its own and acknowledged.
 
     Args:
         adapter: not open; closed afterwards.
-        source: where from, as `Adapter.dead_letter_subject` names it.
+        source: their queue or topic, as `Adapter.dead_letter_subject` names it.
 
     Raises:
         AdapterError: the broker cannot be used.
@@ -72,7 +72,7 @@ def _received(
                 was_connected, last = adapter.connected, time.monotonic()
                 if last > until:
                     raise AdapterError(
-                        f"{subject}: no connection within {_CONNECT_S:.0f} s, to see what is there"
+                        f"{subject}: no connection within {_CONNECT_S:.0f} s, so what is left is not known"
                     )
             for delivery in adapter.receive(_AT_ONCE, 0.1):
                 last = time.monotonic()

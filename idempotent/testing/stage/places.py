@@ -1,4 +1,4 @@
-"""The three brokers' places."""
+"""The places on RabbitMQ, ActiveMQ and Kafka."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=2.0)
 # A dead connection is noticed after a few of these.
 _HEARTBEAT_S: Final = 4
 _PARTITIONS: Final = 8
-# A killed member of a group is missed after this time, the least that brokers allow by default.
+# A group notices after this time that a member was killed; the least that brokers allow by default.
 _SESSION_S: Final = 6.0
 _ANSWER_S: Final = 30.0
 
@@ -53,7 +53,7 @@ class RabbitMqPlace(Place):
 
 
 class ActiveMqPlace(Place):
-    """A queue that begins with its first message. STOMP cannot remove it; it ends empty."""
+    """A queue that the first message creates. STOMP cannot remove it; it is empty at the end."""
 
     broker = "ActiveMQ"
 
@@ -66,11 +66,11 @@ class KafkaPlace(Place):
 
     broker = "Kafka"
     quiet_s = _SESSION_S + 2
-    can_rewind = True
+    has_offsets = True
 
     def _options(self) -> dict[str, Any]:
         return {
-            # Several of a partition together are one transaction, which keeps their order.
+            # A group of one partition is one transaction, which keeps the order.
             "max_in_flight_per_partition": self.batch_size,
             "consumer_config": {"session.timeout.ms": round(_SESSION_S * 1000)},
         }
@@ -95,7 +95,7 @@ class KafkaPlace(Place):
             try:
                 self._ask(lambda admin: admin.alter_consumer_group_offsets([offsets]))
             except AdapterError:
-                # Members that were killed are members until the broker has missed them.
+                # Killed members stay members until their session ends.
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.5)
@@ -136,10 +136,10 @@ def place_at(url: str, subject: str, batch_size: int) -> Place:
     """The place on the broker that a URL names.
 
     Raises:
-        ConfigurationError: no such broker is known.
+        ConfigurationError: the URL names no known broker.
     """
     scheme = urlsplit(url).scheme
     if scheme not in _PLACES:
         known = ", ".join(f"{scheme}://" for scheme in sorted(_PLACES))
-        raise ConfigurationError(f"no broker of a known kind: the scheme is {scheme!r}; known: {known}")
+        raise ConfigurationError(f"no broker for a URL with the scheme {scheme!r}; known: {known}")
     return _PLACES[scheme](url, subject, batch_size)

@@ -1,4 +1,4 @@
-"""Effect: one entry of the ledger. Nothing in the ledger forbids a second one: only the checker stands in the way."""
+"""Effect: one entry of the ledger. The ledger has no unique key: only the checker prevents a second entry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Effect:
     Attributes:
         id: the message's id.
         position: its place in a partition, as text; empty where there are no partitions.
-        process: who did it: `<consumer>.<how often started>`.
+        process: the process that caused it: `<consumer>.<how often started>`.
         attempt: how often that process had begun the message, this time included.
-        fence: of its claim.
-        at: when, on the system's monotonic clock, in seconds.
-        wall: when, on the clock as the process saw it.
+        fence: the fence of its claim.
+        at: the time on the system's monotonic clock, in seconds.
+        wall: the time on the clock of the process.
     """
 
     id: str
@@ -29,14 +29,9 @@ class Effect:
     at: float
     wall: float
 
-    @property
-    def slot(self) -> int:
-        """Which consumer did it."""
-        return int(self.process.partition(".")[0])
-
 
 def effects_table(name: str) -> sa.Table:
-    """The ledger of a transactional checker: a business table in its database."""
+    """The ledger with a transactional checker: a business table in its database."""
     return sa.Table(
         f"{name}_effects",
         sa.MetaData(),

@@ -1,17 +1,17 @@
-"""The expected set: which effect may happen again under which guarantee, and what the history must then show.
+"""Explanations: which effect may happen again under which guarantee, and what the history must then show.
 
-A transactional checker, and one that keeps offsets: none. An effect and its key, or offset, commit together.
+A transactional checker, and one that keeps offsets: no effect. It commits together with its key, or offset.
 
 A leased checker: an effect may happen again only if, between it and its completion,
 
 - its process was killed;
-- its process, or that of the second effect, was paused or did not get to run, for about a lease;
+- its process, or that of the second effect, was paused or was not scheduled, for about a lease;
 - the store was out of reach of one of the two, for about a lease: stalled, restarted, or its disk full;
 
-or if the store lost what it had acknowledged, after the first claim.
+or if the store lost acknowledged writes after the first claim.
 
-A cut connection alone explains nothing: the completion is offered again on a new one, and the lease is renewed until
-it is taken. Nor does a wrong clock: all times are the store's.
+A cut connection alone explains nothing: the completion is sent again on a new one, and the lease is renewed until the
+store has it. Nor does a wrong clock: all times are the store's.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ KILLS: Final = frozenset({*FaultGroup.KILL.kinds, Mishap.ENDED})
 PAUSES: Final = frozenset({*FaultGroup.PAUSE.kinds, Mishap.STARVED})
 OUTAGES: Final = frozenset({FaultKind.STALL_STORE, FaultKind.RESTART_STORE, FaultKind.FILL_DISK})
 LOSSES: Final = frozenset({FaultKind.FORGET, FaultKind.EVICT})
-# A lease is renewed each third of its time, so one that misses two renewals may lapse.
+# A lease is renewed each third of its time: after two missed renewals it may lapse.
 _ABOUT_A_LEASE: Final = 0.5
-# A claim is older than its effect, in leases: the handler, or others of its group, may take long.
+# In leases: a claim is older than its effect, because handlers of its group may take long.
 _OLDEST_CLAIM: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Explanations:
-    """What may explain that an effect happened again.
+    """Finds the incident that explains a repeated effect.
 
     Attributes:
         guarantee: what the checker promises.
-        incidents: what was done.
+        incidents: what happened.
         settled: when (id, process) was first settled as processed: from then on its completion was recorded.
-        lease_s: of a leased checker.
+        lease_s: seconds a claim of a leased checker lasts.
     """
 
     guarantee: Guarantee
@@ -52,7 +52,7 @@ class Explanations:
     lease_s: float
 
     def of(self, first: Effect, second: Effect) -> Incident | None:
-        """The incident that explains the second effect; None: nothing does."""
+        """The incident that explains the second effect; None: no incident does."""
         if self.guarantee is not Guarantee.LEASED:
             return None
         return next(
@@ -83,5 +83,5 @@ class Explanations:
 def _concerns(incident: Incident, effect: Effect) -> bool:
     if incident.kind in PAUSES:
         return incident.process == effect.process
-    # What stands between a consumer and the store stands there for the next process too.
+    # A consumer's proxy stays when its process is replaced.
     return incident.process == "" or incident.process.partition(".")[0] == effect.process.partition(".")[0]

@@ -28,9 +28,9 @@ def write_figures(folder: Path, reports: Sequence[TortureReport], command: str |
     """Write `figures.md` and `figures.jsonl`.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         reports: one line each.
-        command: what was typed; None: the words of this process.
+        command: the command line; None: that of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "figures.md").write_text(markdown(reports, command or _typed()))
@@ -69,5 +69,5 @@ def _seeds(reports: Sequence[TortureReport]) -> list[str]:
 
 
 def _typed() -> str:
-    # Not the arguments: a URL among them may hold a password.
+    # Without the arguments: a URL may hold a password.
     return shlex.join([Path(sys.argv[0]).name, *(word for word in sys.argv[1:2] if "://" not in word)])

@@ -21,8 +21,8 @@ class Repeat:
 
     Attributes:
         first: the effect before.
-        second: the one that should not be.
-        why: the incident that explains it, where the guarantee allows one.
+        second: the repeated one.
+        why: the incident that explains it, if the guarantee allows one.
     """
 
     first: Effect
@@ -32,16 +32,16 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        effects: in the ledger.
+        effects: how many are in the ledger.
         lost: ids that the broker confirmed and that have neither an effect nor a dead letter.
         repeats: effects that happened again.
         out_of_order: positions whose first effect came after that of a later message of their partition.
-        dead: ids among the dead letters that are poison.
-        not_dead: poison that is no dead letter.
-        strange: effects or dead letters of what should have none.
+        dead: ids of poison among the dead letters.
+        not_dead: ids of poison that did not become dead letters.
+        strange: ids with an effect or a dead letter that they should not have.
     """
 
     effects: int
@@ -54,17 +54,17 @@ class Findings:
 
     @property
     def unexplained(self) -> list[Repeat]:
-        """Repeats that nothing explains."""
+        """Repeats without an explanation."""
         return [repeat for repeat in self.repeats if repeat.why is None]
 
     @property
     def explained(self) -> Counter[str]:
-        """The others, by what explains them."""
+        """The other repeats, by the incident that explains them."""
         return Counter(repeat.why.kind.value for repeat in self.repeats if repeat.why is not None)
 
     @property
     def suspects(self) -> list[str]:
-        """Ids, or positions, of some of what should not be."""
+        """Ids, or positions, of examples of each broken rule."""
         kinds = (
             self.lost,
             self.out_of_order,
@@ -91,17 +91,17 @@ def examine(
     may_be_late: Collection[str],
     explanations: Explanations,
 ) -> Findings:
-    """Compare what happened with what was to happen.
+    """Compare what happened with what should have happened.
 
     Args:
         sent: ids that the broker confirmed.
-        perhaps_sent: ids that it may have without having said so, those confirmed included.
+        perhaps_sent: ids that the broker may have, confirmed or not.
         poison: ids that have no effect and end as dead letters.
         effects: the ledger.
         dead_letters: ids found there.
         by_position: the checker knows messages by their place in a partition, so that one sent twice is two.
-        may_be_late: ids that failed or waited in a group, for which later messages do not wait.
-        explanations: what may explain a repeat.
+        may_be_late: ids that failed or waited in a group: later messages overtake them.
+        explanations: decide which incident explains a repeat.
     """
     poison, dead = set(poison), set(dead_letters)
     happened = {effect.id for effect in effects}
@@ -134,7 +134,7 @@ def _repeats(effects: Sequence[Effect], *, by_position: bool, explanations: Expl
 
 
 def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[Effect]:
-    """First effects that came after one of a later offset. A repeat has its own place in the findings."""
+    """First effects that came after one of a later offset. Repeats are counted elsewhere."""
     seen: set[str] = set()
     furthest: dict[str, int] = {}
     late = []

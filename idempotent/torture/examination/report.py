@@ -16,24 +16,24 @@ from idempotent.torture.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class TortureReport:
-    """What came of one run.
+    """The figures of one run.
 
     Attributes:
-        settings: with the seed.
-        broker: its name.
+        settings: the settings, with the seed.
+        broker: the broker's name.
         checker: the checker's URL. May hold a password.
         guarantee: what it promises.
         messages: that the broker confirmed, each counted once.
         duplicates: sent again on purpose.
-        sent_again: sent again because the broker did not say whether it had them.
-        settled: deliveries.
+        sent_again: sent again because the broker did not confirm them.
+        settled: deliveries settled.
         skipped: duplicates among them.
         left: ids of messages that the broker still would deliver at the end.
-        incidents: what was done.
+        incidents: what happened.
         missing: faults that could not happen here, and why.
-        seconds: all in all.
+        seconds: the length of the run.
         findings: what the history says.
-        traces: what was written down about examples of what should not be.
+        traces: what was recorded about examples of broken rules.
     """
 
     settings: Settings
@@ -71,14 +71,14 @@ class TortureReport:
 
     @property
     def groups(self) -> Counter[FaultGroup]:
-        """How often faults of each group happened; what nobody planned is not counted."""
+        """How often faults of each group happened; unplanned incidents are not counted."""
         return Counter(
             incident.kind.group for incident in self.incidents if isinstance(incident.kind, FaultKind)
         )
 
     @property
     def ended(self) -> list[str]:
-        """Consumers that ended by themselves, and their last words."""
+        """Consumers that ended unexpectedly, and the last lines of their logs."""
         return [
             f"{incident.process}: {incident.detail}"
             for incident in self.incidents
@@ -87,7 +87,7 @@ class TortureReport:
 
     @property
     def kept_promise(self) -> bool:
-        """Nothing lost, unexplained, out of order, strange or left, and nobody ended by himself."""
+        """Nothing lost, unexplained, out of order, strange or left, and no consumer ended unexpectedly."""
         return self.findings.kept and not self.left and not self.ended and self.messages > 0
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Traces: all that is written down about a message, for whoever has to find out what became of it."""
+"""Traces: everything that was recorded about a message, to find out what happened to it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def traces(
     """The latest lines about each of these messages, in the order of time.
 
     Args:
-        journals: the consumers'.
-        ledger: the effects, wherever they were written.
+        journals: the consumers' files.
+        ledger: the effects, from journals or the database.
         suspects: ids of messages, or their positions.
-        began: the run's beginning, on the clock of the journals.
+        began: when the run began, on the clock of the journals.
     """
     found: dict[str, list[tuple[float, str]]] = {suspect: [] for suspect in suspects}
     for line in _lines(journals, ledger) if found else ():
         for name in found.keys() & {line.get("id"), line.get("position")}:
-            found[name].append((line["at"], _said(line, began)))
-    return {suspect: [said for _, said in sorted(lines)[-_LATEST:]] for suspect, lines in found.items()}
+            found[name].append((line["at"], _described(line, began)))
+    return {suspect: [line for _, line in sorted(lines)[-_LATEST:]] for suspect, lines in found.items()}
 
 
 def _lines(journals: Iterable[Path], ledger: Iterable[Effect]) -> Iterable[Mapping[str, Any]]:
@@ -43,6 +43,6 @@ def _lines(journals: Iterable[Path], ledger: Iterable[Effect]) -> Iterable[Mappi
                 yield line
 
 
-def _said(line: Mapping[str, Any], began: float) -> str:
+def _described(line: Mapping[str, Any], began: float) -> str:
     more = "  ".join(f"{name} {line[name]}" for name in _TOLD if line.get(name))
     return f"{line['at'] - began:7.2f} s  consumer {line['process']}  {line['what']}  {more}".rstrip()

@@ -1,4 +1,4 @@
-"""Incident: something that was really done, and when; with the ledger it makes the history."""
+"""Incident: a fault that really happened, and when."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from idempotent.torture.faults.kinds import FaultKind
 
 
 class Mishap(Enum):
-    """What nobody planned."""
+    """An incident outside the schedule."""
 
     STARVED = "starved"
-    """A consumer did not get to run for a while, and nobody had paused it."""
+    """The OS did not schedule a consumer for a while, without a planned pause."""
     ENDED = "ended by itself"
-    """A consumer ended that nobody had told to."""
+    """A consumer ended without a kill or a signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One of them.
+    """One incident.
 
     Attributes:
-        kind: what.
-        at: from when, on the system's monotonic clock, in seconds.
-        until: until when; the same as `at` for what takes no time.
-        process: whose; empty: everybody's, or the producer's.
-        point: the crash point that it met, if it met one.
+        kind: what happened.
+        at: its start, on the system's monotonic clock, in seconds.
+        until: its end; the same as `at` for an incident without a length.
+        process: the process that it hit; empty: all of them, or the producer.
+        point: the crash point at which it happened, if any.
         detail: more, for people.
     """
 
@@ -39,5 +39,5 @@ class Incident:
 
     @property
     def lasted_s(self) -> float:
-        """How long."""
+        """Its length in seconds."""
         return self.until - self.at

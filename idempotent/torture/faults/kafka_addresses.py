@@ -1,4 +1,4 @@
-"""KafkaAddresses: Kafka tells its clients where it is; behind a proxy that must be the proxy's address."""
+"""KafkaAddresses: Kafka sends its own address to its clients; behind a proxy that must be the proxy's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class KafkaAddresses:
     """Changes one address in the frames of one connection, wherever a host is followed by its port.
 
     Args:
-        was: host and port as the broker names them.
-        becomes: what the client is to read.
+        was: host and port as the broker sends them.
+        becomes: what the client must read instead.
     """
 
     def __init__(self, was: tuple[str, int], becomes: tuple[str, int]) -> None:
-        """Nothing has come yet."""
+        """Begin with an empty buffer."""
         self._rest = b""
-        # A host comes with its length, in two bytes or, in newer answers, in one and larger by one.
+        # The length before a host has two bytes; in newer answers one byte, and it is larger by one.
         self._pairs = [
             (_address(before, was[1], newer=newer), _address(becomes[0], becomes[1], newer=newer))
             for before in {was[0], "localhost", "127.0.0.1"}
@@ -27,7 +27,7 @@ class KafkaAddresses:
         ]
 
     def __call__(self, packet: bytes) -> bytes:
-        """The frames that are whole now, changed."""
+        """The frames that are complete now, changed."""
         self._rest += packet
         whole = b""
         while len(self._rest) >= _SIZE.size:

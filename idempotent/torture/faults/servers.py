@@ -1,4 +1,4 @@
-"""Servers: where broker and store are, and what may be done to them."""
+"""Servers: the URLs of broker and store, and the functions that harm them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Servers:
     """The servers of a run.
 
     Attributes:
-        broker_url: the adapter's.
-        checker_url: the checker's.
-        restart_broker: kills the broker, leaves it down for so many seconds, starts it, and returns when it answers.
-        restart_store: the same for the store. It must come back with all that it had acknowledged.
+        broker_url: the adapter's URL.
+        checker_url: the checker's URL.
+        restart_broker: kills the broker, leaves it down for the given seconds, starts it, and returns when it answers.
+        restart_store: the same for the store, which must keep everything that it had acknowledged.
         full_disk: while the context lasts, the disk of the store is full.
     """
 
