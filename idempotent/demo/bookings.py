@@ -1,4 +1,4 @@
-"""The business table. Nothing in it forbids to book a flight twice: only the checker stands in the way."""
+"""The business table. It has no unique key: only the checker prevents that a flight is booked twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITHOUT_CHECKER: Final = "demo_flights_without_checker"
 
 
 def bookings_table(name: str) -> Table:
-    """The table under one of its two names."""
+    """Describe the table with one of its two names."""
     return Table(
         name,
         MetaData(),
@@ -27,12 +27,12 @@ def bookings_table(name: str) -> Table:
 
 
 def make_table(url: str, name: str, *, own_file: bool) -> None:
-    """Make the table anew, empty.
+    """Create the table, empty.
 
     Args:
         url: the database.
         name: the table.
-        own_file: an SQLite file of the demo's own, whose journal it may choose.
+        own_file: the database is an SQLite file of the demo, so the demo may choose its journal.
     """
     table = bookings_table(name)
     with engine_at(url, name) as engine:
@@ -49,7 +49,7 @@ def drop_table(url: str, name: str) -> None:
 
 
 def read_bookings(url: str, name: str) -> Iterator[Flight]:
-    """Every row."""
+    """Yield every row."""
     table = bookings_table(name)
     columns = table.c.flight, table.c.distance, table.c.arr_delay
     with engine_at(url, name) as engine, engine.connect() as connection:
@@ -58,6 +58,6 @@ def read_bookings(url: str, name: str) -> Iterator[Flight]:
 
 
 def count_bookings(url: str, name: str) -> int:
-    """How many rows there are."""
+    """Count the rows."""
     with engine_at(url, name) as engine, engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(bookings_table(name))) or 0

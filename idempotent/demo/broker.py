@@ -1,4 +1,4 @@
-"""An at-least-once broker with everything that makes one difficult: copies, disorder, lost acknowledgements."""
+"""FlightBroker: an at-least-once broker with copies, disorder and lost acknowledgements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from idempotent.outcomes import Action, Outcome
 ACKS_LOST: Final = 0.001
 """The share of acknowledgements that never arrive."""
 REDELIVERED_WITHIN: Final = 5_000
-"""A message whose acknowledgement was lost comes again within this many deliveries."""
+"""A message whose acknowledgement was lost is delivered again within this many deliveries."""
 
 
 class Parcel(NamedTuple):
@@ -28,14 +28,14 @@ class Parcel(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the consumer says about one delivery; no outcome: it gives it back unprocessed."""
+    """The consumer's answer to one delivery; no outcome: it gives the message back unprocessed."""
 
     tag: int
     outcome: Outcome | None
 
 
 class FlightBroker:
-    """Hands out flights until each delivery of `order` was acknowledged.
+    """Delivers flights until each delivery of `order` is acknowledged.
 
     Args:
         flights: the messages.
@@ -48,14 +48,13 @@ class FlightBroker:
         self._order = order
         self._next = 0
         self._rng = random.Random(f"broker {seed}")
-        self._again: list[tuple[int, int]] = []  # when due, counted in deliveries; which flight
+        self._again: list[tuple[int, int]] = []  # (the delivery at which it is due, the number of the flight)
         self._unsettled: dict[int, int] = {}
         self.delivered = 0
         self.expected = len(order)
         self.outcomes: Counter[Outcome] = Counter()
         self.unanswered = 0
-        # How often a flight was in the consumer's hands when it died: so often its booking may repeat, at most,
-        # if the checker's promise ends there.
+        # How often a consumer died with this flight unanswered: a leased checker may repeat its booking as often.
         self.in_hand_at_crash: Counter[str] = Counter()
 
     @property
@@ -75,11 +74,11 @@ class FlightBroker:
 
     @property
     def answered(self) -> int:
-        """Deliveries that the consumer said something about, except that it gives them back."""
+        """Deliveries with an outcome."""
         return self.outcomes.total()
 
     def deliver(self, limit: int) -> list[Parcel]:
-        """The next deliveries, at most `limit`."""
+        """Take the next deliveries, at most `limit`."""
         parcels: list[Parcel] = []
         while len(parcels) < limit:
             again = self._again and (self._again[0][0] <= self.delivered or self.nothing_new)
@@ -97,7 +96,7 @@ class FlightBroker:
         return parcels
 
     def take(self, answers: Sequence[Answer]) -> None:
-        """Act on what the consumer says."""
+        """Act on the consumer's answers."""
         for tag, outcome in answers:
             number = self._unsettled.pop(tag)
             if outcome is not None:
@@ -108,7 +107,7 @@ class FlightBroker:
                 self._redeliver(number, within=REDELIVERED_WITHIN)
 
     def crash(self) -> None:
-        """The consumer is gone: what it had not answered comes again, soon and in another order."""
+        """The consumer died: deliver what it had not answered again, soon and in another order."""
         self.unanswered += len(self._unsettled)
         for number in self._unsettled.values():
             self.in_hand_at_crash[self._flights[number].flight] += 1

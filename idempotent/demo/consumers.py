@@ -1,4 +1,4 @@
-"""The two consumers: one behind a checker, one that books and acknowledges as it comes."""
+"""The two consumers: one with a checker, and one that only books and acknowledges."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ GROUP: Final = "demo"
 
 
 class Job(NamedTuple):
-    """What a consuming process is told at its start.
+    """The first line that a consuming process reads.
 
     Attributes:
-        checker_url: the checker's URL; None: consume without one.
-        database_url: where the bookings go.
-        table: the bookings' table.
+        checker_url: the checker's URL; None: no checker.
+        database_url: the database of the bookings.
+        table: the table of the bookings.
         batch_size: messages booked together.
         subject: the queue or topic.
         broker_url: the adapter's URL; None: the simulated broker.
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
 
 def consume(job: Job, adapter: Adapter, on_result: Callable[[Message, Result], object] | None = None) -> None:
-    """Consume until the adapter has nothing left, or a signal comes. Knows nothing of the broker behind it."""
+    """Consume from any adapter until it has finished, or a signal comes."""
     table = bookings_table(job.table)
     if job.checker_url is None:
         _consume_plainly(adapter, tuned_engine(job.database_url), table, job.batch_size)
@@ -74,7 +74,7 @@ def _book_in_a_transaction_of_its_own(
 
 
 def _consume_plainly(adapter: Adapter, engine: Engine, bookings: Table, batch_size: int) -> None:
-    """What everybody writes first: book, commit, acknowledge."""
+    """The usual first version: book, commit, acknowledge."""
     while not adapter.finished:
         deliveries = adapter.receive(batch_size, 1.0)
         if deliveries:

@@ -50,7 +50,7 @@ def read_flights(limit: int = FLIGHTS) -> Iterator[Flight]:
 
 
 def _data_file() -> str:
-    # Importing the package would read five files with pandas; all that is needed is where it was installed.
+    # Importing the package would read five files with pandas; only its location is needed.
     try:
         installed = files(PACKAGE) or []
     except PackageNotFoundError as error:

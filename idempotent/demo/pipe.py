@@ -98,7 +98,7 @@ class PipeAdapter(Adapter):
 
 
 def request_of(line: bytes) -> tuple[list[Answer], int]:
-    """What the consumer asked in a line: what became of deliveries, and how many more it can take."""
+    """The consumer's request in a line: the answers to deliveries, and how many more it can take."""
     answers, limit = json.loads(line)
     return [Answer(tag, outcome and Outcome(outcome)) for tag, outcome in answers], limit
 

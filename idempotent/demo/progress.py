@@ -23,7 +23,7 @@ class State(NamedTuple):
         delivered: deliveries so far.
         skipped: duplicates among them.
         crashes: kills of consuming processes.
-        seconds: how long it took; 0 while it goes on.
+        seconds: how long it took; 0 until the end.
     """
 
     expected: int

@@ -1,4 +1,4 @@
-"""What a run came to: for machines, and its part of the table."""
+"""The result of a run, as JSON and as rows of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole run: the same flights, deliveries and kills for both consumers, and the comparison with the truth."""
+"""Run: the same flights, deliveries and kills for two consumers, and the comparison with the truth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Run:
     """One run of the demo.
 
     Args:
-        settings: how much of everything.
+        settings: the options.
         stores: prepared.
         folder: for the consumers' logs.
     """

@@ -1,4 +1,4 @@
-"""In what order a broker delivers the flights, and when the consumer is killed; the same for the same seed."""
+"""The order of deliveries, and when the consumer is killed; the same for the same seed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 from typing import Final
 
 REORDERED_WITHIN: Final = 1_000
-"""A message comes at most this many places late."""
+"""A message is delivered at most this many places late."""
 RESENT_WITHIN: Final = 20_000
-"""A copy that the producer sends again comes at most this many places after the first."""
+"""A copy is delivered at most this many places after the original."""
 
 
 def delivery_order(count: int, *, duplicates: float, seed: int) -> list[int]:
-    """Numbers 0 to count - 1, reordered, some of them twice.
+    """The numbers 0 to count - 1, reordered, some of them twice.
 
     Args:
         count: how many messages.
@@ -29,7 +29,7 @@ def delivery_order(count: int, *, duplicates: float, seed: int) -> list[int]:
 
 
 def kill_points(deliveries: int, *, kills: int, seed: int) -> list[int]:
-    """After how many of the deliveries the consumer is killed: at random, once in each of `kills` stretches."""
+    """After how many deliveries the consumer is killed: at random, once in each of `kills` equal stretches."""
     rng = random.Random(f"kills {seed}")
     stretch = deliveries / max(kills, 1)
     return [int(stretch * (number + rng.uniform(0.1, 0.9))) for number in range(kills)]

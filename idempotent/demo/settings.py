@@ -1,4 +1,4 @@
-"""What one run of the demo is made of."""
+"""The settings of one run of the demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BATCH: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says.
+    """The options of the command line.
 
     Attributes:
         flights: how many of the data set's flights.

@@ -11,7 +11,7 @@ from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, drop_table, 
 from idempotent.testing.stage.stores import RunStore
 
 _KEYS: Final = "demo_deduplicate_tbl"
-# After a kill a leased checker waits for the rest of the lease: keep that short for whoever watches.
+# After a kill a leased checker waits for the rest of the lease: keep that short.
 LEASE_S: Final = 2.0
 
 

@@ -1,4 +1,4 @@
-"""What is booked against the truth: every row, not only the sums."""
+"""Compare the bookings with the truth: every row, not only the sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Comparison:
         booked: sums over the table.
         lost: flights of the data set that are not booked, or not with these values.
         repeated: bookings of a flight beyond its first.
-        strange: bookings of what is not in the data set: an unknown flight, or other values.
+        strange: bookings that are not in the data set: an unknown flight, or other values.
         unexplained: repeats beyond those that `explained` allows.
         examples: some of the flights that differ.
     """
@@ -65,7 +65,7 @@ def compare(
     Args:
         truth: the rows that should be booked, each once.
         booked: the rows that are.
-        explained: by flight, how many repeats the kills can explain; none by default.
+        explained: for each flight, how many repeats the kills can explain; 0 by default.
     """
     expected, found = Counter(truth), Counter(booked)
     lost, surplus = expected - found, found - expected

@@ -138,7 +138,8 @@ class ConsumerSlot:
         except ChildEndedError as error:
             self._record_end(str(error))
         else:
-            if code:
+            # A process that has just started does not handle the signal yet.
+            if code and (code != -signal.SIGTERM or self.at_work):
                 self._record_end(f"code {code} after SIGTERM: {self._alive.last_words()}")
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ def tortured(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("broker", "checker", "said"),
+    ("broker", "checker", "words"),
     [
         ("memory://x", "sqlite:///{folder}/x.db", "amqp://"),
         ("amqp://localhost:1", "memory://", "forgets its keys"),
@@ -37,13 +37,13 @@ def tortured(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ("amqp://localhost:1", "offsets+sqlite:///{folder}/x.db", "kafka://"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_made(broker, checker, said, tmp_path):
+def test_what_cannot_work_is_refused_before_anything_is_made(broker, checker, words, tmp_path):
     done = tortured("--broker", broker, "--checker", checker.format(folder=tmp_path))
     assert done.returncode == 3, done.stdout + done.stderr
-    assert said in done.stderr
+    assert words in done.stderr
 
 
-def test_a_store_that_is_not_there_is_said(rabbitmq_url):
+def test_an_unreachable_store_is_reported_without_its_password(rabbitmq_url):
     done = tortured(
         "--broker", rabbitmq_url, "--checker", "transactional+postgresql+psycopg://u:secret@127.0.0.1:1/x"
     )

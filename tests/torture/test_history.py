@@ -53,11 +53,11 @@ EXPLAINING = {
     "keys evicted": incident(FaultKind.EVICT, 15.0, process=""),
 }
 EXPLAINING_NOTHING = {
-    "somebody else killed": incident(FaultKind.KILL, 11.0, process="2.1"),
+    "another consumer killed": incident(FaultKind.KILL, 11.0, process="2.1"),
     "killed before the effect": incident(FaultKind.KILL, 9.0),
     "killed after the second one": incident(FaultKind.KILL, 21.0),
     "paused for a moment": incident(FaultKind.PAUSE, 10.0, 11.0),
-    "somebody else paused": incident(FaultKind.PAUSE, 9.0, 16.0, "2.1"),
+    "another consumer paused": incident(FaultKind.PAUSE, 9.0, 16.0, "2.1"),
     "paused long before": incident(FaultKind.PAUSE, -20.0, -3.0),
     "cut": incident(FaultKind.CUT_STORE, 10.5),
     "an answer lost": incident(FaultKind.LOSE_STORE_ANSWER, 10.5),

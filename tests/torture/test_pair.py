@@ -45,7 +45,7 @@ def test_nothing_is_lost_and_nothing_unexplained(private_rabbitmq, private_maria
 
 @pytest.mark.slow
 def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url, tmp_path):
-    """One that is done comes again, its key is lost, and whoever claims it anew dies: nobody has it for a lease."""
+    """A processed message comes again after its key was lost, and the process that claims it dies: wait for a lease."""
     settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=5.0)
     run = TortureRun(settings, Servers(rabbitmq_url, redis_url), "torture_waits", tmp_path)
     copy = message_of("torture_waits", settings.seed, 0)

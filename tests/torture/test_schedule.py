@@ -19,7 +19,7 @@ def test_the_same_seed_makes_the_same_faults_and_another_one_others():
     assert schedule(settings, KINDS, POINTS) != schedule(Settings(seed=8, seconds=300), KINDS, POINTS)
 
 
-def test_a_fault_that_is_not_offered_changes_nothing_about_the_others():
+def test_a_fault_that_cannot_happen_changes_nothing_about_the_others():
     settings = Settings(seed=7, seconds=300)
     fewer = tuple(kind for kind in KINDS if kind is not FaultKind.SHIFT_CLOCK)
     expected = [fault for fault in schedule(settings, KINDS, POINTS) if fault.kind in fewer]
@@ -43,7 +43,7 @@ def test_what_a_message_does_is_in_the_seed():
     assert set(seen) == set(Behaviour)
 
 
-def test_what_cannot_be_done_is_said_with_the_reason(tmp_path):
+def test_a_fault_that_cannot_happen_has_a_reason(tmp_path):
     servers = Servers("amqps://localhost", f"transactional+sqlite:///{tmp_path}/db")
     store = Store(servers.checker_url, "torture_x", lease_s=1.0)
     found = FeasibleFaults.of(servers, store, is_kafka=False)

@@ -1,4 +1,4 @@
-"""What is told about a message whose history is not as it should be."""
+"""What is shown about a message whose history breaks a rule."""
 
 import pytest
 
@@ -22,15 +22,15 @@ def test_every_word_about_it_comes_in_the_order_of_time(journal):
     written.write(What.HELD, id="m-1", position="")
     written.write(What.SETTLED, id="m-2", position="", outcome="processed", error="")
     written.write(What.SETTLED, id="m-1", position="", outcome="failed", error="no room")
-    (told,) = traces([path], [effect("m-1", at=1.5), effect("m-2", at=1.5)], ["m-1"], 1.0).values()
-    assert told[0] == "   0.50 s  consumer 1.1  effect  attempt 2  fence 7"
-    assert [line.split("consumer ")[1] for line in told[1:]] == [
+    (lines,) = traces([path], [effect("m-1", at=1.5), effect("m-2", at=1.5)], ["m-1"], 1.0).values()
+    assert lines[0] == "   0.50 s  consumer 1.1  effect  attempt 2  fence 7"
+    assert [line.split("consumer ")[1] for line in lines[1:]] == [
         "0.1  held",
         "0.1  settled  outcome failed  error no room",
     ]
 
 
-def test_an_effect_of_the_journal_is_told_once(journal):
+def test_an_effect_of_the_journal_is_shown_once(journal):
     path, written = journal
     written.write(What.EFFECT, id="m-1", position="t/0/7", process="1.1", attempt=2, fence=7)
     assert len(traces([path], [effect("m-1", at=1.5)], ["m-1"], 0.0)["m-1"]) == 1
@@ -42,5 +42,5 @@ def test_one_known_by_its_position_is_found(journal):
     assert len(traces([path], [effect("m-1", 1.5, "t/0/7")], ["t/0/7"], 0.0)["t/0/7"]) == 2
 
 
-def test_of_what_nobody_heard_nothing_is_told(journal, tmp_path):
+def test_an_unknown_message_has_no_trace(journal, tmp_path):
     assert traces([journal[0], tmp_path / "none"], [], ["m-1"], 0.0) == {"m-1": []}

@@ -1,4 +1,4 @@
-"""What a run over a real broker came to."""
+"""The result of a run over a real broker."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _TOGETHER: Final = 500
 
 @dataclass(slots=True)
 class _Event:
-    """Something that happens once `at` deliveries are settled; `act` says whether it could."""
+    """Something that happens once `at` deliveries are settled; `act` returns whether it was possible."""
 
     at: int
     act: Callable[[], bool]
@@ -50,11 +50,11 @@ class LiveRun:
     """One run.
 
     Args:
-        settings: how much of everything.
+        settings: the options.
         stores: prepared.
         place: made.
         folder: for the consumers' logs.
-        restart: kills the broker and starts it again, once in the middle; None: nobody does.
+        restart: kills the broker and starts it again, once in the middle; None: the broker is not restarted.
     """
 
     name: Final = "two consumers"
@@ -111,7 +111,7 @@ class LiveRun:
             on_tick: called often meanwhile.
 
         Raises:
-            ChildEndedError: a consumer ended by itself, or nothing moved for two minutes.
+            ChildEndedError: a consumer ended unexpectedly, or nothing was settled for two minutes.
             AdapterError: the broker does not take the messages.
         """
         began = time.monotonic()
@@ -196,7 +196,7 @@ class LiveRun:
                     del self._events[0]
                     silence.restart()
             elif sent and quiet_s > self._place.quiet_s + LEASE_S and self._all_booked():
-                # What is booked may still wait for the lease of one that was killed.
+                # A copy of a booked message may still wait for the lease of a killed consumer.
                 return
             elif quiet_s > _STALLED_S:
                 words = "; ".join(consumer.last_words() for consumer in self._consumers)
@@ -206,7 +206,7 @@ class LiveRun:
         return count_bookings(self._stores.with_checker, WITH_CHECKER) >= self._settings.flights
 
     def _kill_one(self) -> bool:
-        """Kill one that got to work: one that dies at birth shows nothing. Once all is booked, nobody gets any."""
+        """Kill a consumer that has settled something: a death at birth shows nothing. Once all is booked, kill any."""
         at_work = [consumer for consumer in self._consumers if consumer.at_work]
         if not at_work and self._all_booked():
             at_work = self._consumers
@@ -237,7 +237,7 @@ class LiveRun:
         return True
 
     def _count_left(self) -> int:
-        # The checker is asked too: where one keeps offsets, these are what counts.
+        # An OffsetChecker has offsets of its own, and the adapter reads from there.
         checker = self._stores.keys.checker()
         return len(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
 
