@@ -10,18 +10,28 @@ from idempotent.errors import ConfigurationError, MissingExtraError
 
 try:
     from confluent_kafka import Consumer as KafkaConsumer
-    from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition, Uuid
+    from confluent_kafka import (
+        ConsumerGroupTopicPartitions,
+        KafkaError,
+        KafkaException,
+        Producer,
+        TopicCollection,
+        TopicPartition,
+        Uuid,
+    )
     from confluent_kafka import Message as KafkaMessage
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in the stubs
 except ImportError as error:
     raise MissingExtraError("confluent-kafka", "kafka") from error
 
 __all__ = [
     "AdminClient",
+    "ConsumerGroupTopicPartitions",
     "KafkaConsumer",
     "KafkaError",
     "KafkaException",
     "KafkaMessage",
+    "NewTopic",
     "Producer",
     "Raw",
     "TopicCollection",

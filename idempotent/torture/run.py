@@ -14,7 +14,7 @@ from idempotent.adapters.base import Adapter
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome
-from idempotent.testing.stage.leftovers import LOOKS, left_over, letters
+from idempotent.testing.stage.leftovers import LOOKS, FindLeft, left_over, letters
 from idempotent.testing.stage.places import place_at
 from idempotent.testing.stage.producer import Producer
 from idempotent.testing.stage.silence import Silence
@@ -34,7 +34,7 @@ from idempotent.torture.handlers import SLOW
 from idempotent.torture.job import GROUP, Job
 from idempotent.torture.journal import What
 from idempotent.torture.messages import Behaviour, behaviour_of, id_of
-from idempotent.torture.settings import Settings, Shape
+from idempotent.torture.settings import Settings
 from idempotent.torture.stores import Store
 from idempotent.torture.traffic import Traffic
 
@@ -56,9 +56,18 @@ class TortureRun:
         servers: their URLs, and the functions that restart them.
         name: part of the names of queues, topics, tables and keys: an identifier.
         folder: for journals and logs.
+        find_left: returns the messages that the broker still holds for the consumers.
     """
 
-    def __init__(self, settings: Settings, servers: Servers, name: str, folder: Path) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        servers: Servers,
+        name: str,
+        folder: Path,
+        *,
+        find_left: FindLeft = left_over,
+    ) -> None:
         """Create nothing on the servers yet.
 
         Raises:
@@ -77,19 +86,19 @@ class TortureRun:
         self.elapsed_s = 0.0
         self.began = 0.0
         self._folder = folder
+        self._find_left = find_left
         self._done: set[str] = set()
         self._settled: dict[tuple[str, str], float] = {}
         self._ledger: list[Effect] = []
         self._may_be_late: set[str] = set()
         self._dead_letters: list[str] = []
         self._left: list[str] = []
-        self._slots = [self._slot(number) for number in range(settings.processes)]
+        processes = range(settings.processes)
+        self._shapes = [settings.shape(number, in_order=self._in_order) for number in processes]
+        self._slots = [self._slot(number) for number in processes]
         self._producer_proxy, self._producer_url = proxied(servers.broker_url)
         self.traffic: Final = Traffic(
-            name,
-            settings,
-            resends=not self.store.by_position,
-            unfinished=self._unfinished,
+            name, settings, resends=not self.store.by_position, unfinished=self._unfinished
         )
         self.producer: Final = Producer(self._producers_adapter, self.traffic)
         self._injector = FaultInjector(
@@ -177,15 +186,12 @@ class TortureRun:
     def _unfinished(self) -> int:
         return self.traffic.begun - len(self._done)
 
-    def _shape(self, number: int) -> Shape:
-        return self.settings.shape(number, in_order=self._in_order)
-
     def _overtaken(self, process: str) -> bool:
         """Whether later messages overtake one that fails or waits in this process: in groups known by their keys."""
-        return not self.store.by_position and self._shape(int(process.partition(".")[0])).batch_size > 1
+        return not self.store.by_position and self._shapes[int(process.partition(".")[0])].batch_size > 1
 
     def _slot(self, number: int) -> ConsumerSlot:
-        shape = self._shape(number)
+        shape = self._shapes[number]
         job = Job(
             process="",
             broker_url=self._place.url,
@@ -230,7 +236,7 @@ class TortureRun:
             slot.stop()
         self._tick(on_tick)
         checker = self.store.checker()
-        self._left = _ids(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
+        self._left = _ids(self._find_left(self._place.adapter(), self._place.subject, GROUP, checker))
 
     def _process_the_rest(self, on_tick: Callable[[], object]) -> None:
         silence, asked = Silence(), 0.0

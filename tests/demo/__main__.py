@@ -22,19 +22,9 @@ from idempotent.demo.spark.report import SparkReport
 from idempotent.demo.spark.settings import SHARE as SPARK_SHARE
 from idempotent.demo.spark.settings import SparkSettings
 from idempotent.errors import IdempotentError
-from tests.support.services import (
-    PrivateActiveMq,
-    PrivateKafka,
-    PrivateMariaDb,
-    PrivateRabbitMq,
-    PrivateServer,
-)
+from tests.support.pairs import BROKERS, started
+from tests.support.services import PrivateMariaDb
 
-BROKERS: dict[str, type[PrivateServer]] = {
-    "rabbitmq": PrivateRabbitMq,
-    "activemq": PrivateActiveMq,
-    "kafka": PrivateKafka,
-}
 SPARK = "spark"
 
 
@@ -83,17 +73,6 @@ def through(stack: ExitStack, console: Console, broker: str, checker: str, setti
         url,
         restart=lambda: (server.kill(), server.start()),
     )
-
-
-def started(stack: ExitStack, console: Console, server: PrivateServer) -> PrivateServer:
-    """The server, running until the end."""
-    missing = server.missing()
-    if missing:
-        sys.exit(f"{server.name} cannot be started here: {missing}")
-    stack.callback(server.close)
-    with console.status(f"Starting {server.name}"):
-        server.start()
-    return server
 
 
 app = typer.Typer(pretty_exceptions_enable=False)

@@ -12,6 +12,10 @@ from idempotent.demo.command import over_broker
 from idempotent.demo.flights import read_flights
 from idempotent.demo.live.run import LiveRun, batches
 from idempotent.demo.settings import Settings
+from idempotent.demo.stores import Stores
+from idempotent.testing.stage.command import prepared
+from idempotent.testing.stage.leftovers import left_over
+from idempotent.testing.stage.places import place_at
 from idempotent.testing.stage.producer import Producer
 
 FEW = Settings(flights=4000, kills=2, duplicates=0.1)
@@ -59,21 +63,26 @@ def test_each_flight_is_booked_once_over_kafka(checker, private_kafka, mysql_url
     assert report.counts.rewinds == (checker == "offsets")
 
 
-def test_what_comes_after_the_silence_is_consumed_too(rabbitmq_url, monkeypatch):
-    """After a kill a group may take long to agree who reads what: that it is silent does not mean that it is over."""
-    count_left, sent = LiveRun._count_left, []
+def test_what_comes_after_the_silence_is_consumed_too(rabbitmq_url, tmp_path):
+    """After a kill a group may take long to rebalance: silence does not mean that the broker has nothing."""
+    settings, sent = Settings(flights=100, kills=0, duplicates=0.0), []
+    place = place_at(rabbitmq_url, "demo_flights_late", settings.batch_size)
+    stores = Stores(None, tmp_path)
 
-    def after_one_more(run):
+    def after_one_more(*about):
         if not sent:
-            sent.append(Producer(run._place.adapter, batches(run._place.subject, list(read_flights(1)), [0])))
+            sent.append(Producer(place.adapter, batches(place.subject, list(read_flights(1)), [0])))
             sent[0].start()
             sent[0].join()
-        return count_left(run)
+        return left_over(*about)
 
-    monkeypatch.setattr(LiveRun, "_count_left", after_one_more)
-    report = over_broker(
-        Console(quiet=True), Settings(flights=100, kills=0, duplicates=0.0), rabbitmq_url, None
-    )
+    run = LiveRun(settings, stores, place, tmp_path, find_left=after_one_more)
+    with prepared(stores, keep=False):
+        try:
+            run.deliver(lambda: None)
+            report = run.compare()
+        finally:
+            place.remove()
     assert (report.kept_promise, report.counts.left) == (True, 0), report.as_json()
     assert (report.counts.delivered, report.counts.duplicates) == (101, 1)
 

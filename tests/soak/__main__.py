@@ -23,8 +23,8 @@ from rich.table import Table
 from tests.bench.memory import Flatness, Sample, flatness
 from tests.soak.line import ROOT, Line, Reading
 from tests.soak.picture import MIB, draw
+from tests.support.pairs import started
 from tests.support.services import PrivateKafka, PrivateMariaDb, PrivatePostgres, PrivateRabbitMq
-from tests.torture.__main__ import started
 
 
 def main(

@@ -1,13 +1,13 @@
-"""Every broker with every checker, and how their servers are started, killed and started again."""
+"""Every broker with every checker, and the servers that they need."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
-from idempotent.torture import Servers
+from rich.console import Console
+
 from tests.support.services import (
     PrivateActiveMq,
     PrivateKafka,
@@ -17,7 +17,6 @@ from tests.support.services import (
     PrivateRedis,
     PrivateServer,
 )
-from tests.support.services.small_disk import full
 
 BROKERS: dict[str, type[PrivateServer]] = {
     "rabbitmq": PrivateRabbitMq,
@@ -39,7 +38,7 @@ CHECKERS: dict[str, CheckerKind] = {
     "transactional-mariadb": CheckerKind("transactional+", PrivateMariaDb),
     "transactional-postgres": CheckerKind("transactional+", PrivatePostgres),
     "sql-mariadb": CheckerKind("", PrivateMariaDb),
-    # It must come back with what it has acknowledged.
+    # A restarted Redis must keep what it has acknowledged.
     "redis": CheckerKind("", PrivateRedis, ("--appendonly", "yes", "--appendfsync", "always")),
     "offsets-mariadb": CheckerKind("offsets+", PrivateMariaDb),
 }
@@ -51,23 +50,12 @@ PAIRS = [
 ]
 
 
-def servers_of(
-    broker: PrivateServer, store: PrivateServer, checker: str, *, small_disk: bool = False
-) -> Servers:
-    """Both running; the store's disk can be filled if it is small."""
-    return Servers(
-        broker.url if "://" in broker.url else f"kafka://{broker.url}",
-        CHECKERS[checker].prefix + store.url,
-        restart_broker=_restarting(broker),
-        restart_store=_restarting(store),
-        full_disk=partial(full, store) if small_disk else None,
-    )
-
-
-def _restarting(server: PrivateServer) -> Callable[[float], object]:
-    def restart(down_s: float) -> None:
-        server.kill()
-        time.sleep(down_s)
+def started(stack: ExitStack, console: Console, server: PrivateServer) -> PrivateServer:
+    """The server, running until the stack is closed. Ends the program if it cannot be started."""
+    missing = server.missing()
+    if missing:
+        sys.exit(f"{server.name} cannot be started here: {missing}")
+    stack.callback(server.close)
+    with console.status(f"Starting {server.name}"):
         server.start()
-
-    return restart
+    return server

@@ -19,9 +19,9 @@ from idempotent.errors import IdempotentError
 from idempotent.torture import Settings, TortureReport
 from idempotent.torture.command import over_servers
 from idempotent.torture.examination.figures import write_figures
-from tests.support.pairs import BROKERS, CHECKERS, PAIRS, servers_of
-from tests.support.services import PrivateServer
+from tests.support.pairs import BROKERS, CHECKERS, PAIRS, started
 from tests.support.services.small_disk import on_a_small_disk
+from tests.torture.servers import servers_of
 
 FIGURES = Path(__file__).parents[2] / "build" / "torture"
 # Starting, and processing what is left, for each pair.
@@ -84,17 +84,6 @@ def pair(console: Console, broker: str, checker: str, settings: Settings, *, kee
         small = checker != "redis" and stack.enter_context(on_a_small_disk(store))
         running = [started(stack, console, server) for server in (BROKERS[broker](), store)]
         return over_servers(console, settings, servers_of(*running, checker, small_disk=small), keep=keep)
-
-
-def started(stack: ExitStack, console: Console, server: PrivateServer) -> PrivateServer:
-    """The server, running until the end."""
-    missing = server.missing()
-    if missing:
-        sys.exit(f"{server.name} cannot be started here: {missing}")
-    stack.callback(server.close)
-    with console.status(f"Starting {server.name}"):
-        server.start()
-    return server
 
 
 app = typer.Typer(pretty_exceptions_enable=False)

@@ -25,7 +25,7 @@ from idempotent.torture.faults.kinds import Fault, FaultGroup, FaultKind
 from idempotent.torture.job import GROUP
 from idempotent.torture.messages import message_of
 from idempotent.torture.stores import Store
-from tests.support.pairs import servers_of
+from tests.torture.servers import servers_of
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
     def send_it_again():
         if run.producer.finished and run.finished == run.traffic.begun and not sent:
             run.store.lose_keys(1.0, random.Random())
-            sent.append(checker.desk.claim(dead.request(copy)).verdict)
+            sent.append(checker.desk.claim(dead.binding.requests.of(copy)).verdict)
             checker.close()  # which ends the renewal, and no lease
             adapter = adapter_from_url(rabbitmq_url)
             adapter.publish(copy)
@@ -69,10 +69,9 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
 
 
 @pytest.mark.slow
-def test_what_comes_after_the_silence_is_processed_too(rabbitmq_url, redis_url, tmp_path, monkeypatch):
-    """Not even a silence as long as a lease proves that nothing is there."""
+def test_what_comes_after_the_silence_is_processed_too(rabbitmq_url, redis_url, tmp_path):
+    """Not even a silence as long as a lease proves that the broker has nothing."""
     settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=1.0)
-    run = TortureRun(settings, Servers(rabbitmq_url, redis_url), "torture_late", tmp_path)
     copy = message_of("torture_late", settings.seed, 0)
     sent = []
 
@@ -84,7 +83,8 @@ def test_what_comes_after_the_silence_is_processed_too(rabbitmq_url, redis_url, 
             adapter.close()
         return left_over(*about)
 
-    monkeypatch.setattr("idempotent.torture.run.left_over", after_one_more)
+    servers = Servers(rabbitmq_url, redis_url)
+    run = TortureRun(settings, servers, "torture_late", tmp_path, find_left=after_one_more)
     run.run()
     report = run.report()
     assert sent

@@ -24,7 +24,7 @@ from idempotent.demo.truth import compare
 from idempotent.message import Message
 from idempotent.outcomes import Outcome
 from idempotent.testing.children import ChildEndedError
-from idempotent.testing.stage.leftovers import LOOKS, left_over
+from idempotent.testing.stage.leftovers import LOOKS, FindLeft, left_over
 from idempotent.testing.stage.place import Place
 from idempotent.testing.stage.producer import Producer
 from idempotent.testing.stage.silence import Silence
@@ -55,6 +55,7 @@ class LiveRun:
         place: made.
         folder: for the consumers' logs.
         restart: kills the broker and starts it again, once in the middle; None: the broker is not restarted.
+        find_left: returns the messages that the broker still holds for the consumers.
     """
 
     name: Final = "two consumers"
@@ -66,6 +67,8 @@ class LiveRun:
         place: Place,
         folder: Path,
         restart: Callable[[], object] | None = None,
+        *,
+        find_left: FindLeft = left_over,
     ) -> None:
         """Read the flights."""
         self.crashes = 0
@@ -77,6 +80,7 @@ class LiveRun:
         self._stores = stores
         self._place = place
         self._restart = restart
+        self._find_left = find_left
         self._rng = random.Random(f"live {settings.seed}")
         flights = list(read_flights(settings.flights))
         self._order = delivery_order(
@@ -239,7 +243,7 @@ class LiveRun:
     def _count_left(self) -> int:
         # An OffsetChecker has offsets of its own, and the adapter reads from there.
         checker = self._stores.keys.checker()
-        return len(left_over(self._place.adapter(), self._place.subject, GROUP, checker))
+        return len(self._find_left(self._place.adapter(), self._place.subject, GROUP, checker))
 
 
 def batches(subject: str, flights: Sequence[Flight], order: Sequence[int]) -> Iterator[list[Message]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from idempotent.adapters.base import Adapter
 from idempotent.checkers import MemoryChecker
@@ -19,6 +20,8 @@ LOOKS: Final = 3
 Silence does not prove that the broker has nothing: after a kill a group may take long to rebalance, or a message waits
 for a lease to end. Only what is there after several silences is left.
 """
+FindLeft: TypeAlias = Callable[[Adapter, str, str, AbstractIdempotentChecker], list[Message]]
+"""The type of `left_over`."""
 _CONNECT_S: Final = 60.0
 _QUIET_S: Final = 3.0
 _AT_ONCE: Final = 500

@@ -76,7 +76,7 @@ class KafkaPlace(Place):
         }
 
     def make(self) -> None:
-        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+        from idempotent.adapters.kafka.client import NewTopic
 
         topics = [NewTopic(self.subject, _PARTITIONS), NewTopic(f"{self.subject}.dlq", 1)]
         self._ask(lambda admin: admin.create_topics(topics))
@@ -86,7 +86,7 @@ class KafkaPlace(Place):
         self._ask(lambda admin: admin.delete_topics(topics))
 
     def rewind(self, group: str) -> None:
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+        from idempotent.adapters.kafka.client import ConsumerGroupTopicPartitions, TopicPartition
 
         starts = [TopicPartition(self.subject, number, 0) for number in range(_PARTITIONS)]
         offsets = ConsumerGroupTopicPartitions(group, starts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from idempotent.errors import MissingExtraError, StoreUnavailableError
+from idempotent.errors import StoreUnavailableError
 
 PREFIX: Final = "demo_flights:"
 """Prefix of the demo's keys."""
@@ -24,11 +24,9 @@ def delete_all(url: str, prefix: str = PREFIX, chosen: Callable[[], bool] = lamb
         StoreUnavailableError: Redis does not answer.
         MissingExtraError: redis is not installed.
     """
-    try:
-        import redis
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("redis", "redis") from error
-    with redis.Redis.from_url(url) as client:
+    from idempotent.stores.redis.client import open_client, redis
+
+    with open_client(url) as client:
         try:
             cursor = None
             while cursor != 0:
