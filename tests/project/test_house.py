@@ -115,6 +115,13 @@ def test_nothing_imports_the_programs_beside_the_product():
     )
 
 
+def test_the_programs_beside_the_product_do_not_import_each_other():
+    """Either may be deleted alone; what both need is in `testing/stage`."""
+    assert_holds(
+        found for found in inner_imports() if {part_of(found.importer), part_of(found.target)} == set(BESIDE)
+    )
+
+
 def test_the_library_of_a_client_is_imported_there_and_nowhere_else():
     clients = {
         found.library: found.importer for found in foreign_imports() if found.importer.endswith(".client")
