@@ -13,7 +13,7 @@ from typing import Any, Final
 import typer
 
 from idempotent.cli.exits import epilog
-from idempotent.cli.help_text import flow
+from idempotent.cli.terminal.help_text import flow
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.output import emit
+from idempotent.cli.terminal.output import emit
 from idempotent.errors import StoreError
 
 

@@ -10,13 +10,13 @@ import typer
 from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import KeyStatus
-from idempotent.cli.durations import seconds, words
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.masking import mask
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.output import Unit, console, count, emit, plain, progress, say
-from idempotent.cli.output import table as new_table
 from idempotent.cli.stores import checker_at
+from idempotent.cli.terminal.durations import seconds, words
+from idempotent.cli.terminal.masking import mask
+from idempotent.cli.terminal.output import Unit, console, count, emit, plain, progress, say
+from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import SchemaError, StoreError
 from idempotent.keys import consumer_in
 

@@ -8,8 +8,8 @@ import typer
 
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.output import Unit, count, emit, progress, say
 from idempotent.cli.stores import checker_at
+from idempotent.cli.terminal.output import Unit, count, emit, progress, say
 
 
 def gc(

@@ -8,12 +8,12 @@ import typer
 
 from idempotent import migrations
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.masking import mask
 from idempotent.cli.options import JsonOption, UrlOption, YesOption
-from idempotent.cli.output import console, emit, plain, say
-from idempotent.cli.output import table as new_table
-from idempotent.cli.prompt import confirm
 from idempotent.cli.stores import database_at
+from idempotent.cli.terminal.masking import mask
+from idempotent.cli.terminal.output import console, emit, plain, say
+from idempotent.cli.terminal.output import table as new_table
+from idempotent.cli.terminal.prompt import confirm
 from idempotent.schema import DEFAULT_TABLE
 
 app = typer.Typer(

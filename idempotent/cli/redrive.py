@@ -11,7 +11,7 @@ from idempotent.adapters import adapter_from_url
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import BrokerOption, CheckersOption, JsonOption
-from idempotent.cli.output import Unit, count, emit, note, plain, progress, say
+from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress, say
 from idempotent.redrive import redrive as return_letters
 
 

@@ -11,7 +11,6 @@ import typer
 
 from idempotent.adapters import FileAdapter
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.logs import log_to
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import (
     BatchSizeOption,
@@ -21,8 +20,9 @@ from idempotent.cli.options import (
     LogLevel,
     LogLevelOption,
 )
-from idempotent.cli.output import Unit, count, emit, note, plain, progress
-from idempotent.cli.tally import Tally, show_outcomes
+from idempotent.cli.terminal.logs import log_to
+from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress
+from idempotent.cli.terminal.tally import Tally, show_outcomes
 from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
 

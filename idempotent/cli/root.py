@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 import idempotent
 from idempotent.cli.commands import InstalledCommands
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.help_text import paragraphs
-from idempotent.cli.output import note, show_error
+from idempotent.cli.terminal.help_text import paragraphs
+from idempotent.cli.terminal.output import note, show_error
 from idempotent.errors import IdempotentError
 
 

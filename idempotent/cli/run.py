@@ -9,7 +9,6 @@ import typer
 
 from idempotent.adapters import adapter_from_url
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.logs import log_to
 from idempotent.cli.modules import register_checkers, registry_at
 from idempotent.cli.options import (
     BatchSizeOption,
@@ -20,8 +19,9 @@ from idempotent.cli.options import (
     LogLevel,
     LogLevelOption,
 )
-from idempotent.cli.output import Unit, emit, note, plain, progress
-from idempotent.cli.tally import Tally, show_outcomes
+from idempotent.cli.terminal.logs import log_to
+from idempotent.cli.terminal.output import Unit, emit, note, plain, progress
+from idempotent.cli.terminal.tally import Tally, show_outcomes
 from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
 

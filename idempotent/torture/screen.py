@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from idempotent.claims import Guarantee
-from idempotent.cli.masking import mask
+from idempotent.cli.terminal.masking import mask
 from idempotent.outcomes import Outcome
 from idempotent.testing.stage import screen
 from idempotent.testing.stage.screen import Row

@@ -23,21 +23,27 @@ def modules_after(statement):
     return [name for name in done.stdout.split() if name.startswith("idempotent.")]
 
 
+@pytest.fixture
+def packages(tmp_path):
+    """A folder of further packages of the product."""
+    idempotent.__path__.append(str(tmp_path))
+    yield tmp_path
+    idempotent.__path__.remove(str(tmp_path))
+
+
 @pytest.mark.parametrize("left", ["nothing", "compiled files"])
-def test_commands_of_a_deleted_package_are_left_out(tmp_path, monkeypatch, left):
+def test_commands_of_a_deleted_package_are_left_out(packages, left):
     if left == "compiled files":
-        (tmp_path / "deleted" / "__pycache__").mkdir(parents=True)
-        monkeypatch.setattr(idempotent, "__path__", [*idempotent.__path__, str(tmp_path)])
+        (packages / "deleted" / "__pycache__").mkdir(parents=True)
     table = (Command("deleted", "idempotent.deleted.command:run"), *COMMANDS)
     assert list(InstalledCommands(table)) == [command.name for command in COMMANDS]
 
 
-def test_any_other_error_of_a_command_shows(tmp_path, monkeypatch):
-    package = tmp_path / "broken"
+def test_any_other_error_of_a_command_shows(packages):
+    package = packages / "broken"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "command.py").write_text("import a_module_that_is_not_installed")
-    monkeypatch.setattr(idempotent, "__path__", [*idempotent.__path__, str(tmp_path)])
     commands = InstalledCommands((Command("broken", "idempotent.broken.command:run"),))
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_installed"):
         commands["broken"]

@@ -7,8 +7,8 @@ import pytest
 import typer
 
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.masking import mask
 from idempotent.cli.root import app
+from idempotent.cli.terminal.masking import mask
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 

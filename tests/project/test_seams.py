@@ -15,7 +15,6 @@ PATCHED: Final[Mapping[tuple[str, str], str]] = {
     ("idempotent/testing/checker_contract/base.py", "cls"): "the suite takes tests out of the class it makes",
     ("idempotent/testing/checker_contract/base.py", "test"): "marks a test function, as pytest's marks do",
     ("idempotent/torture/faults/kinds.py", "kind"): "an enum gives its member a value so",
-    ("idempotent/testing/crashpoints.py", "target"): "crash points go around the hooks of a user's checker",
 }
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from idempotent import Message, Registry, Worker
 from idempotent.checkers import TransactionalSqlChecker, checker_from_url
-from idempotent.cli.logs import log_to
+from idempotent.cli.terminal.logs import log_to
 from idempotent.testing.stage.places import place_at
 from tests.bench.checkers import effects
 

@@ -48,14 +48,12 @@ def test_it_is_written_although_the_process_dies_within_the_group(lines):
 
 
 @pytest.mark.parametrize("group", [["1"], ["1", "2"]])
-def test_what_the_store_said_nothing_of_may_be_late(lines, monkeypatch, group):
-    checker = MemoryChecker()
+def test_what_the_store_said_nothing_of_may_be_late(lines, group):
+    class Silent(MemoryChecker):
+        def _claim(self, request):
+            raise StoreUnavailableError("no answer")
 
-    def lost(_):
-        raise StoreUnavailableError("no answer")
-
-    monkeypatch.setattr(checker, "_claim", lost)
-    watched(checker, lines).process_many([Message("orders", id=number) for number in group])
+    watched(Silent(), lines).process_many([Message("orders", id=number) for number in group])
     assert set(lines.held) == set(group)
 
 
@@ -68,14 +66,12 @@ def test_one_that_a_worker_processes_by_itself_may_be_late_too(lines):
     assert "1" in lines.held
 
 
-def test_one_whose_completion_was_not_recorded_may_be_late(lines, monkeypatch):
-    checker = MemoryChecker()
+def test_one_whose_completion_was_not_recorded_may_be_late(lines):
+    class Forgetful(MemoryChecker):
+        def _complete(self, completion):
+            raise StoreUnavailableError("no answer")
 
-    def lost(_):
-        raise StoreUnavailableError("no answer")
-
-    monkeypatch.setattr(checker, "_complete", lost)
-    watched(checker, lines).process(Message("orders", id="1"))
+    watched(Forgetful(), lines).process(Message("orders", id="1"))
     assert lines.held == ["1"]
 
 

@@ -22,9 +22,9 @@ from idempotent.cli.options import (
     UrlOption,
     YesOption,
 )
-from idempotent.cli.output import Unit, count, emit, note, plain, progress, say
-from idempotent.cli.prompt import confirm
 from idempotent.cli.stores import checker_at, parsed_key
+from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress, say
+from idempotent.cli.terminal.prompt import confirm
 
 _OptionalKey = Annotated[
     str | None,

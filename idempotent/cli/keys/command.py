@@ -30,9 +30,9 @@ from idempotent.cli.options import (
     TableOption,
     UrlOption,
 )
-from idempotent.cli.output import Unit, console, emit, note, plain, progress, say
-from idempotent.cli.output import table as new_table
 from idempotent.cli.stores import checker_at, parsed_key
+from idempotent.cli.terminal.output import Unit, console, emit, note, plain, progress, say
+from idempotent.cli.terminal.output import table as new_table
 
 _SCREENFUL: Final = 100
 # Rich measures a whole table before it prints it, so a long list is printed as several.

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from idempotent.admin import KeyRecord, KeyStats
 from idempotent.claims import KeyStatus
-from idempotent.cli.output import plain, table
+from idempotent.cli.terminal.output import plain, table
 
 _SECOND: Final = 1_000_000
 _COLOURS: Final = {"in_progress": "yellow", "done": "green", "dead": "red"}

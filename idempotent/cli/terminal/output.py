@@ -31,7 +31,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from idempotent.cli.masking import mask
+from idempotent.cli.terminal.masking import mask
 from idempotent.errors import (
     AdapterError,
     IdempotentError,

@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console
 from rich.logging import RichHandler
 
-from idempotent.cli.masking import mask
+from idempotent.cli.terminal.masking import mask
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.output import note
+from idempotent.cli.terminal.output import note
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from rich.progress import Progress, TaskID
 
-from idempotent.cli.output import console, plain
-from idempotent.cli.output import table as new_table
+from idempotent.cli.terminal.output import console, plain
+from idempotent.cli.terminal.output import table as new_table
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 

@@ -1,0 +1,1 @@
+"""What the commands read from and write to a terminal: words, tables, progress, questions, logs."""
