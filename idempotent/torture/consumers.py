@@ -41,6 +41,7 @@ class ConsumerSlot:
         self.broker_proxy, broker_url = proxied(job.broker_url)
         self.started = 0
         self.at_work = False
+        self.is_up = False
         self._record = record
         self._log = folder / f"consumer-{number}.log"
         self._tail = Tail(self.path)
@@ -64,7 +65,7 @@ class ConsumerSlot:
     def start(self, *, shift_s: float = 0.0) -> None:
         """Start a process, with a clock that is wrong by this many seconds."""
         self.started += 1
-        self.at_work = False
+        self.at_work = self.is_up = False
         self._kills_met = len(self._points_met(CrashKind.KILL))
         self._armed = self._paused = None
         job = replace(self._job, process=self.process, shift_s=shift_s)
@@ -74,8 +75,9 @@ class ConsumerSlot:
     def journal(self) -> Iterator[dict[str, object]]:
         """The lines written since the last call."""
         for line in self._tail.lines():
-            if line["process"] == self.process and line["what"] == What.SETTLED.value:
-                self.at_work = True
+            if line["process"] == self.process:
+                self.is_up = True
+                self.at_work |= line["what"] == What.SETTLED.value
             yield line
 
     # Faults

@@ -246,6 +246,8 @@ class TortureRun:
             self._tick(on_tick)
             for slot in self._slots:
                 slot.look()
+            if not all(slot.is_up for slot in self._slots):
+                silence.restart()
             quiet_s = silence.seconds(self.outcomes.total())
             if quiet_s > self._place.quiet_s and time.monotonic() - asked > self._place.quiet_s:
                 self._read_the_ledger()

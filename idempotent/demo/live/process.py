@@ -30,6 +30,8 @@ class ConsumerProcess:
         self._child: ChildProcess | None = None
         self._before: Counter[Outcome] = Counter()
         self._now: Counter[Outcome] = Counter()
+        self.is_up = False
+        """The current process has reported something."""
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -44,6 +46,7 @@ class ConsumerProcess:
     def start(self) -> None:
         """Start a process."""
         self._before, self._now = self.outcomes, Counter()
+        self.is_up = False
         self._child = ChildProcess("idempotent.demo.child", self._job, self._log, on_line=self._listen)
 
     def kill(self) -> None:
@@ -78,4 +81,5 @@ class ConsumerProcess:
         return ChildEndedError(f"a consumer ended unexpectedly with code {code}: {self.last_words()}")
 
     def _listen(self, line: bytes) -> None:
+        self.is_up = True
         self._now = Counter({Outcome(name): count for name, count in json.loads(line).items()})

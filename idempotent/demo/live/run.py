@@ -192,6 +192,8 @@ class LiveRun:
             for consumer in self._consumers:
                 consumer.check()
             sent = self._producer.finished
+            if not all(consumer.is_up for consumer in self._consumers):
+                silence.restart()
             quiet_s = silence.seconds(self._delivered)
             if self._events and (
                 self._delivered >= self._events[0].at or (sent and quiet_s > self._place.quiet_s)
