@@ -89,6 +89,14 @@ class TestFileChecker(CheckerContract):
     def make_checker(self, *, lease_s, retention_s):
         return self.example.FileChecker(self.folder, lease_s=lease_s, retention_s=retention_s)
 
+    def age(self, checker, seconds):
+        for path in self.folder.glob("*.json"):
+            with self.example.opened(path) as record:
+                record.expiry -= seconds
+                record.failed_at -= seconds
+                if record.lease_end is not None:
+                    record.lease_end -= seconds
+
 
 def test_a_folder_that_is_missing_is_no_empty_store(example, tmp_path):
     checker = example.FileChecker(tmp_path / "not mounted")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -14,11 +16,22 @@ import sqlalchemy as sa
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.schema import dedup_tables
+from tests.support.ageing import age_keys, age_tables
 from tests.support.privileges import user_of_keys, user_of_tables
 
 SQL = ("sqlite", "mysql", "postgres")
 SHARED = (*SQL, "redis")
 ALL = ("memory", *SHARED)
+
+
+@dataclass
+class Clock:
+    """The clock of memory checkers, which a test may put forward."""
+
+    ahead_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
 
 
 @dataclass(frozen=True)
@@ -31,10 +44,11 @@ class Store:
     opened: ExitStack = field(default_factory=ExitStack)
     consumer_url: str = ""
     """What checkers connect with, if not with `url`: a user who may do no more than a consumer needs."""
+    clock: Clock = field(default_factory=Clock)
 
     def leased(self, **options: Any) -> AbstractIdempotentChecker:
         if self.kind == "memory":
-            checker: AbstractIdempotentChecker = MemoryChecker(**options)
+            checker: AbstractIdempotentChecker = MemoryChecker(clock=self.clock, **options)
         elif self.kind == "redis":
             from idempotent.checkers import RedisChecker
 
@@ -48,6 +62,19 @@ class Store:
         checker = TransactionalSqlChecker(engine or self.consumer_engine(), table=self.table, **options)
         self.opened.callback(checker.close)
         return checker
+
+    def age(self, seconds: float) -> None:
+        """Make all keys and failures in the store this much older."""
+        if self.kind == "memory":
+            self.clock.ahead_s += seconds
+        elif self.kind == "redis":
+            age_keys(self.url, f"{self.table}:", seconds)
+        else:
+            age_tables(self._own_engine, self.table, seconds)
+
+    @cached_property
+    def _own_engine(self) -> sa.Engine:
+        return self.engine()
 
     def engine(self, **options: Any) -> sa.Engine:
         return self._engine(self.url, **options)
@@ -73,10 +100,8 @@ class Store:
     def booked(self) -> dict[str, int]:
         """How often each effect happened."""
         effects = self.effects
-        engine = sa.create_engine(self.url)
-        with engine.connect() as connection:
+        with self._own_engine.connect() as connection:
             rows = connection.execute(sa.select(effects.c.id, sa.func.count()).group_by(effects.c.id)).all()
-        engine.dispose()
         return {str(row[0]): int(row[1]) for row in rows}
 
 

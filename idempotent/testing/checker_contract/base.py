@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final, TypeVar
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.claims import Claim, ClaimRequest, Decision, Verdict
+from idempotent.claims import Claim, ClaimRequest, Decision, Lapsed, Verdict
 from idempotent.keys import Key, KeySpace
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -22,6 +22,11 @@ _SPACE: Final = KeySpace("contract", "tests")
 
 LONG_S: Final = 3600.0
 """Longer than any test."""
+_AGED_LEASE_S: Final = 600.0
+_AGED_RETENTION_S: Final = LONG_S
+_STEADY_LEASE_S: Final = 5.0
+_WAITED_RETENTION_S: Final = 0.1
+_LAPSE_DEADLINE_S: Final = 30.0
 
 
 class Capability(Enum):
@@ -54,7 +59,8 @@ class ContractBase(ABC):
     lacks: ClassVar[AbstractSet[Capability]] = frozenset()
     """What the checker cannot do."""
     lease_s: ClassVar[float] = 0.2
-    """The lease of tests that wait for it to end, in seconds. Longer for a store with a coarse clock."""
+    """How long a claim lasts that a test lets lapse, in seconds. Longer for a store with a coarse clock. Not used by a
+    suite that overrides `age`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Leave out the tests that do not apply."""
@@ -78,6 +84,19 @@ class ContractBase(ABC):
             lease_s: pass it on. A checker without leases ignores it.
             retention_s: pass it on.
         """
+
+    def age(self, checker: AbstractIdempotentChecker, seconds: float) -> None:
+        """Make everything in the store older: each lease end and each expiry moves this far into the past.
+
+        The default waits. Override it where a test can change the stored times or the store's clock: the tests then
+        use leases of minutes, wait for nothing, and give the same verdict on a slow machine.
+
+        Args:
+            checker: what `make_checker` returned.
+            seconds: how much older. Claims without a lease end stay without one.
+        """
+        del checker
+        time.sleep(seconds)
 
     def teardown_method(self) -> None:
         """Close what the test has made; pytest calls it."""
@@ -129,11 +148,42 @@ class ContractBase(ABC):
         """A delivery that is processed."""
         assert checker.desk.complete(self.acquire(checker, message_id), result)
 
+    @property
+    def brief_lease_s(self) -> float:
+        """The lease of claims that need only lapse: nothing in the test depends on their being live before."""
+        return _AGED_LEASE_S if self._overrides_age else self.lease_s
+
+    @property
+    def steady_lease_s(self) -> float:
+        """The lease of claims that lapse and have to be live at another moment of the test."""
+        return _AGED_LEASE_S if self._overrides_age else max(self.lease_s, _STEADY_LEASE_S)
+
+    @property
+    def brief_retention_s(self) -> float:
+        """The retention of keys that expire in the test."""
+        return _AGED_RETENTION_S if self._overrides_age else _WAITED_RETENTION_S
+
+    @property
+    def _overrides_age(self) -> bool:
+        return type(self).age is not ContractBase.age
+
     def lapse(self, checker: AbstractIdempotentChecker, *claims: Claim) -> None:
-        """Let the leases of these claims end, as if their process had stalled."""
+        """Let the leases of these claims end, as if their process had stalled; return when the store says so."""
+        assert checker.lease_s is not None
         for claim in claims:
             checker.desk.abandon(claim)
-        time.sleep(self.lease_s * 1.5)
+        self.age(checker, checker.lease_s * 1.1)
+        deadline = time.monotonic() + _LAPSE_DEADLINE_S
+        for claim in claims:
+            # A renewal that was under way when the claim was abandoned may have given it another lease.
+            while not self.left(checker, claim).lapsed:
+                assert time.monotonic() < deadline, f"the lease of {claim.key} does not end"
+                self.age(checker, checker.lease_s * 0.1)
+
+    def left(self, checker: AbstractIdempotentChecker, claim: Claim) -> Decision:
+        """What a delivery is told that takes over nothing, so that asking changes nothing."""
+        assert claim.key is not None
+        return checker.desk.claim(ClaimRequest(claim.key, on_lapsed=Lapsed.LEAVE))
 
 
 def acquired(decision: Decision) -> Claim:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from idempotent.checkers.transactions import transactions_of
 from idempotent.claims import Guarantee, Verdict, new_owner
 from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, needs
@@ -151,7 +149,7 @@ class ClaimsContract(ContractBase):
         checker = self.checker(lease_s=None)
         assert checker.guarantee is Guarantee.CLAIM_ONCE
         claim = self.acquire(checker)
-        time.sleep(self.lease_s)
+        self.age(checker, self.brief_lease_s * 2)
         decision = self.ask(checker)
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed

@@ -89,7 +89,7 @@ class ContentContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_with_other_content_is_left_alone(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         claim = self.acquire(checker, fingerprint=_OURS)
         self.lapse(checker, claim)
         decision = self.ask(checker, fingerprint=_OTHER)
@@ -100,7 +100,7 @@ class ContentContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_with_the_same_content_is_taken_over(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker, fingerprint=_OURS))
         assert checker.desk.complete(self.acquire(checker, fingerprint=_OURS))
         assert self.ask(checker).fingerprint == _OURS

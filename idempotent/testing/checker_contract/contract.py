@@ -32,6 +32,11 @@ class CheckerContract(
             def make_checker(self, *, lease_s, retention_s):
                 return MyChecker(lease_s=lease_s, retention_s=retention_s)
 
-    Name what your checker cannot do in `lacks`; tests of that are then not collected. Set `lease_s` to more than
-    0.2 seconds if the store's clock is coarse.
+    Name what your checker cannot do in `lacks`; tests of that are then not collected.
+
+    Tests that need a lapsed claim or an expired key wait for it: set `lease_s` to more than 0.2 seconds if the store's
+    clock is coarse. Better, give your suite a method that changes the stored times; then no test waits::
+
+            def age(self, checker, seconds):
+                execute("UPDATE keys SET lease_until = lease_until - :s, expires_at = expires_at - :s", s=seconds)
     """

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Final
 
 from idempotent.claims import Failure, KeyStatus, Verdict
-from idempotent.testing.checker_contract.base import Capability, ContractBase, needs, without
-
-_SHORT_S: Final = 0.1
+from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, needs, without
 
 
 class GcContract(ContractBase):
@@ -16,21 +13,21 @@ class GcContract(ContractBase):
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_an_expired_key_is_a_duplicate_until_it_is_collected(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S)
+        checker = self.checker(retention_s=self.brief_retention_s)
         self.finish(checker)
-        time.sleep(_SHORT_S * 2)
+        self.age(checker, self.brief_retention_s * 2)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
         assert checker.garbage_collect() == 1
         self.finish(checker)
 
     @without(Capability.GARBAGE_COLLECTION)
     def test_an_expired_key_is_forgotten_by_the_store(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S)
+        checker = self.checker(retention_s=self.brief_retention_s)
         self.finish(checker)
         deadline = time.monotonic() + 10.0
         while self.ask(checker).verdict is Verdict.DUPLICATE:
             assert time.monotonic() < deadline
-            time.sleep(_SHORT_S)
+            self.age(checker, self.brief_retention_s / 10)
 
     def test_a_key_that_has_not_expired_is_kept(self) -> None:
         checker = self.checker()
@@ -42,26 +39,27 @@ class GcContract(ContractBase):
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_live_lease_outlives_the_retention(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S)
+        checker = self.checker(lease_s=LONG_S * 24, retention_s=self.brief_retention_s)
         claim = self.acquire(checker)
-        time.sleep(_SHORT_S * 2)
+        self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         assert checker.desk.complete(claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_claim_without_a_lease_outlives_the_retention(self) -> None:
-        checker = self.checker(lease_s=None, retention_s=_SHORT_S)
+        checker = self.checker(lease_s=None, retention_s=self.brief_retention_s)
         claim = self.acquire(checker)
-        time.sleep(_SHORT_S * 2)
+        self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         assert checker.desk.complete(claim)
 
     @needs(Capability.GARBAGE_COLLECTION, Capability.LEASES)
     def test_an_expired_key_with_a_lapsed_lease_is_collected(self) -> None:
-        checker = self.checker(lease_s=self.lease_s, retention_s=_SHORT_S)
+        checker = self.checker(lease_s=self.brief_lease_s, retention_s=self.brief_retention_s)
         self.lapse(checker, self.acquire(checker))
+        self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 1
         decision = self.ask(checker)
         assert decision.verdict is Verdict.ACQUIRED
@@ -70,43 +68,43 @@ class GcContract(ContractBase):
     @needs(Capability.LEASES)
     def test_a_key_that_waits_to_be_parked_is_never_forgotten(self) -> None:
         """Forgotten, it would run again although its effect is unknown."""
-        checker = self.checker(lease_s=self.lease_s, retention_s=_SHORT_S)
+        checker = self.checker(lease_s=self.brief_lease_s, retention_s=self.brief_retention_s)
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK))
-        time.sleep(_SHORT_S)
+        self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).lapsed
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_an_expired_dead_key_is_collected(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S)
+        checker = self.checker(retention_s=self.brief_retention_s)
         checker.desk.release(self.acquire(checker), Failure("no", 1))
-        time.sleep(_SHORT_S * 2)
+        self.age(checker, self.brief_retention_s * 2)
         assert self.ask(checker).verdict is Verdict.DEAD
         assert checker.garbage_collect() == 1
         checker.desk.release(self.acquire(checker))
 
     def test_attempts_of_a_key_that_is_gone_are_forgotten(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S)
+        checker = self.checker(retention_s=self.brief_retention_s)
         assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
-        time.sleep(_SHORT_S * 2)
+        self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
         assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_a_duplicate_does_not_make_the_key_live_longer(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S * 5)
+        checker = self.checker(retention_s=self.brief_retention_s * 5)
         self.finish(checker)
         for _ in range(6):
-            time.sleep(_SHORT_S)
+            self.age(checker, self.brief_retention_s)
             assert self.ask(checker).verdict is Verdict.DUPLICATE
         assert checker.garbage_collect() == 1
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_garbage_is_collected_in_bounded_batches(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S)
+        checker = self.checker(retention_s=self.brief_retention_s)
         for number in range(8):
             self.finish(checker, f"m-{number}")
-        time.sleep(_SHORT_S * 2)
+        self.age(checker, self.brief_retention_s * 2)
         assert checker._garbage_collect(3) == 3
         totals: list[int] = []
         assert checker.garbage_collect(batch_size=2, on_batch=totals.append) == 5
@@ -115,9 +113,9 @@ class GcContract(ContractBase):
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_one_collects_at_a_time(self) -> None:
-        checker = self.checker(retention_s=_SHORT_S)
+        checker = self.checker(retention_s=self.brief_retention_s)
         self.finish(checker)
-        time.sleep(_SHORT_S * 2)
+        self.age(checker, self.brief_retention_s * 2)
         collect = checker._garbage_collect
         meanwhile: list[int | None] = []
 

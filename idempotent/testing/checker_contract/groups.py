@@ -83,7 +83,7 @@ class GroupsContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_lapsed_keys_of_a_group_are_left_or_taken_over_as_asked(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         names = ["alone", "group", "left", "parked"]
         claims = [
             self.acquire(checker, name, status=status)

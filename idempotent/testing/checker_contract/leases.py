@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from idempotent.claims import LAPSED_ERROR, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, needs
+
+_RENEWAL_DEADLINE_S: Final = 30.0
 
 
 class LeasesContract(ContractBase):
@@ -20,7 +23,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_is_taken_over_with_a_greater_fence(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         first = self.acquire(checker)
         self.lapse(checker, first)
         decision = self.ask(checker)
@@ -36,7 +39,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_the_new_owner_has_a_lease_of_its_own(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.steady_lease_s)
         self.lapse(checker, self.acquire(checker))
         second = self.acquire(checker)
         decision = self.ask(checker)
@@ -47,7 +50,7 @@ class LeasesContract(ContractBase):
     @needs(Capability.LEASES)
     def test_a_late_completion_counts_when_nobody_took_over(self) -> None:
         """Else the effect would be repeated."""
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
         assert checker.desk.complete(claim, b"1")
@@ -57,30 +60,30 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_late_completion_changes_nothing_of_the_new_owner(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         old = self.acquire(checker)
         self.lapse(checker, old)
         new = self.acquire(checker)
         assert not checker.desk.complete(old, b'"old"')
-        assert self.ask(checker).verdict is Verdict.IN_PROGRESS
+        assert self.left(checker, new).verdict is Verdict.IN_PROGRESS
         assert checker.desk.complete(new, b'"new"')
         assert not checker.desk.complete(old, b'"old"')
         assert self.ask(checker).result == b'"new"'
 
     @needs(Capability.LEASES)
     def test_a_late_release_changes_nothing_of_the_new_owner(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         old = self.acquire(checker)
         self.lapse(checker, old)
         new = self.acquire(checker)
         assert not checker.desk.release(old).owned
         assert not checker.desk.release(old, Failure("late", 1)).owned
-        assert self.ask(checker).verdict is Verdict.IN_PROGRESS
+        assert self.left(checker, new).verdict is Verdict.IN_PROGRESS
         assert checker.desk.release(new, Failure("no", 100)).attempts == 1
 
     @needs(Capability.LEASES)
     def test_a_late_release_frees_the_key_when_nobody_took_over(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
         assert checker.desk.release(claim, Failure("late", 100)).attempts == 1
@@ -90,7 +93,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_can_be_left_alone(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
         for _ in range(2):
@@ -102,7 +105,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_can_be_parked(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK))
         for _ in range(2):
             decision = self.ask(checker, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
@@ -122,17 +125,17 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_completed_or_dead_key_does_not_lapse(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         self.finish(checker, "done")
         checker.desk.release(self.acquire(checker, "dead"), Failure("no", 1))
-        time.sleep(self.lease_s * 1.5)
+        self.age(checker, self.brief_lease_s * 1.5)
         for on_lapsed in Lapsed:
             assert self.ask(checker, "done", on_lapsed=on_lapsed).verdict is Verdict.DUPLICATE
             assert self.ask(checker, "dead", on_lapsed=on_lapsed).verdict is Verdict.DEAD
 
     @needs(Capability.LEASES)
     def test_the_lapse_of_a_claim_made_alone_is_an_attempt(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker))
         claim = self.acquire(checker, max_attempts=2)
         assert checker.desk.release(claim, Failure("no", 2)).attempts == 2
@@ -141,7 +144,7 @@ class LeasesContract(ContractBase):
     @needs(Capability.LEASES)
     def test_lapses_alone_kill_the_key_in_the_end(self) -> None:
         """A message that kills its process is not delivered for ever."""
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker, max_attempts=2))
         self.lapse(checker, self.acquire(checker, max_attempts=2))
         decision = self.ask(checker, max_attempts=2)
@@ -152,7 +155,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_the_lapse_of_a_claim_made_in_a_group_is_no_attempt(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_GROUP))
         decision = self.ask(checker, max_attempts=1)
         assert decision.lapsed
@@ -161,7 +164,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_after_a_take_over_the_new_claim_says_whether_it_is_alone(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_GROUP))
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS))
         decision = self.ask(checker)
@@ -170,7 +173,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_renewal_extends_the_lease(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.steady_lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
         assert checker._renew_many([claim]) == [True]
@@ -181,7 +184,7 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_a_renewal_gives_nothing_back_to_whom_the_key_is_lost(self) -> None:
-        checker = self.checker(lease_s=self.lease_s)
+        checker = self.checker(lease_s=self.brief_lease_s)
         lost, freed, done = (self.acquire(checker, name) for name in ("lost", "freed", "done"))
         self.lapse(checker, lost)
         new = self.acquire(checker, "lost")
@@ -195,11 +198,12 @@ class LeasesContract(ContractBase):
 
     @needs(Capability.LEASES)
     def test_claims_in_flight_are_renewed_in_the_background(self) -> None:
-        lease_s = max(self.lease_s, 1.0)
-        checker = self.checker(lease_s=lease_s)
+        checker = self.checker(lease_s=self.lease_s)
         claim = self.acquire(checker)
-        time.sleep(lease_s * 1.5)
-        decision = self.ask(checker)
+        self.age(checker, self.lease_s * 1.5)
+        deadline = time.monotonic() + _RENEWAL_DEADLINE_S
+        while (decision := self.left(checker, claim)).lapsed:
+            assert time.monotonic() < deadline, "the first lease ended, and nothing renewed it"
+            time.sleep(self.lease_s / 10)
         assert decision.verdict is Verdict.IN_PROGRESS
-        assert not decision.lapsed
         assert checker.desk.complete(claim)

@@ -25,6 +25,9 @@ class LeasedOver(CheckerContract):
     def make_checker(self, *, lease_s: float | None, retention_s: float) -> AbstractIdempotentChecker:
         return self.store.leased(lease_s=lease_s, retention_s=retention_s)
 
+    def age(self, checker: AbstractIdempotentChecker, seconds: float) -> None:
+        self.store.age(seconds)
+
 
 class TransactionalOver(LeasedOver):
     """The transactional checker of a store."""
