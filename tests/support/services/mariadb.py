@@ -19,7 +19,9 @@ class PrivateMariaDb(PrivateServer):
 
     @property
     def url(self) -> str:
-        return f"mysql+pymysql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{DATABASE}"
+        # PyMySQL reads all certificates of the system for each connection that may be encrypted: 20 ms.
+        address = f"127.0.0.1:{self.port}/{DATABASE}?ssl_disabled=true"
+        return f"mysql+pymysql://{USER}:{PASSWORD}@{address}"
 
     def _prepare(self) -> None:
         self._temporary.mkdir()
