@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import NoReturn, TypeVar
 
 import pytest
@@ -31,6 +31,7 @@ from tests.support.services import (
     own_redis_database,
 )
 from tests.support.stores import ALL, SHARED, SQL, Store, open_store
+from tests.support.tables import TablePool
 
 ServerT = TypeVar("ServerT", bound=PrivateServer)
 POOL = pytest.StashKey[ServicePool]()
@@ -72,6 +73,20 @@ def postgres_url(pytestconfig: pytest.Config) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def mysql_tables(mysql_url: str) -> Iterator[TablePool]:
+    """Tables in the database of `mysql_url`."""
+    with closing(TablePool(mysql_url)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def postgres_tables(postgres_url: str) -> Iterator[TablePool]:
+    """Tables in the database of `postgres_url`."""
+    with closing(TablePool(postgres_url)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def redis_url(pytestconfig: pytest.Config) -> Iterator[str]:
     """`redis://` of an empty numbered database that only this process uses."""
     with own_redis_database(_server(pytestconfig, REDIS), WORKER) as url:
@@ -99,19 +114,19 @@ def rabbitmq_url(pytestconfig: pytest.Config) -> str:
 @pytest.fixture(params=ALL)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Every store in turn, memory included."""
-    yield from open_store(request.param, request)
+    yield from open_store(request.param, request, reuse=True)
 
 
 @pytest.fixture(params=SHARED)
 def shared_store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Every store that processes share, in turn."""
-    yield from open_store(request.param, request)
+    yield from open_store(request.param, request, reuse=True)
 
 
 @pytest.fixture(params=SQL)
 def sql_store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Every SQL database, in turn, with an effects table."""
-    yield from open_store(request.param, request)
+    yield from open_store(request.param, request, reuse=True)
 
 
 @pytest.fixture

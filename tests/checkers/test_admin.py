@@ -17,7 +17,7 @@ IN_PROGRESS = frozenset(status for status in KeyStatus if status.in_progress)
 
 @pytest.fixture(params=ALL)
 def store(request):
-    for store in open_store(request.param, request):
+    for store in open_store(request.param, request, reuse=True):
         if store.kind == "memory":
             # Each checker of a memory store has keys of its own: give all tests the same one.
             checker = store.leased()
@@ -192,7 +192,7 @@ def test_a_new_life_of_a_key_is_not_the_one_that_was_seen(store, admin):
 @pytest.mark.parametrize("kind", SQL)
 def test_pages_of_any_size_show_every_key_once(kind, request, monkeypatch):
     monkeypatch.setattr(sql_admin, "PAGE", 7)
-    for store in open_store(kind, request):
+    for store in open_store(kind, request, reuse=True):
         checker = store.leased()
         for start in range(0, 50, 25):
             requests = [ClaimRequest(BILLING.key(str(n))) for n in range(start, start + 25)]

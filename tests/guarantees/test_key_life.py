@@ -269,6 +269,6 @@ class KeyLife(RuleBasedStateMachine):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ALL)
 def test_store_and_model_agree(kind, request):
-    for store in open_store(kind, request):
+    for store in open_store(kind, request, reuse=True):
         checker = store.leased(lease_s=LONG_S, retention_s=LONG_S)
         run_machine(partial(KeyLife, checker, Hands(store, checker)), examples=EXAMPLES, steps=STEPS)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ import sqlalchemy as sa
 
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.schema import dedup_tables
 from tests.support.ageing import age_keys, age_tables
-from tests.support.privileges import user_of_keys, user_of_tables
+from tests.support.privileges import user_of_keys
+from tests.support.tables import TablePool, Tables, effects_table, new_name
 
 SQL = ("sqlite", "mysql", "postgres")
 SHARED = (*SQL, "redis")
@@ -40,11 +41,13 @@ class Store:
 
     kind: str
     url: str
-    table: str = field(default_factory=lambda: f"dedup_{secrets.token_hex(6)}")
+    table: str = field(default_factory=new_name)
     opened: ExitStack = field(default_factory=ExitStack)
     consumer_url: str = ""
     """What checkers connect with, if not with `url`: a user who may do no more than a consumer needs."""
     clock: Clock = field(default_factory=Clock)
+    own_engine: sa.Engine | None = None
+    """An engine on `url` that other tests use as well."""
 
     def leased(self, **options: Any) -> AbstractIdempotentChecker:
         if self.kind == "memory":
@@ -70,11 +73,12 @@ class Store:
         elif self.kind == "redis":
             age_keys(self.url, f"{self.table}:", seconds)
         else:
-            age_tables(self._own_engine, self.table, seconds)
+            age_tables(self.admin_engine, self.table, seconds)
 
     @cached_property
-    def _own_engine(self) -> sa.Engine:
-        return self.engine()
+    def admin_engine(self) -> sa.Engine:
+        """For the test's own statements."""
+        return self.own_engine or self.engine()
 
     def engine(self, **options: Any) -> sa.Engine:
         return self._engine(self.url, **options)
@@ -89,78 +93,62 @@ class Store:
 
     @property
     def effects(self) -> sa.Table:
-        """A business table without any constraint, so that only the checker protects it."""
-        return sa.Table(
-            f"{self.table}_effects",
-            sa.MetaData(),
-            sa.Column("id", sa.String(100), nullable=False),
-            mysql_engine="InnoDB",
-        )
+        """A business table that only the checker protects."""
+        return effects_table(sa.MetaData(), self.table)
 
     def booked(self) -> dict[str, int]:
         """How often each effect happened."""
         effects = self.effects
-        with self._own_engine.connect() as connection:
+        with self.admin_engine.connect() as connection:
             rows = connection.execute(sa.select(effects.c.id, sa.func.count()).group_by(effects.c.id)).all()
         return {str(row[0]): int(row[1]) for row in rows}
 
 
-def open_store(kind: str, request: pytest.FixtureRequest, *, least: bool = False) -> Iterator[Store]:
-    """A store of this kind, emptied afterwards; `least`: checkers have the least privileges."""
-    with _opened(kind, request) as store, store.opened:
-        if not least or kind == "memory":
-            yield store
-            return
-        with _consumer_of(store) as url, (restricted := replace(store, consumer_url=url)).opened:
-            yield restricted
+def open_store(
+    kind: str, request: pytest.FixtureRequest, *, least: bool = False, reuse: bool = False
+) -> Iterator[Store]:
+    """An empty store.
 
-
-@contextmanager
-def _opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Store]:
-    match kind:
-        case "memory":
-            yield Store(kind, "memory://")
-            return
-        case "redis":
-            yield Store(kind, request.getfixturevalue("redis_url"))
-            return
-        case "sqlite":
-            path = request.getfixturevalue("tmp_path") / "store.db"
-            url = f"sqlite:///{path}"
-        case "mysql":
-            url = request.getfixturevalue("mysql_url")
-        case _:
-            url = request.getfixturevalue("postgres_url")
-    store = Store(kind, url)
-    engine = sa.create_engine(url)
-    if kind == "sqlite":
-        with engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-    metadata = sa.MetaData()
-    dedup_tables(metadata, store.table)
-    metadata.create_all(engine)
-    store.effects.create(engine)
-    try:
+    Args:
+        kind: one of `ALL`.
+        request: of the test.
+        least: checkers have the least privileges.
+        reuse: take tables that another test has used. Not for a test that changes their definition.
+    """
+    with _opened(kind, request, least=least, reuse=reuse) as store, store.opened:
         yield store
-    finally:
-        store.opened.close()
-        store.effects.drop(engine)
-        metadata.drop_all(engine)
-        engine.dispose()
 
 
 @contextmanager
-def _consumer_of(store: Store) -> Iterator[str]:
-    name = f"c_{secrets.token_hex(6)}"
-    if store.kind == "redis":
-        with user_of_keys(store.url, name, f"{store.table}:") as url:
-            yield url
-        return
-    metadata = sa.MetaData()
-    dedup_tables(metadata, store.table)
-    engine = sa.create_engine(store.url)
-    try:
-        with user_of_tables(engine, name, [*metadata.tables, store.effects.name]) as url:
-            yield url
-    finally:
-        engine.dispose()
+def _opened(kind: str, request: pytest.FixtureRequest, *, least: bool, reuse: bool) -> Iterator[Store]:
+    if kind == "memory":
+        yield Store(kind, "memory://")
+    elif kind == "redis":
+        store = Store(kind, request.getfixturevalue("redis_url"))
+        name = f"c_{secrets.token_hex(6)}"
+        with user_of_keys(store.url, name, f"{store.table}:") if least else nullcontext("") as consumer_url:
+            yield replace(store, consumer_url=consumer_url)
+    elif kind == "sqlite":
+        yield _sqlite(request.getfixturevalue("tmp_path") / "store.db")
+    else:
+        pool: TablePool = request.getfixturevalue(f"{kind}_tables")
+        with pool.reused() if reuse else pool.fresh() as tables:
+            store = Store(
+                kind,
+                pool.url,
+                tables.name,
+                consumer_url=tables.consumer_url() if least else "",
+                own_engine=pool.engine,
+            )
+            try:
+                yield store
+            finally:
+                store.opened.close()
+
+
+def _sqlite(path: Path) -> Store:
+    store = Store("sqlite", f"sqlite:///{path}")
+    with store.admin_engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    Tables(store.admin_engine, store.table).create()
+    return store

@@ -19,7 +19,7 @@ class LeasedOver(CheckerContract):
 
     @pytest.fixture(autouse=True)
     def _store(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        with contextmanager(open_store)(self.kind, request, least=True) as self.store:
+        with contextmanager(open_store)(self.kind, request, least=True, reuse=True) as self.store:
             yield
 
     def make_checker(self, *, lease_s: float | None, retention_s: float) -> AbstractIdempotentChecker:

@@ -14,6 +14,7 @@ from idempotent import Message, Outcome, Registry
 from idempotent.admin import KeyFilter
 from idempotent.errors import ConfigurationError, StoreUnavailableError, TransactionEscapedError
 from idempotent.observe import Event, counters
+from tests.support.stores import open_store
 
 
 def book(store, session, message):
@@ -357,11 +358,15 @@ def test_a_deadlock_inside_a_group_leaves_no_effect_without_its_key(sql_store, s
     assert counters.snapshot()[consumer.name, Event.GROUP_REPEATED] >= 1
 
 
-def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(sql_store):
-    if sql_store.kind == "sqlite":
-        pytest.skip("one writer cannot deadlock")
-    rows = sql_store.effects
-    engine = sql_store.engine()
+@pytest.fixture(params=["mysql", "postgres"])
+def deadlocking_store(request):
+    """A store with more than one writer at a time, whose tables the test may alter."""
+    yield from open_store(request.param, request)
+
+
+def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(deadlocking_store):
+    rows = deadlocking_store.effects
+    engine = deadlocking_store.engine()
     with engine.begin() as connection:
         connection.execute(rows.insert(), [{"id": "a"}, {"id": "b"}])
     both = threading.Barrier(2, timeout=10)
@@ -373,11 +378,11 @@ def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(sql_s
             both.wait()
         session.execute(rows.update().where(rows.c.id == second).values(id=second))
 
-    checker = sql_store.transactional()
-    if sql_store.kind == "mysql":
+    checker = deadlocking_store.transactional()
+    if deadlocking_store.kind == "mysql":
         with engine.begin() as connection:
             connection.execute(sa.text(f"ALTER TABLE {rows.name} ADD PRIMARY KEY (id)"))
-    consumer = consumer_of(sql_store, checker, cross, max_attempts=1)
+    consumer = consumer_of(deadlocking_store, checker, cross, max_attempts=1)
     results = []
     threads = [
         threading.Thread(target=lambda m=m: results.append(consumer.process(m))) for m in messages("1", "2")
@@ -388,7 +393,7 @@ def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(sql_s
         thread.join(60)
     both.abort()
     assert outcomes(results) == ["processed", "processed"], [r.error for r in results]
-    assert sql_store.booked() == {"a": 1, "b": 1, "1": 1, "2": 1}
+    assert deadlocking_store.booked() == {"a": 1, "b": 1, "1": 1, "2": 1}
 
 
 @pytest.mark.parametrize("savepoints", [False, True])

@@ -219,7 +219,7 @@ class TransactionalLife(RuleBasedStateMachine):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, request):
-    for store in open_store(kind, request):
+    for store in open_store(kind, request, reuse=True):
         checker = store.transactional(retention_s=3600.0)
         place = Place(store, checker, store.engine(isolation_level="AUTOCOMMIT"))
         run_machine(partial(TransactionalLife, place), examples=EXAMPLES, steps=STEPS)
