@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -12,11 +11,12 @@ from sqlalchemy.orm import Session
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.checkers.leases import LeaseKeeper
-from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Verdict
+from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.errors import StoreUnavailableError
 from idempotent.keys import KeySpace
 from idempotent.observe import Event, counters
 from idempotent.policy import ExceptionPolicy, Handling
+from tests.support.stores import Clock
 
 ORDERS = KeySpace("orders", "default")
 WAIT_S = 20
@@ -89,9 +89,9 @@ def test_whatever_escapes_takes_its_transaction_with_it(sql_store, monkeypatch, 
 
 def test_a_question_that_fails_leaves_no_transaction_open(sql_store):
     """The table was a leased checker's before, and one of its leases has lapsed."""
-    lapsing = sql_store.leased(lease_s=0.05)
+    lapsing = sql_store.leased()
     lapsing.desk.abandon(lapsing.desk.claim(ClaimRequest(ORDERS.key("1"))).claim)
-    time.sleep(0.2)
+    sql_store.age(3600)
     engine = sql_store.engine()
 
     def ask(key):
@@ -138,45 +138,43 @@ class Refusing(MemoryChecker):
         return super()._renew_many(claims)
 
 
-def held_for_three_leases(checker):
-    """A handler that takes three leases, and whether anybody else got its key meanwhile."""
-    started, others = threading.Event(), []
+def outlast_three_leases(checker, clock):
+    """Let the lease of a running handler end three times, and wait each time until it is renewed."""
+
+    def is_held():
+        asked = checker.desk.claim(ClaimRequest(ORDERS.key("slow"), on_lapsed=Lapsed.LEAVE))
+        return asked.verdict is Verdict.IN_PROGRESS and not asked.lapsed
 
     def handle(message):
-        started.set()
-        time.sleep(checker.lease_s * 3)
+        for _ in range(3):
+            clock.ahead_s += checker.lease_s * 1.5
+            wait(is_held, "the lease is renewed")
 
-    running = threading.Thread(target=consumer_of(checker, handle).process, args=(message("slow"),))
-    running.start()
-    started.wait(WAIT_S)
-    while running.is_alive():
-        others.append(checker.desk.claim(ClaimRequest(ORDERS.key("slow"))).verdict)
-        time.sleep(0.02)
-    running.join()
-    return set(others)
+    result = consumer_of(checker, handle).process(message("slow"))
+    assert result.outcome is Outcome.PROCESSED, result.error
 
 
 def test_a_completion_that_is_refused_for_ever_stops_nobody_elses_renewal():
-    checker = Refusing("poison", lease_s=0.3)
+    checker = Refusing("poison", lease_s=0.3, clock=(clock := Clock()))
     assert consumer_of(checker).process(message("poison")).outcome is Outcome.UNAVAILABLE
-    assert held_for_three_leases(checker) <= {Verdict.IN_PROGRESS, Verdict.DUPLICATE}
+    outlast_three_leases(checker, clock)
     checker.close()
 
 
 def test_a_bug_in_one_renewal_is_not_the_end_of_all(caplog):
-    checker = Refusing(lease_s=0.3)
+    checker = Refusing(lease_s=0.3, clock=(clock := Clock()))
     checker.bugs = [KeyError("a bug")]
-    assert held_for_three_leases(checker) <= {Verdict.IN_PROGRESS, Verdict.DUPLICATE}
+    outlast_three_leases(checker, clock)
     assert checker.bugs == []
     assert "lease_renewal_failed" in caplog.text
     checker.close()
 
 
 def test_a_checker_that_is_used_after_close_renews_again():
-    checker = MemoryChecker(lease_s=0.3)
+    checker = MemoryChecker(lease_s=0.3, clock=(clock := Clock()))
     consumer_of(checker).process(message())
     checker.close()
-    assert held_for_three_leases(checker) <= {Verdict.IN_PROGRESS, Verdict.DUPLICATE}
+    outlast_three_leases(checker, clock)
     checker.close()
 
 
@@ -236,7 +234,7 @@ def test_one_that_comes_too_late_is_counted():
     assert thief.verdict is Verdict.ACQUIRED
     before = counters.snapshot().get(("orders:default", Event.COMPLETION_LOST), 0)
     checker.refused.clear()
-    checker._renew_and_record([])
+    checker.desk._renew_and_record([])
     assert counters.snapshot()["orders:default", Event.COMPLETION_LOST] == before + 1
     checker.close()
 
@@ -324,9 +322,9 @@ def test_a_pool_without_a_free_connection_is_an_unavailable_store(sql_store):
 
 
 def test_a_take_over_whose_answer_was_lost_is_still_one(sql_store):
-    checker = sql_store.leased(lease_s=0.05)
+    checker = sql_store.leased()
     checker.desk.abandon(checker.desk.claim(ClaimRequest(ORDERS.key("1"))).claim)
-    time.sleep(0.2)
+    sql_store.age(3600)
     request = ClaimRequest(ORDERS.key("1"))
     assert checker._claim(request).lapsed
     again = checker._claim(request)
@@ -364,12 +362,12 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
 def test_more_expired_failures_than_a_batch_all_go(sql_store):
     if sql_store.kind != "sqlite":
         pytest.skip("one dialect shows it, and the others take longer")
-    checker = sql_store.leased(retention_s=0.05)
+    checker = sql_store.leased(retention_s=3600.0)
     assert isinstance(checker, SqlChecker)
     for number in range(25):
         claim = checker.desk.claim(ClaimRequest(ORDERS.key(str(number)))).claim
         checker.desk.release(claim, Failure("no", 5))
-    time.sleep(0.1)
+    sql_store.age(7200)
     checker.garbage_collect(batch_size=10)
     with sql_store.engine().connect() as connection:
         left = connection.execute(sa.text(f"SELECT count(*) FROM {sql_store.table}_failures")).scalar()
@@ -382,7 +380,7 @@ def test_failures_in_memory_are_bounded_too():
         checker.desk.release(
             checker.desk.claim(ClaimRequest(ORDERS.key(str(number)))).claim, Failure("no", 5)
         )
-    assert len(checker.attempts) <= 10
+    assert len(checker.keys.attempts) <= 10
 
 
 def test_a_call_that_raises_is_counted():

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from idempotent import Backoff, Message, Outcome, Registry
-from idempotent.checkers import MemoryChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.sql.unit import Unit
 from idempotent.claims import KeyStatus
@@ -98,7 +97,7 @@ class Shop:
 
 
 def open_shop(mode: str, request: pytest.FixtureRequest) -> Iterator[Shop]:
-    with contextmanager(open_store)(request.param[1], request) as store:
+    with contextmanager(open_store)(request.param[1], request, reuse=True) as store:
         yield Shop(store, mode)
 
 
@@ -286,14 +285,13 @@ def test_a_savepoint_undoes_its_own_message_and_nothing_runs_twice(transactional
 
 def test_a_lapsed_claim_is_taken_over_alone_beside_a_failing_neighbour(shop):
     """Its group leaves it, whoever made the claim: alone, its lapse counts against nobody else."""
+    lapsing = shop.store.leased()
     if shop.store.kind == "memory":
-        lapsing = shop.checker = MemoryChecker(lease_s=0.2)
-    else:
-        lapsing = shop.store.leased(lease_s=0.2)
+        shop.checker = lapsing
     consumer = shop.consumer(max_attempts=3)
     claim = lapsing.desk.claim(consumer.binding.requests.of(message("lapsed"))).claim
     lapsing.desk.abandon(claim)
-    time.sleep(0.3)
+    shop.store.age(3600)
     group = [message("1"), message("lapsed"), message("bad", "ValueError"), message("3")]
     results = consumer.process_many(group)
     assert outcomes(results) == ["processed", "processed", "failed", "processed"]
@@ -302,7 +300,7 @@ def test_a_lapsed_claim_is_taken_over_alone_beside_a_failing_neighbour(shop):
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_lapsed_claim_does_not_come_behind_later_messages_of_its_partition(shop, batch):
-    lapsing = MemoryChecker(lease_s=0.2) if shop.store.kind == "memory" else shop.store.leased(lease_s=0.2)
+    lapsing = shop.store.leased()
     if shop.store.kind == "memory":
         shop.checker = lapsing
     consumer = shop.consumer(batch=batch)
@@ -311,7 +309,7 @@ def test_a_lapsed_claim_does_not_come_behind_later_messages_of_its_partition(sho
     ]
     for left in in_order[:2]:
         lapsing.desk.abandon(lapsing.desk.claim(consumer.binding.requests.of(left)).claim)
-    time.sleep(0.3)
+    shop.store.age(3600)
     assert outcomes(consumer.process_many(in_order)) == ["processed"] * 4
     assert [name for call in shop.calls for name in call] == ["0", "1", "2", "3"]
 

@@ -125,3 +125,11 @@ def work(job: Job) -> None:
                 ack(message, consumer.process(message))
         counts = {what.value: n for (_, what), n in counters.snapshot().items() if isinstance(what, Event)}
         os.write(1, f"{json.dumps({'counters': counts})}\n".encode())
+
+
+def die_in_handler(kind: str, url: str, table: str, mode: str) -> None:
+    """End without a word, as a killed process does, after the claim and before any effect."""
+    store = Store(kind, url, table)
+    checker = store.leased() if mode == "leased" else store.transactional()
+    handle = Registry().consumer(SUBJECT, checker=checker, group=mode)(lambda _: os._exit(9))
+    handle.process(Message(SUBJECT, id="1"))
