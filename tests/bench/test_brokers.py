@@ -24,6 +24,8 @@ def needs(*servers: type[PrivateServer]) -> None:
             pytest.skip(absent)
 
 
+# It starts a broker and a store, and measures six times.
+@pytest.mark.slow
 def test_a_queue_is_consumed_bare_and_through_a_worker() -> None:
     needs(PrivateRabbitMq, PrivateRedis)
     figures = Figures(measure(brokers=["RabbitMQ"], messages=300, rounds=2, batch=50, who=[BARE, REDIS]))
@@ -54,7 +56,7 @@ def test_memory_is_sampled_and_judged() -> None:
     [
         pytest.param("MariaDB", PrivateMariaDb, [Layout.BY_HASH, Layout.BY_ID], marks=pytest.mark.slow),
         pytest.param("PostgreSQL", PrivatePostgres, [Layout.BY_HASH, Layout.BY_ID], marks=pytest.mark.slow),
-        ("Redis", PrivateRedis, [Layout.STRINGS]),
+        pytest.param("Redis", PrivateRedis, [Layout.STRINGS], marks=pytest.mark.slow),
     ],
     ids=["mariadb", "postgresql", "redis"],
 )

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.depth import examples
 from tests.support.forked import Forked, context
 from tests.support.racer import DEADLINE_S, Race, consumer_of, race_in_process, run
 from tests.support.stores import ALL, SHARED, SQL, Store, open_store
 
-KEYS = 1000
+KEYS = examples(1000, part=4)
 WORKERS = 8
 
 
@@ -97,12 +98,12 @@ class Track:
 @pytest.fixture
 def track(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Track]:
     kind, mode = request.param
-    with contextmanager(open_store)(kind, request) as store:
+    with contextmanager(open_store)(kind, request, reuse=True) as store:
         yield Track(store, mode, tmp_path / "ledger")
 
 
 @pytest.mark.parametrize("track", checkers(SHARED, "transactional"), indirect=True)
-def test_eight_processes_racing_on_a_thousand_keys_have_each_effect_once(track):
+def test_eight_processes_racing_on_the_same_keys_have_each_effect_once(track):
     answers = track.processes([track.race(seed) for seed in range(WORKERS)])
     if track.store.kind != "sqlite":  # whoever writes there may keep all others waiting
         assert len([answer for answer in answers if answer["processed"]]) > 1, "or it was no race"
@@ -110,7 +111,7 @@ def test_eight_processes_racing_on_a_thousand_keys_have_each_effect_once(track):
 
 
 @pytest.mark.parametrize("track", checkers(ALL, "transactional", "savepoints"), indirect=True)
-def test_eight_threads_racing_on_a_thousand_keys_have_each_effect_once(track):
+def test_eight_threads_racing_on_the_same_keys_have_each_effect_once(track):
     track.demand_once(track.threads([track.race(seed) for seed in range(WORKERS)]), WORKERS)
 
 

@@ -14,6 +14,8 @@ from tests.soak.line import ROOT, Reading
 MIB = 2**20
 
 
+# It starts two brokers and a store, and works for eight seconds. The verdict of a run is tested below.
+@pytest.mark.slow
 def test_each_message_has_one_effect_and_what_was_read_is_there(tmp_path):
     command = [sys.executable, "-m", "tests.soak", "--seconds", "8", "--rate", "100", "--every", "1"]
     ended = subprocess.run(

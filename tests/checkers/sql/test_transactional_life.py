@@ -22,7 +22,7 @@ from tests.support.depth import examples
 from tests.support.state_machines import run_machine
 from tests.support.stores import open_store
 
-EXAMPLES, STEPS = examples(2000), 15
+EXAMPLES, STEPS = examples(2000, part=40), 15
 MAX_ATTEMPTS = 2
 SPACE = KeySpace("orders", "transactions")
 KEYS = st.integers(0, 2)
