@@ -26,7 +26,7 @@ _AGED_LEASE_S: Final = 600.0
 _AGED_RETENTION_S: Final = LONG_S
 _STEADY_LEASE_S: Final = 5.0
 _WAITED_RETENTION_S: Final = 0.1
-_LAPSE_DEADLINE_S: Final = 30.0
+_LAPSE_DEADLINE_S: Final = 10.0
 
 
 class Capability(Enum):
