@@ -3,8 +3,8 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from typing import NoReturn, TypeVar
+from contextlib import ExitStack, closing
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from tests.support.services import (
     RABBITMQ,
     REDIS,
     SERVICES,
+    Lender,
     PrivateActiveMq,
     PrivateKafka,
     PrivateMariaDb,
@@ -26,6 +27,7 @@ from tests.support.services import (
     Service,
     ServiceMissingError,
     ServicePool,
+    SpareServers,
     is_required,
     own_database,
     own_redis_database,
@@ -35,6 +37,7 @@ from tests.support.tables import TablePool
 
 ServerT = TypeVar("ServerT", bound=PrivateServer)
 POOL = pytest.StashKey[ServicePool]()
+LENDER = pytest.StashKey[Lender]()
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
 
 
@@ -50,12 +53,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # Started in the background of a shell, this process ignores Ctrl-C, and so would all that it starts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    pool = ServicePool()
+    pool = ServicePool(lent=getattr(config, "workerinput", {}).get("server_ports", {}))
     config.stash[POOL] = pool
     config.add_cleanup(pool.close)
     # Only the process that hands out the tests has `tx`: its workers share the servers it starts.
-    if config.getoption("tx", None) and not config.getoption("collectonly"):
-        pool.share(SERVICES)
+    if config.getoption("tx", None):
+        lender = config.stash[LENDER] = Lender(pool, SERVICES)
+        config.add_cleanup(lender.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist where it gets its servers."""
+    node.workerinput["server_ports"] = node.config.stash[LENDER].ports
 
 
 @pytest.fixture(scope="session")
@@ -154,23 +164,26 @@ def private_kafka(pytestconfig: pytest.Config) -> Iterator[Callable[..., Private
 
 
 @pytest.fixture(scope="session")
-def _spare_rabbitmq(pytestconfig: pytest.Config) -> Iterator[PrivateRabbitMq]:
-    with contextmanager(_private)(pytestconfig, PrivateRabbitMq) as start:
-        yield start()
+def spare(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivateServer]]:
+    """`spare(PrivateKafka, *options)`: a running server to stop, kill or pause, which the next test gets too.
+
+    No other process has it. It keeps its data, so a test makes queues and topics of its own.
+    """
+    with closing(SpareServers()) as servers:
+
+        def get(kind: type[ServerT], *options: str) -> ServerT:
+            _require(pytestconfig, kind)
+            return servers.get(kind, *options)
+
+        yield get
 
 
 @pytest.fixture
-def tuned_rabbitmq(_spare_rabbitmq: PrivateRabbitMq) -> Iterator[PrivateRabbitMq]:
-    """A RabbitMQ broker whose settings a test may `tune`; the next one finds it as it was, but for its queues."""
-    with _spare_rabbitmq.tuned():
-        yield _spare_rabbitmq
-
-
-@pytest.fixture(scope="session")
-def secured_kafka(pytestconfig: pytest.Config) -> Iterator[PrivateKafka]:
-    """A Kafka broker with doors that ask for TLS and for a login."""
-    with contextmanager(_private)(pytestconfig, PrivateKafka) as start:
-        yield start("secured")
+def tuned_rabbitmq(spare: Callable[..., PrivateRabbitMq]) -> Iterator[PrivateRabbitMq]:
+    """A spare RabbitMQ broker whose settings a test may `tune`; the next test finds the old settings."""
+    server = spare(PrivateRabbitMq)
+    with server.tuned():
+        yield server
 
 
 @pytest.fixture
@@ -193,9 +206,7 @@ def _server(config: pytest.Config, service: Service) -> str:
 
 
 def _private(config: pytest.Config, kind: type[ServerT]) -> Iterator[Callable[..., ServerT]]:
-    missing = kind.missing()
-    if missing is not None:
-        _give_up(config, f"no private {kind.name}: {missing}")
+    _require(config, kind)
     with ExitStack() as servers:
 
         def start(*options: str) -> ServerT:
@@ -205,6 +216,12 @@ def _private(config: pytest.Config, kind: type[ServerT]) -> Iterator[Callable[..
             return server
 
         yield start
+
+
+def _require(config: pytest.Config, kind: type[PrivateServer]) -> None:
+    missing = kind.missing()
+    if missing is not None:
+        _give_up(config, f"no private {kind.name}: {missing}")
 
 
 def _give_up(config: pytest.Config, reason: str) -> NoReturn:

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from tests.adapters.activemq.stomp_client import client
+from tests.support.services import PrivateActiveMq
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "activemq_service.py"
 
 
-def test_every_order_is_shipped_once(private_activemq, tmp_path):
-    server = private_activemq()
+def test_every_order_is_shipped_once(spare, tmp_path):
+    server = spare(PrivateActiveMq)
     with client(server.url) as producer:
         for order in ("1", "2", "1", "2", "3"):  # it sends again when it is not sure
             body = f'{{"order": "{order}"}}'.encode()

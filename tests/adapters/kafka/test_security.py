@@ -14,6 +14,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
 from idempotent.testing.adapter_contract import AdapterContract, until
 from tests.adapters.kafka.broker import Broker
+from tests.support.services import PrivateKafka
 from tests.support.services.kafka import PASSWORD, USER
 
 SECRET = "wr0ng-s3cret"
@@ -22,8 +23,8 @@ nothing_comes = AdapterContract.nothing_comes
 
 
 @pytest.fixture
-def kafka(secured_kafka):
-    return secured_kafka
+def kafka(spare):
+    return spare(PrivateKafka, "secured")
 
 
 @pytest.fixture

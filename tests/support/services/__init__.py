@@ -4,13 +4,14 @@ from tests.support.services import activemq, kafka, mariadb, postgres, rabbitmq,
 from tests.support.services.activemq import PrivateActiveMq
 from tests.support.services.kafka import PrivateKafka
 from tests.support.services.mariadb import PrivateMariaDb
-from tests.support.services.pool import ServicePool
+from tests.support.services.pool import Lender, ServicePool
 from tests.support.services.postgres import PrivatePostgres
 from tests.support.services.process import PrivateServer, ServerFailedError
 from tests.support.services.rabbitmq import PrivateRabbitMq
 from tests.support.services.redis import PrivateRedis
 from tests.support.services.redis_database import own_redis_database
 from tests.support.services.selection import Service, ServiceMissingError, is_required
+from tests.support.services.spares import SpareServers
 from tests.support.services.sql import own_database
 
 MYSQL = Service("MySQL or MariaDB", "IDEMPOTENT_TEST_MYSQL_URL", mariadb.IMAGE, PrivateMariaDb)
@@ -19,8 +20,8 @@ ACTIVEMQ = Service("ActiveMQ", "IDEMPOTENT_TEST_STOMP_URL", activemq.IMAGE, Priv
 REDIS = Service("Redis", "IDEMPOTENT_TEST_REDIS_URL", redis.IMAGE, PrivateRedis)
 RABBITMQ = Service("RabbitMQ", "IDEMPOTENT_TEST_AMQP_URL", rabbitmq.IMAGE, PrivateRabbitMq)
 KAFKA = Service("Kafka", "IDEMPOTENT_TEST_KAFKA_BOOTSTRAP", kafka.IMAGE, PrivateKafka)
-# Those that every process of pytest-xdist shares. Not Kafka: few tests want it, and it is no small thing to start.
-SERVICES = [MYSQL, POSTGRES, REDIS]
+# Those that the processes of pytest-xdist share. Not Kafka: tests use the same names of consumer groups.
+SERVICES = [MYSQL, POSTGRES, REDIS, RABBITMQ, ACTIVEMQ]
 
 __all__ = [
     "ACTIVEMQ",
@@ -30,6 +31,7 @@ __all__ = [
     "RABBITMQ",
     "REDIS",
     "SERVICES",
+    "Lender",
     "PrivateActiveMq",
     "PrivateKafka",
     "PrivateMariaDb",
@@ -41,6 +43,7 @@ __all__ = [
     "Service",
     "ServiceMissingError",
     "ServicePool",
+    "SpareServers",
     "is_required",
     "own_database",
     "own_redis_database",

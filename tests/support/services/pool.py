@@ -1,41 +1,54 @@
 """The servers of one test session."""
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Client, Listener
+from types import MappingProxyType
 
 from tests.support.services.docker import docker_answers, start_container
-from tests.support.services.selection import Service, ServiceMissingError, Source, choose
+from tests.support.services.selection import Service, Source, choose
+
+_HOST = "127.0.0.1"
 
 
 class ServicePool:
-    """Starts a server when it is first asked for, and stops all it started at the end."""
+    """Start a server when a test first needs it, and stop all servers at the end.
 
-    def __init__(self, docker: Callable[[], bool] = docker_answers) -> None:
+    Args:
+        docker: whether Docker answers.
+        lent: the ports of another process's `Lender`, whose servers are used and not stopped.
+    """
+
+    def __init__(
+        self, docker: Callable[[], bool] = docker_answers, lent: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self._docker = docker
+        self._lent = lent
         self._urls: dict[str, str] = {}
         self._stack = ExitStack()
 
     def url(self, service: Service) -> str:
-        """Raises ServiceMissingError when there is no such server to be had."""
-        if service.name not in self._urls:
-            self._urls[service.name] = self._start(service)
-        return self._urls[service.name]
+        """The URL of a running server.
 
-    def share(self, services: list[Service]) -> None:
-        """Starts what can be had and puts the URLs where the processes of pytest-xdist find them."""
-        for service in services:
-            try:
-                url = self.url(service)
-            except ServiceMissingError:
-                # Each worker finds the same, and then knows which of its tests to skip.
-                continue
-            if service.variable not in os.environ:
-                os.environ[service.variable] = url
-                self._stack.callback(os.environ.pop, service.variable, None)
+        Raises:
+            ServiceMissingError: this machine has no such server.
+        """
+        if service.name not in self._urls:
+            lent = service.name in self._lent
+            self._urls[service.name] = self._borrow(service) if lent else self._start(service)
+        return self._urls[service.name]
 
     def close(self) -> None:
         self._stack.close()
+
+    def _borrow(self, service: Service) -> str:
+        with Client((_HOST, self._lent[service.name])) as connection:
+            answer = connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
 
     def _start(self, service: Service) -> str:
         match choose(service, os.environ, self._docker):
@@ -50,3 +63,39 @@ class ServicePool:
                 self._stack.callback(server.close)
                 server.start()
                 return server.url
+
+
+class Lender:
+    """Answers the processes of pytest-xdist, so that they share one server of each kind.
+
+    Each service has a thread of its own that starts it: two servers can start at a time, and the kernel ends a server
+    together with the thread that started it.
+    """
+
+    def __init__(self, pool: ServicePool, services: Sequence[Service]) -> None:
+        self._pool = pool
+        self._is_closed = False
+        self.ports: dict[str, int] = {}
+        """The port of each service, for a `ServicePool`."""
+        for service in services:
+            listener = Listener((_HOST, 0))
+            self.ports[service.name] = listener.address[1]
+            threading.Thread(target=self._answer, args=(service, listener), daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering. It does not wait for a server that is starting."""
+        self._is_closed = True
+        for port in self.ports.values():
+            Client((_HOST, port)).close()
+
+    def _answer(self, service: Service, listener: Listener) -> None:
+        with listener:
+            while not self._is_closed:
+                with listener.accept() as connection, suppress(ConnectionError):
+                    connection.send(self._url_or_error(service))
+
+    def _url_or_error(self, service: Service) -> str | Exception:
+        try:
+            return self._pool.url(service)
+        except Exception as error:
+            return error

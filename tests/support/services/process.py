@@ -133,6 +133,13 @@ class PrivateServer(ABC):
         self.stop()
         self.start()
 
+    def recover(self) -> None:
+        """Make it answer, whatever a test has done to it."""
+        if self._process is not None and self._process.poll() is None:
+            self.resume()
+        else:
+            self.start()
+
     def start_if_ended(self) -> None:
         """Start it again if it ended by itself."""
         if self._process is not None and self._process.poll() is not None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -22,12 +23,14 @@ from tests.support.services import (
     MYSQL,
     POSTGRES,
     REDIS,
+    Lender,
     PrivateMariaDb,
     PrivatePostgres,
     PrivateRedis,
     PrivateServer,
     ServiceMissingError,
     ServicePool,
+    SpareServers,
     is_required,
 )
 from tests.support.services.docker import docker_answers
@@ -128,14 +131,49 @@ def test_the_fixture_skips_at_home_and_fails_in_ci(
     assert "redis-server" in done.stdout
 
 
-def test_a_shared_server_is_handed_on_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_share_a_server_start_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REDIS.variable, raising=False)
-    monkeypatch.setattr(PrivateRedis, "start", lambda _: None)
-    pool = ServicePool(docker=no)
-    pool.share([REDIS])
-    assert os.environ[REDIS.variable] == pool.url(REDIS)
-    pool.close()
-    assert REDIS.variable not in os.environ
+    started = []
+
+    def start(server: PrivateRedis) -> None:
+        started.append(server)
+
+    monkeypatch.setattr(PrivateRedis, "start", start)
+    with closing(ServicePool(docker=no)) as pool, closing(Lender(pool, [REDIS])) as lender:
+        urls = {ServicePool(docker=no, lent=lender.ports).url(REDIS) for _ in range(2)}
+        (server,) = started
+        assert urls == {server.url}
+        assert server.folder.exists()
+    assert not server.folder.exists()
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_each_process_is_told_what_to_install() -> None:
+    with closing(Lender(ServicePool(docker=no), [REDIS])) as lender:
+        for _ in range(2):
+            with pytest.raises(ServiceMissingError, match="redis-server"):
+                ServicePool(docker=no, lent=lender.ports).url(REDIS)
+
+
+def test_a_spare_server_answers_again_for_the_next_test() -> None:
+    if PrivateRedis.missing():
+        pytest.skip("no Redis")
+    with closing(SpareServers()) as servers:
+        first = servers.get(PrivateRedis)
+        for harm in (PrivateServer.kill, PrivateServer.stop, PrivateServer.pause, runs_no_more):
+            harm(first)
+            assert servers.get(PrivateRedis) is first
+            with Redis.from_url(first.url, socket_timeout=20) as client:
+                assert client.ping()
+        assert servers.get(PrivateRedis, "--databases", "3") is not first
+    assert not first.folder.exists()
+
+
+def runs_no_more(server: PrivateServer) -> None:
+    """It ends without `stop` or `kill`."""
+    process = psutil.Process(server.pid)
+    process.kill()
+    wait_for(lambda: not runs(process))
 
 
 def test_each_worker_has_its_own_redis_database() -> None:
@@ -238,7 +276,7 @@ def test_a_closed_server_is_gone_with_its_folder(
     assert not server.folder.exists()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", "1"])
 def test_ctrl_c_leaves_no_server_and_no_folder(
     private_redis: Callable[..., PrivateRedis], tmp_path: Path, workers: str
 ) -> None:
@@ -250,7 +288,7 @@ def test_ctrl_c_leaves_no_server_and_no_folder(
         "    pathlib.Path('started').touch()\n"
         "    time.sleep(60)\n"
     )
-    # TMPDIR: whatever it makes is found there. The other two servers are not wanted.
+    # TMPDIR: whatever it makes is found there. The others are not wanted.
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     environ |= {service.variable: "unused" for service in (MYSQL, POSTGRES)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", workers, "test_it.py"]
