@@ -116,14 +116,13 @@ def test_a_consumer_that_the_broker_lost_without_a_word_is_noticed(tuned_rabbitm
     adapter = open_on(rabbit, queue)
     keep_working(adapter, 1.2)
     assert "broker_connection_lost" not in caplog.messages
-    lost = tuned_rabbitmq.ctl(
-        "eval",
+    lost = tuned_rabbitmq.evaluate(
         f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),'
         "[{Channel, Tag, _, _, _, _, _, _} | _] = rabbit_amqqueue:consumers(Q),"
         "gen_server2:call(amqqueue:get_pid(Q), {basic_cancel, Channel, Tag, undefined, <<>>}, infinity),"
         "length(rabbit_amqqueue:consumers(Q)).",
     )
-    assert lost.strip() == "0"
+    assert lost == "0"
     rabbit.send(Message(queue, id="1"))
     assert receive(adapter)[0].message.id == "1"
     adapter.close()

@@ -95,7 +95,7 @@ def test_a_prefetch_smaller_than_a_batch_does_not_stall(rabbit, queue, opened):
     rabbit.send(*numbered(queue, 40))
     slow = receive(adapter)[0]
     for _ in range(13):
-        for delivery in receive(adapter, 3, within_s=5.0):
+        for delivery in receive(adapter, 3):
             adapter.settle(delivery, ACK)
     adapter.settle(slow, ACK)
     adapter.close()

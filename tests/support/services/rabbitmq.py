@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.support.services.process import (
 )
 
 USER = PASSWORD = "idempotent"
-_CTL_TIMEOUT_S = 60.0
+_EVALUATE_TIMEOUT_S = 60.0
 # epmd, which every Erlang node needs, would start by itself, as a daemon that nobody stops.
 _SCRIPT = """
 {guard} epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" &
@@ -39,7 +38,7 @@ class PrivateRabbitMq(PrivateServer):
 
     name = "RabbitMQ"
     debian_package = "rabbitmq-server"
-    programs = ("rabbitmq-server", "rabbitmqctl", "epmd")
+    programs = ("rabbitmq-server", "erl_call", "epmd")
     account = "rabbitmq"
     ping = staticmethod(ping)
 
@@ -60,44 +59,45 @@ class PrivateRabbitMq(PrivateServer):
     def url(self) -> str:
         return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/%2F"
 
-    def ctl(self, *words: str) -> str:
-        """What `rabbitmqctl` says."""
-        command = [*self._environment(), str(self.find("rabbitmqctl")), "--quiet", *words]
-        until = time.monotonic() + _CTL_TIMEOUT_S
-        while True:
-            done = subprocess.run(
-                command,
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=_CTL_TIMEOUT_S,
-                **self._identity(),
-            )
-            # A try that failed may have done it.
-            if done.returncode == 0 or "already exists" in done.stderr:
-                return done.stdout
-            if time.monotonic() > until:
-                raise ServerFailedError(f"rabbitmqctl {words[0]}: {done.stderr}")
-            time.sleep(1)  # it takes connections a moment before it is ready for this
+    def evaluate(self, expression: str) -> str:
+        """Evaluate Erlang in the broker; the value, as Erlang writes it. `rabbitmqctl` would take seconds to start.
+
+        Raises:
+            ServerFailedError: the expression failed.
+        """
+        cookie = (self.folder / ".erlang.cookie").read_text()
+        done = subprocess.run(
+            ["erl_call", "-address", f"localhost:{self._distribution_port}", "-c", cookie, "-e"],
+            check=False,
+            input=f"{expression}\n",
+            capture_output=True,
+            text=True,
+            timeout=_EVALUATE_TIMEOUT_S,
+        )
+        value = done.stdout.removeprefix("{ok, ").removesuffix("}")
+        if done.returncode != 0 or value == done.stdout:
+            raise ServerFailedError(f"{expression}: {done.stdout}{done.stderr}")
+        return value
 
     def tune(self, setting: str, value: int) -> None:
-        """Changes a setting, for channels that are opened from now on."""
-        was = self.ctl("eval", f"application:get_env(rabbit, {setting}).").strip()
-        self.ctl("eval", f"application:set_env(rabbit, {setting}, {value}).")
+        """Change a setting, for channels that are opened from now on."""
+        was = self.evaluate(
+            f"Was = application:get_env(rabbit, {setting}), application:set_env(rabbit, {setting}, {value}), Was."
+        )
         self._tuned.setdefault(setting, was)
 
     @contextmanager
     def tuned(self) -> Iterator[None]:
-        """Puts back in the end what was tuned meanwhile."""
+        """Restore at the end what was tuned meanwhile."""
         try:
             yield
         finally:
             for setting, was in self._tuned.items():
-                value = was.removeprefix("{ok,").removesuffix("}")
-                put_back = (
-                    "unset_env(rabbit, {})" if was == "undefined" else f"set_env(rabbit, {{}}, {value})"
-                )
-                self.ctl("eval", f"application:{put_back.format(setting)}.")
+                if was == "undefined":
+                    self.evaluate(f"application:unset_env(rabbit, {setting}).")
+                else:
+                    value = was.removeprefix("{ok, ").removesuffix("}")
+                    self.evaluate(f"application:set_env(rabbit, {setting}, {value}).")
             self._tuned.clear()
 
     def stop(self) -> None:
@@ -124,6 +124,9 @@ class PrivateRabbitMq(PrivateServer):
         ]
         (self.folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
         (self.folder / "plugins").write_text("[].\n")
+        (self.folder / "apps").mkdir()
+        for app in _own_apps():
+            (self.folder / "apps" / app.name).symlink_to(app)
 
     def _command(self) -> list[str]:
         guard = " ".join(die_with_this_process())
@@ -150,8 +153,19 @@ class PrivateRabbitMq(PrivateServer):
                 "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
             ),
         }
+        if _own_apps():
+            values["RABBITMQ_PLUGINS_DIR"] = self.folder / "apps"
         path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin"
         return ["env", f"PATH={path}", *(f"{name}={value}" for name, value in values.items())]
+
+
+def _own_apps() -> list[Path]:
+    """The broker's own parts: it would parse the settings of every plugin that it finds, used or not."""
+    return [
+        app
+        for app in Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/plugins/*")
+        if app.name.startswith("rabbitmq_prelaunch") or not app.name.startswith("rabbitmq_")
+    ]
 
 
 IMAGE = Image(
