@@ -171,8 +171,8 @@ def test_after_an_orderly_stop_nothing_that_was_done_comes_again(stomp_url, name
     assert first[Outcome.DUPLICATE] + second[Outcome.DUPLICATE] == 0
 
 
-# A busy machine must be able to keep it up.
-HEARTBEAT_S = 2.0
+# So long that a busy machine sends the heartbeats in time.
+HEARTBEAT_S = 1.5
 
 
 def test_a_handler_of_three_heartbeats_neither_loses_the_connection_nor_runs_twice(stomp_url, name):
@@ -180,7 +180,7 @@ def test_a_handler_of_three_heartbeats_neither_loses_the_connection_nor_runs_twi
 
     @registry.consumer(name, checker=MemoryChecker())
     def handle(message):
-        time.sleep(3.5 * HEARTBEAT_S)
+        time.sleep(6 * HEARTBEAT_S)  # the broker, which checks seldom, takes five to miss a client
         effects.append(message.id)
 
     send(stomp_url, name, "a")
