@@ -9,6 +9,7 @@ from idempotent.adapters.activemq.losses import Losses
 from idempotent.checkers import MemoryChecker
 from tests.adapters.activemq.member import left, receive, send, until_left, work_until
 from tests.adapters.activemq.test_outages import opened
+from tests.support.services import PrivateActiveMq
 from tests.support.services.activemq import MAX_FRAME_BYTES
 
 # The original just fits, and our headers make it larger.
@@ -17,8 +18,8 @@ DEAD = Result(Outcome.DEAD, error=ValueError("no"))
 
 
 @pytest.mark.parametrize("ack", ["individual", "dups_ok", "transacted"])
-def test_a_dead_letter_that_is_too_large_stays_and_the_others_go_on(private_activemq, name, ack, caplog):
-    server = private_activemq()
+def test_a_dead_letter_that_is_too_large_stays_and_the_others_go_on(spare, name, ack, caplog):
+    server = spare(PrivateActiveMq)
     registry, effects = Registry(), []
 
     @registry.consumer(name, checker=MemoryChecker(), max_attempts=1)
@@ -36,8 +37,8 @@ def test_a_dead_letter_that_is_too_large_stays_and_the_others_go_on(private_acti
     assert any("maxFrameSize" in getattr(record, "error", "") for record in caplog.records)
 
 
-def test_what_failed_and_is_too_large_to_be_copied_waits_here(private_activemq, name):
-    server = private_activemq()
+def test_what_failed_and_is_too_large_to_be_copied_waits_here(spare, name):
+    server = spare(PrivateActiveMq)
     with opened(server.url, name) as adapter:
         send(server.url, name, "large", body=LARGE)
         calls = 0
