@@ -34,7 +34,7 @@ def running(example, bootstrap, folder):
 
 
 def wait_for_offset(broker, group, topic, offset, service):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while broker.committed(group, topic) != offset:
         assert service.poll() is None, service.communicate()[1]
         assert time.monotonic() < deadline

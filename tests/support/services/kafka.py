@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -50,6 +51,9 @@ _SETTINGS = {
 def ping(bootstrap: str) -> None:
     from confluent_kafka.admin import AdminClient
 
+    # The client would wait a whole second for a port that refuses.
+    host, _, port = bootstrap.rpartition(":")
+    socket.create_connection((host, int(port)), 1).close()
     # Its complaints about a server that is not there yet would go to standard error.
     AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=1)
 

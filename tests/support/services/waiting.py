@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 150.0
 _PAUSE_S = 0.05
 
 

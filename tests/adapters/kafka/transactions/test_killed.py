@@ -12,7 +12,6 @@ from tests.adapters.kafka.child import pass_on
 from tests.adapters.kafka.line import Line
 from tests.support.forked import Forked
 
-ROUNDS = 10
 EACH = 300
 WAIT_S = 60
 
@@ -25,7 +24,8 @@ def wait(look, what, *children):
         time.sleep(0.1)
 
 
-def test_processes_killed_at_any_time_give_each_output_once_and_in_order(kafka_bootstrap, tmp_path):
+@pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_processes_killed_at_any_time_give_each_output_once_and_in_order(kafka_bootstrap, tmp_path, rounds):
     line = Line(Broker(kafka_bootstrap), 3)
 
     def start():
@@ -33,7 +33,7 @@ def test_processes_killed_at_any_time_give_each_output_once_and_in_order(kafka_b
 
     children = [start(), start()]
     try:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             before = line.committed()
             line.send(EACH, first=number * EACH)
             wait(lambda before=before: line.committed() > before, "progress", *children)
@@ -42,11 +42,11 @@ def test_processes_killed_at_any_time_give_each_output_once_and_in_order(kafka_b
             victim.send_signal(signal.SIGKILL)
             victim.close()
             children.append(start())
-        wait(line.is_through(ROUNDS * EACH), "all offsets", *children)
+        wait(line.is_through(rounds * EACH), "all offsets", *children)
     finally:
         for child in children:
             child.close()
-    line.check_once_and_in_order(ROUNDS * EACH)
+    line.check_once_and_in_order(rounds * EACH)
 
 
 @pytest.mark.parametrize("step", ["begin_transaction", "send_offsets_to_transaction", "commit_transaction"])
@@ -66,8 +66,9 @@ def test_a_process_stopped_within_a_transaction_is_fenced_by_whoever_takes_over(
         zombie.send_signal(fate)
         line.send(100, first=100)
         wait(line.is_through(200), "all offsets", heir)
-        time.sleep(2)  # what the one that came back might still do
-        assert fate is signal.SIGKILL or zombie.poll() is None, zombie.err
+        if fate is signal.SIGCONT:
+            time.sleep(2)  # what the one that came back might still do
+            assert zombie.poll() is None, zombie.err
     finally:
         for child in filter(None, (zombie, heir)):
             child.close()

@@ -9,6 +9,7 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters.copies import REASON_HEADER
+from idempotent.adapters.kafka import copies as kafka_copies
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.line import Line
@@ -51,22 +52,25 @@ def test_a_message_whose_outputs_cannot_be_sent_is_a_dead_letter(broker, value, 
 
 def test_an_output_that_is_too_large_takes_none_with_it_that_shares_its_batch(broker):
     line = Line(broker, **{"max.message.bytes": 2000})
-    line.send(60)
-    bad = {17, 43}
+    line.send(20)
+    bad = {5, 14}
 
     def handle(message):
         return Message(line.target, message.body.rjust(5000 if int(message.body) in bad else 500))
 
     adapter = line.adapter(
-        commit_interval_s=1.0, max_in_flight_per_partition=60, producer_config={"linger.ms": 50}
+        commit_interval_s=1.0, max_in_flight_per_partition=20, producer_config={"linger.ms": 50}
     )
-    with line.working(handle, adapter, batch_size=60):
-        until(line.is_through(60), "all offsets")
-    assert line.arrived() == [number for number in range(60) if number not in bad]
+    with line.working(handle, adapter, batch_size=20):
+        until(line.is_through(20), "all offsets")
+    assert line.arrived() == [number for number in range(20) if number not in bad]
     assert {int(letter.body) for letter in line.letters()} == bad
 
 
-def test_outputs_that_nobody_takes_hold_back_their_partition_alone_until_their_letter_is_safe(broker, caplog):
+def test_outputs_that_nobody_takes_hold_back_their_partition_alone_until_their_letter_is_safe(
+    broker, caplog, monkeypatch
+):
+    monkeypatch.setattr(kafka_copies, "_BACKOFF", Backoff(initial_s=0.2, maximum_s=1.0))
     line = Line(broker, 2)
     line.send(10)
     nowhere = f"nowhere-{secrets.token_hex(6)}"
