@@ -86,15 +86,16 @@ def is_stopped(child):
 
 
 def finish(place, subject, start, child):
-    """Ends workers in order until the broker has nothing left: what is a duplicate needs its time too."""
-    deadline = time.monotonic() + 60
+    """Stop workers in order until the broker has nothing left: duplicates are settled too."""
+    deadline = time.monotonic() + 120
     while True:
         assert is_stopped(child), child.err
         if place.left(subject) == 0:
             return
         assert time.monotonic() < deadline
         child = start(batch_size=20)
-        time.sleep(2.0)
+        while place.left(subject) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def numbered(subject, count):
