@@ -2,8 +2,15 @@
 
 import time
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
 
 from idempotent import Message
 from idempotent.adapters.copies import KEY_HEADER
@@ -73,6 +80,15 @@ class Broker:
             consumer.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
         finally:
             consumer.close()
+
+    def has_open_transaction(self, topic, partitions):
+        """Whether a transaction still writes to a topic, or its commit is on its way to it."""
+        latest = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+        ends = []
+        for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
+            found = self.admin.list_offsets(latest, isolation_level=isolation)
+            ends.append([found[partition].result(TIMEOUT_S).offset for partition in latest])
+        return ends[0] != ends[1]
 
     def read(self, topic):
         """All that lies in a topic now."""

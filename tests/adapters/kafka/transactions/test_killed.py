@@ -87,6 +87,7 @@ def test_an_heir_waits_for_a_transaction_that_may_still_be_committed(kafka_boots
         heir = Forked(pass_on, kafka_bootstrap, line.source, line.target, folder=tmp_path)
         time.sleep(5)  # the heir has the partition, and its offset is undecided
         assert line.arrived() == []
+        assert line.broker.has_open_transaction(line.target, 1)
         sleeper.send_signal(signal.SIGCONT)
         wait(line.is_through(100), "all offsets", heir)
     finally:
