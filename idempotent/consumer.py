@@ -49,7 +49,6 @@ class Consumer:
         resolve: Callable[[], AbstractIdempotentChecker],
         observers: Observers,
     ) -> None:
-        """Nothing is checked here that needs the checker; see `check`."""
         self.subject: Final = subject
         self.group: Final = group
         self.handler: Final = handler

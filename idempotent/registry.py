@@ -32,7 +32,6 @@ class Registry:
     """
 
     def __init__(self, observers: Iterable[Observer] = (counters,)) -> None:
-        """Register nothing yet."""
         self.observers: Final = Observers(observers)
         self._consumers: dict[str, Consumer] = {}
         self._checkers: dict[str, AbstractIdempotentChecker] = {}

@@ -37,7 +37,6 @@ class AbstractIdempotentChecker(CheckerHooks):
     def __init__(
         self, *, lease_s: float | None = DEFAULT_LEASE_S, retention_s: float = DEFAULT_RETENTION_S
     ) -> None:
-        """Check the durations."""
         if lease_s is not None and not lease_s > 0:
             raise ConfigurationError(f"lease_s must be positive seconds or None, not {lease_s!r}")
         if not retention_s > 0:

@@ -35,7 +35,6 @@ class ClaimDesk:
     """
 
     def __init__(self, hooks: CheckerHooks) -> None:
-        """Start no thread yet."""
         self.hooks = hooks
         self._keeper: Final = (
             NoLeases() if hooks.lease_s is None else LeaseKeeper(self._renew_and_record, hooks.lease_s)

@@ -42,7 +42,7 @@ class LeaseKeeper:
     """
 
     def __init__(self, renew: Callable[[Sequence[Claim]], list[bool]], lease_s: float) -> None:
-        """Hold the method weakly, so that a forgotten checker is collected and its thread ends."""
+        # A weak reference: an unused checker is collected, and its thread ends.
         self._renew = weakref.WeakMethod(renew)
         self._interval_s = lease_s / 3
         self._held: dict[Claim, None] = {}

@@ -68,7 +68,6 @@ class NoTransactions(TransactionHooks):
     """
 
     def __init__(self, desk: ClaimDesk) -> None:
-        """Keep the desk."""
         self._desk = desk
 
     def claim_nothing(self) -> Claim:

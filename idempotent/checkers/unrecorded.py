@@ -27,7 +27,6 @@ class Unrecorded:
     """
 
     def __init__(self, complete: Callable[[Completion], bool]) -> None:
-        """Remember nothing yet."""
         self._complete = complete
         self._completions: dict[bytes, Completion] = {}
 

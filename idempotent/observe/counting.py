@@ -14,7 +14,6 @@ class Counters(Observer):
     """Counts by consumer and outcome or event. Thread-safe."""
 
     def __init__(self) -> None:
-        """Start with all counts at zero."""
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, Outcome | Event], int] = {}
 

@@ -55,7 +55,6 @@ class Observers:
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        """Find out once what is watched: a message pays only for that."""
         self._all: tuple[Observer, ...] = ()
         self.watch_claims = False
         self.watch_runs = False
@@ -71,21 +70,18 @@ class Observers:
         self.watch_results |= type(observer).processed is not Observer.processed
 
     def count(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
-        """See `Observer.counted`."""
         for observer in self._all:
             _tell(observer.counted, consumer, what, count)
 
     def claimed(
         self, consumer: str, message: Message, request: ClaimRequest, answer: Decision | StoreError
     ) -> None:
-        """See `Observer.claimed`."""
         for observer in self._all:
             _tell(observer.claimed, consumer, message, request, answer)
 
     def ran(
         self, consumer: str, messages: Sequence[Message], took_s: float, error: BaseException | None
     ) -> None:
-        """See `Observer.ran`."""
         for observer in self._all:
             _tell(observer.ran, consumer, messages, took_s, error)
 
@@ -95,7 +91,6 @@ class Observers:
             _tell(observer.processed, consumer, messages, results)
 
     def settled(self, message: Message, result: Result) -> None:
-        """See `Observer.settled`."""
         for observer in self._all:
             _tell(observer.settled, message, result)
 

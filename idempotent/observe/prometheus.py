@@ -30,7 +30,6 @@ class IdempotentCollector(Collector):
     """
 
     def __init__(self, source: Counters = counters) -> None:
-        """Keep the source."""
         self._source = source
 
     def collect(self) -> Iterable[Metric]:

@@ -70,7 +70,6 @@ class Binding:
         *,
         disabled: bool,
     ) -> None:
-        """Look up once what every message needs."""
         self.name: Final = keys.name
         self.handler: Final = handler
         self.options: Final = options

@@ -27,7 +27,6 @@ class Requests:
     """
 
     def __init__(self, keys: KeySpace, options: ConsumerOptions, *, by_position: bool) -> None:
-        """Work out once what all its requests share."""
         self._keys = keys
         self._key = options.key
         self._fingerprint = options.fingerprint

@@ -65,7 +65,5 @@ def failure_of(binding: Binding, error: BaseException, handling: Handling) -> Fa
     except Exception:  # an exception of the application that cannot even be shown
         said = "(its message cannot be shown)"
     return Failure(
-        f"{type(error).__name__}: {said}",
-        binding.options.max_attempts,
-        fatal=handling is Handling.DEAD,
+        f"{type(error).__name__}: {said}", binding.options.max_attempts, fatal=handling is Handling.DEAD
     )

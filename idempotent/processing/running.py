@@ -35,7 +35,6 @@ class GroupRun:
     """
 
     def __init__(self, binding: Binding) -> None:
-        """Nothing has run yet."""
         self._binding = binding
         self.results: dict[int, Result] = {}
         self.alone: list[Member] = []

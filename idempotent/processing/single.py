@@ -8,11 +8,7 @@ import time
 from typing import Any, Final
 
 from idempotent.claims import Claim, ClaimRequest, Decision, new_owner
-from idempotent.errors import (
-    DoomedTransactionError,
-    MessageError,
-    StoreError,
-)
+from idempotent.errors import DoomedTransactionError, MessageError, StoreError
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
@@ -64,12 +60,7 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
     return unavailable(doomed)
 
 
-def _run_claimed(
-    binding: Binding,
-    message: Message,
-    request: ClaimRequest,
-    decision: Decision,
-) -> Result:
+def _run_claimed(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
     claim = decision.claim
     assert claim is not None
     if decision.lapsed:
@@ -112,10 +103,7 @@ def _ask(binding: Binding, claim: Claim) -> Result | None:
 
 
 def _count_lapse(
-    binding: Binding,
-    message: Message,
-    request: ClaimRequest,
-    decision: Decision,
+    binding: Binding, message: Message, request: ClaimRequest, decision: Decision
 ) -> Result | None:
     """The effect did not happen, and its process died or stalled: an attempt, counted after the question."""
     assert decision.claim is not None
@@ -143,12 +131,7 @@ def _record(binding: Binding, request: ClaimRequest, claim: Claim, value: Any) -
     return processed(value)
 
 
-def after_exception(
-    binding: Binding,
-    request: ClaimRequest,
-    claim: Claim,
-    error: Exception,
-) -> Result:
+def after_exception(binding: Binding, request: ClaimRequest, claim: Claim, error: Exception) -> Result:
     """Record or free the key of a handler that raised."""
     handling = binding.options.exceptions.classify(error)
     if handling is Handling.IGNORE:

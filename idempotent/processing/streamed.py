@@ -20,7 +20,6 @@ class Streamed(Sequence[T]):
     __slots__ = ("_made", "_source")
 
     def __init__(self, source: Iterator[T]) -> None:
-        """Make nothing yet."""
         self._source = source
         self._made: list[T] = []
 

@@ -21,7 +21,6 @@ class MemoryKeyAdmin(KeyAdmin):
     """
 
     def __init__(self, keys: MemoryKeys) -> None:
-        """Share them with the checker."""
         self._keys = keys
 
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:

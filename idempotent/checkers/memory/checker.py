@@ -26,7 +26,6 @@ class MemoryBacked(AbstractIdempotentChecker):
         max_keys: int = DEFAULT_MAX_KEYS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Start empty."""
         super().__init__(lease_s=lease_s, retention_s=retention_s)
         self.keys: Final = MemoryKeys(
             lease_s=lease_s, retention_s=self.retention_s, max_keys=max_keys, clock=clock

@@ -40,7 +40,6 @@ class MemoryKeys:
     def __init__(
         self, *, lease_s: float | None, retention_s: float, max_keys: int, clock: Callable[[], float]
     ) -> None:
-        """Start empty."""
         if max_keys < 1:
             raise ConfigurationError(f"max_keys must be positive, not {max_keys}")
         self._lease_s = lease_s

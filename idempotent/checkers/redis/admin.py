@@ -33,7 +33,6 @@ class RedisKeyAdmin(KeyAdmin):
     """
 
     def __init__(self, store: RedisStore, retention_us: int) -> None:
-        """Connect to nothing yet."""
         self._store = store
         self._resolves = Script("resolve", retention_us=retention_us)
 

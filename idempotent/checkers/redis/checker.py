@@ -8,11 +8,7 @@ from itertools import tee
 from typing import Any, Final
 
 from idempotent.admin import Finding, KeyAdmin
-from idempotent.checkers.base import (
-    DEFAULT_LEASE_S,
-    DEFAULT_RETENTION_S,
-    AbstractIdempotentChecker,
-)
+from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.redis.admin import RedisKeyAdmin
 from idempotent.checkers.redis.health import redis_findings
 from idempotent.checkers.redis.layout import claim_body, release_body
@@ -62,7 +58,6 @@ class RedisChecker(AbstractIdempotentChecker):
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
     ) -> None:
-        """Check the arguments; connect at the first claim."""
         super().__init__(lease_s=lease_s, retention_s=retention_s)
         if not prefix.isprintable() or "{" in prefix or "}" in prefix:
             raise ConfigurationError(f"prefix must be printable text without braces, not {prefix!r}")

@@ -62,11 +62,7 @@ class Flag(IntFlag):
     """Of a request: `Lapsed.PARK`. Means nothing once stored."""
 
 
-_ON_LAPSED: Final = {
-    Lapsed.TAKE_OVER: 0,
-    Lapsed.LEAVE: int(Flag.LEAVE),
-    Lapsed.PARK: int(Flag.PARK),
-}
+_ON_LAPSED: Final = {Lapsed.TAKE_OVER: 0, Lapsed.LEAVE: int(Flag.LEAVE), Lapsed.PARK: int(Flag.PARK)}
 _FATAL: Final = 1
 _KEEP_CLAIM: Final = 2
 

@@ -35,7 +35,6 @@ class SqlKeyAdmin(KeyAdmin):
     """
 
     def __init__(self, store: SqlStore) -> None:
-        """Connect to nothing yet."""
         self._store = store
 
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:

@@ -48,7 +48,6 @@ class SqlChecker(AbstractIdempotentChecker):
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
     ) -> None:
-        """Check the arguments; connect at the first claim."""
         super().__init__(lease_s=lease_s, retention_s=retention_s)
         self.store: Final = SqlStore(engine_or_url, table)
         self._connections = self.store.connections
@@ -103,6 +102,5 @@ class SqlChecker(AbstractIdempotentChecker):
         return self._connections.run(self._keys.delete_expired, limit)
 
     def close(self) -> None:
-        """Stop renewing and close the checker's own connections. Idempotent."""
         super().close()
         self.store.close()

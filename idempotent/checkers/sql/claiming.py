@@ -48,16 +48,12 @@ class Claiming:
     """
 
     def __init__(self, dialect: SqlDialect, sql: Statements, failures: FailureTable) -> None:
-        """Send nothing yet."""
         self._dialect = dialect
         self._sql = sql
         self._failures = failures
 
     def claim(
-        self,
-        connection: DriverConnection,
-        requests: Sequence[ClaimRequest],
-        how: ClaimMode = AUTOCOMMITTED,
+        self, connection: DriverConnection, requests: Sequence[ClaimRequest], how: ClaimMode = AUTOCOMMITTED
     ) -> list[Decision]:
         """Claim different keys; decisions in the order of the requests.
 
@@ -140,10 +136,7 @@ class Claiming:
             return {}
         return self._bytes_keyed(
             query(
-                connection,
-                self._sql.read(len(missing), locking=how.locking),
-                missing,
-                many=len(missing) > 1,
+                connection, self._sql.read(len(missing), locking=how.locking), missing, many=len(missing) > 1
             )
         )
 

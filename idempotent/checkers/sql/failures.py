@@ -18,7 +18,6 @@ class FailureTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
-        """Make the statements."""
         name = f"{table}_failures"
         now, text = dialect.now_us, dialect.markers
         insert = (

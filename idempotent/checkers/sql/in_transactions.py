@@ -20,16 +20,7 @@ from idempotent.checkers.sql.opening import Database, Units, session_factory
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.checkers.sql.unit import Unit
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.claims import (
-    Claim,
-    ClaimRequest,
-    Completion,
-    Decision,
-    Failure,
-    Guarantee,
-    Released,
-    Verdict,
-)
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Guarantee, Released, Verdict
 from idempotent.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -78,7 +69,6 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         savepoints: bool = False,
         strict: bool = False,
     ) -> None:
-        """Check the arguments; connect at the first claim."""
         super().__init__(lease_s=None, retention_s=retention_s)
         if not lock_timeout_s > 0:
             raise ConfigurationError(f"lock_timeout_s must be positive seconds, not {lock_timeout_s!r}")
@@ -94,7 +84,6 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Transactional."""
         return Guarantee.TRANSACTIONAL
 
     def findings(self) -> Sequence[Finding]:
@@ -201,11 +190,6 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             raise StoreBusyError(f"{claim.key} could not be recorded: another delivery holds it. Try again.")
 
     def claim_nothing(self) -> Claim:
-        """A transaction without a key, for a handler that is allowed to run without one.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
         return self._units.open_empty()
 
     def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
@@ -214,7 +198,6 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return unit.savepoint(takes)
 
     def forget(self, claim: Claim) -> None:
-        """Take one key out of an open group whose handler was undone by its savepoint."""
         self._ledger.forget(claim.unit.driver, claim)
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
@@ -226,11 +209,6 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return isinstance(error, driver_error) and self._units.fault(error) in _UNDONE
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
-        """The unit's Session or Connection.
-
-        Raises:
-            ConfigurationError: the handler asks for something else.
-        """
         unit: Unit = claim.unit
         known = unit.arguments.get(kind)
         if known is not None:
@@ -248,7 +226,6 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return self.store.connections.run(self._ledger.delete_expired, limit)
 
     def close(self) -> None:
-        """Close the checker's own connections. Idempotent."""
         super().close()
         self._units.close()
         self.store.close()

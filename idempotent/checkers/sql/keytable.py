@@ -30,7 +30,6 @@ class KeyTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str, *, lease_s: float | None, retention_s: float) -> None:
-        """Make the statements."""
         lease_us = None if lease_s is None else max(int(lease_s * MICROSECONDS), 1)
         retention_us = max(int(retention_s * MICROSECONDS), 1)
         self._sql = Statements(dialect, table, lease_us, retention_us)

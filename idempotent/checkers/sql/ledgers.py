@@ -34,7 +34,6 @@ class Ledger(ABC):
     """Whether one claim can be taken out of an open transaction."""
 
     def __init__(self, store: SqlStore, retention_s: float) -> None:
-        """Connect to nothing yet."""
         self._store = store
         self._retention_s = retention_s
 

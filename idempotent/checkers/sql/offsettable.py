@@ -22,7 +22,6 @@ class OffsetTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str) -> None:
-        """Make the statements."""
         name = offsets_name(table)
         self._returns = dialect.name == "postgresql"
         text, now = dialect.markers, dialect.now_us

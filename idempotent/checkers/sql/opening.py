@@ -35,7 +35,6 @@ class Units:
     """
 
     def __init__(self, store: SqlStore, ledger: Ledger, factory: SessionFactory, *, strict: bool) -> None:
-        """Connect to nothing yet."""
         self._store = store
         self._ledger = ledger
         self._factory = factory

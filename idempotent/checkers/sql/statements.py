@@ -41,7 +41,6 @@ class Statements:
     """
 
     def __init__(self, dialect: SqlDialect, table: str, lease_us: int | None, retention_us: int) -> None:
-        """Fill in the constants."""
         self._dialect = dialect
         self._table = table
         self._retention_us = retention_us

@@ -25,7 +25,6 @@ class SqlStore:
     """
 
     def __init__(self, engine_or_url: Engine | URL | str, table: str) -> None:
-        """Check the arguments; connect to nothing."""
         self.table: Final = validate_table_name(table)
         self.engine: Final = engine_from(engine_or_url)
         self._owns_engine = self.engine is not engine_or_url

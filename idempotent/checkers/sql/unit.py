@@ -12,11 +12,7 @@ from sqlalchemy import Connection, Dialect, Engine, event
 from sqlalchemy.engine import ExceptionContext, ExecutionContext, RootTransaction
 from sqlalchemy.orm import Session, sessionmaker
 
-from idempotent.errors import (
-    ConfigurationError,
-    DoomedTransactionError,
-    TransactionEscapedError,
-)
+from idempotent.errors import ConfigurationError, DoomedTransactionError, TransactionEscapedError
 from idempotent.stores.sql.cursor import execute
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
@@ -60,14 +56,8 @@ class Unit:
     """
 
     def __init__(
-        self,
-        connections: DetachedConnections,
-        dialect: SqlDialect,
-        factory: SessionFactory,
-        *,
-        strict: bool,
+        self, connections: DetachedConnections, dialect: SqlDialect, factory: SessionFactory, *, strict: bool
     ) -> None:
-        """Take a connection and begin."""
         self._dialect = dialect
         self._factory = factory
         self._strict = strict
