@@ -1,4 +1,4 @@
-"""RedisKeyAdmin: look at the keys in Redis, and decide about those that wait for a person."""
+"""RedisKeyAdmin: KeyAdmin over the keys in Redis."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Final
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
-from idempotent.checkers.redis.layout import HEAD_BYTES, stored_failure, stored_key
+from idempotent.checkers.redis.layout import HEAD_BYTES, key_record
 from idempotent.checkers.redis.scripts import Script
 from idempotent.keys import Key
 from idempotent.stores.redis.scripts import RedisStore
 
-# A stored result has up to 1 MB, so a page of them must stay small.
+# A stored result may take 1 MB, so a page is small.
 _PAGE: Final = 200
 _SCAN_COUNT: Final = 1000
 _READ: Final = Script("read")
@@ -24,11 +24,11 @@ _WHOLE: Final = -1
 class RedisKeyAdmin(KeyAdmin):
     """The keys under one prefix, in no order.
 
-    They are found with SCAN, which does not block the server and returns each key that exists during the whole scan.
-    A key that is made, deleted or moved to another node of a cluster meanwhile may be missed or shown twice.
+    SCAN finds them. It does not block the server, and returns every key that exists during the whole scan. A key that
+    is created, deleted or moved to another node of a cluster during the scan may be missed or listed twice.
 
     Args:
-        store: where they are.
+        store: the Redis database.
         retention_us: how long a key resolved after its expiry is still kept, in microseconds.
     """
 
@@ -58,7 +58,7 @@ class RedisKeyAdmin(KeyAdmin):
 
     def _records(self, last_byte: int) -> Iterator[KeyRecord]:
         names = self._names()
-        # SCAN repeats itself within a call or two, if at all.
+        # SCAN may return a key twice, in the same call or the next one.
         while page := builtins.list(dict.fromkeys(islice(names, _PAGE))):
             yield from self._read(page, last_byte)
 
@@ -77,22 +77,6 @@ class RedisKeyAdmin(KeyAdmin):
             now_us, *values = self._store.run(_READ, part, [last_byte])
             for at, name in enumerate(part):
                 value, failure = values[2 * at : 2 * at + 2]
-                if value:  # released or expired since it was found, else
-                    yield self._record(name, value, failure, now_us)
-
-    def _record(self, name: bytes, value: bytes, failure: bytes | None, now_us: int) -> KeyRecord:
-        stored = stored_key(value)
-        attempts, last_error = stored_failure(failure)
-        return KeyRecord(
-            hash=self._store.names.hash_of(name) or b"",
-            text=stored.text,
-            status=stored.status,
-            fence=stored.fence,
-            lease_until_us=stored.lease_until_us,
-            update_at_us=stored.update_at_us,
-            expires_at_us=stored.expires_at_us,
-            attempts=attempts,
-            last_error=last_error,
-            result=stored.result,
-            now_us=now_us,
-        )
+                if value:  # a key that was released or expired since the scan has none
+                    hashed = self._store.names.hash_of(name) or b""
+                    yield key_record(hashed, value, failure, now_us)

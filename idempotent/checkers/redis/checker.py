@@ -22,31 +22,31 @@ DEFAULT_PREFIX: Final = "idempotent:"
 _MICROSECONDS: Final = 1_000_000
 _TOKEN_BYTES: Final = 8
 _ACQUIRED, _DONE, _DEAD = range(3)
-# To find a member of an enum takes Python 3.11 as long as to make a small object.
-_OURS: Final = Verdict.ACQUIRED
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
+_VERDICT_ACQUIRED: Final = Verdict.ACQUIRED
 
 
 class RedisChecker(AbstractIdempotentChecker):
     """Claims are string values with a lease, in a Redis server or cluster (6.2 or later).
 
-    Its promise is as good as the server's memory: a failover or an eviction that loses acknowledged writes lets an
-    effect repeat. `redis_findings` looks at the configuration.
+    The server must not lose acknowledged writes: after a failover or an eviction that loses some, an effect may
+    repeat. `redis_findings` checks the server's settings for that.
 
-    A lost answer is asked for again once, unless the client is set to retry itself. Claims and completions may be
-    repeated, their owner token tells; a failure carries a token of its own and is counted once; only a release
-    without a failure may then answer that it owned nothing, when it was carried out before.
+    A call whose answer was lost is repeated once, unless the client itself retries. Repeating a claim or a completion
+    is harmless, because the store knows its owner token; a failure has a token of its own and is counted once. A
+    release without a failure may report `owned=False` when the lost call had already deleted the key.
 
     Args:
         client_or_url: `redis.Redis`, `redis.RedisCluster`, or a URL (`redis://user:password@host:6379/0`, `rediss://`
-            for TLS, `unix://`). A client with `decode_responses` will do. A client made from a URL waits at most
-            5 seconds for an answer unless the URL says `?socket_timeout=`.
-        prefix: what the names of all keys start with. No braces: they would put all keys of a cluster in one slot.
-        lease_s: seconds a claim lasts without renewal; None: without end (`claim_once`).
-        retention_s: seconds a key is remembered, counted from its claim. Longer than your broker, or a person with
-            a dead-letter queue, can redeliver.
+            for TLS, `unix://`). A client with `decode_responses` works too. A client made from a URL waits at most
+            5 seconds for an answer unless the URL sets `?socket_timeout=`.
+        prefix: start of the names of all keys, without braces: they would put all keys of a cluster in one slot.
+        lease_s: seconds a claim lasts without renewal; None: it never lapses (`claim_once`).
+        retention_s: seconds a key is remembered, counted from its claim. Make it longer than the time in which your
+            broker, or a person with a dead-letter queue, can redeliver a message.
 
     Raises:
-        ConfigurationError: a wrong URL, client, prefix or duration.
+        ConfigurationError: an invalid URL, client, prefix or duration.
         MissingExtraError: redis-py is not installed.
     """
 
@@ -82,7 +82,7 @@ class RedisChecker(AbstractIdempotentChecker):
         return _decision(request, answer)
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        # None of the three goes far ahead of the others: a request is sent before the next ones are made.
+        # The three iterators advance together, so requests are sent while later ones are still being made.
         asked, named, described = tee(requests, 3)
         names = (self._name(request.key.hash) for request in named)
         answers = self.store.run_many(self._claims, names, map(claim_body, described))
@@ -101,7 +101,7 @@ class RedisChecker(AbstractIdempotentChecker):
         return self._release_many([(claim, failure)])[0]
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
-        # Sent again with the same token after a lost answer, by us or by redis-py: one attempt, not two.
+        # A release that is sent again after a lost answer has the same token, so its attempt is counted once.
         token = os.urandom(_TOKEN_BYTES)
         names = [self._name_of(claim) for claim, _ in releases]
         bodies = [release_body(claim, failure, token) for claim, failure in releases]
@@ -114,19 +114,18 @@ class RedisChecker(AbstractIdempotentChecker):
         return [answer == 1 for answer in self.store.run_many(self._renews, names, owners)]
 
     def _garbage_collect(self, limit: int) -> int:
-        """Nothing to do: Redis deletes expired keys itself."""
         del limit
-        return 0
+        return 0  # Redis deletes expired keys itself
 
     def close(self) -> None:
-        """Stop renewing, and close the checker's own connections, and the client if the checker made it. Idempotent."""
+        """Stop renewing leases; close the checker's connections, and the client if the checker made it. Idempotent."""
         super().close()
         self.store.close()
         if self._owns_client:
             self.store.client.close()
 
     def _name_of(self, claim: Claim) -> bytes:
-        assert claim.key is not None, "a claim of no key never reaches the store"
+        assert claim.key is not None, "a claim without a key never reaches the store"
         return self._name(claim.key.hash)
 
 
@@ -136,9 +135,9 @@ def _completion_body(completion: Completion) -> bytes:
 
 
 def _decision(request: ClaimRequest, answer: Any) -> Decision:
-    """What `claim.lua` answered."""
-    if type(answer) is int:  # a free key, the one answer that has to be quick
-        return Decision(_OURS, Claim(request.key, answer, request.owner))
+    """The decision in an answer of `claim.lua`."""
+    if type(answer) is int:  # the fence of a free key: the common case, so it comes first
+        return Decision(_VERDICT_ACQUIRED, Claim(request.key, answer, request.owner))
     if answer[0] == _ACQUIRED:
         _, fence, lapsed, alone = answer
         claim = Claim(request.key, fence, request.owner)

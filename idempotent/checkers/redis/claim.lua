@@ -1,7 +1,7 @@
--- KEYS: names. ARGV: a body for each (claim_body).
--- For each key: the fence if it was free, else {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result},
--- {2 dead, fingerprint, reason} or {3 in progress, fingerprint, rest of the lease (-1: endless), lapsed}.
--- Or the fence alone, if all were free.
+-- KEYS: names. ARGV: for each key the text that claim_body (layout.py) makes.
+-- Returns the fence alone if all keys were free. Else for each key its fence if it was free, or
+-- {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result}, {2 dead, fingerprint, reason},
+-- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), lapsed}.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -13,7 +13,7 @@ for i, key in ipairs(KEYS) do
   if LEASE > 0 and body:byte(1) ~= 3 then
     acquired = call('SET', key, fresh .. body, 'NX', 'PX', REMEMBER_MS)
   else
-    -- Without a lease, or of a consumer that parks: kept until it is final.
+    -- A claim that never lapses, or of a consumer that parks, does not expire before it is done or dead.
     acquired = call('SET', key, fresh .. body, 'NX')
   end
   if not acquired then

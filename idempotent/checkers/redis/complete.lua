@@ -1,9 +1,10 @@
--- KEYS: names. ARGV: for each its owner, or owner, '=' and the result. For each key: 1 if owned; or one 1 for all.
+-- KEYS: names. ARGV: for each key its owner, or its owner, '=' and the result.
+-- Returns 1 if the owners own all keys, else for each key 1 (owned) or 0.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local rest, lost = nil, nil
--- Keys that were claimed together have the same times, status, flags and owner, and need the same ones now.
+-- Keys that were claimed together have equal times, status, flags and owner: compute the new bytes for the first only.
 local before, owner, after
 for i, key in ipairs(KEYS) do
   local body = ARGV[i]
@@ -16,7 +17,7 @@ for i, key in ipairs(KEYS) do
   else
     local lease, _, expires, status = struct.unpack('>I8I8I8B', value)
     if #body == 16 and (status == 1 or status == 2) and lease > 0 and lease <= expires and now < expires then
-      -- The TTL is right as it is.
+      -- SETRANGE keeps the TTL, which is right already.
       before, owner, after = value, body, struct.pack('>I8I8I8B', 0, now, expires, 4)
       call('SETRANGE', key, 9, after)
     else

@@ -1,4 +1,4 @@
-"""What a Redis server's settings mean for the promise of a checker. Reads only."""
+"""redis_findings: checks whether a Redis server's settings let a checker keep its promise. Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from idempotent.admin import Finding, Level
 from idempotent.stores.redis.client import Client, location, open_client, redis
 from idempotent.stores.redis.faults import REDIS_ERRORS, as_store_error
 
-# SET with PXAT and GETRANGE semantics that the scripts use: https://redis.io/docs/latest/commands/set/ (6.2).
+# The scripts use SET with PXAT: https://redis.io/docs/latest/commands/set/ (6.2).
 _OLDEST: Final = (6, 2)
 _NO_EVICTION: Final = "noeviction"
 _FULL: Final = 0.8
 
 
 def redis_findings(client_or_url: Client | str) -> list[Finding]:
-    """Look at the settings of the server, or of each primary of a cluster.
+    """Check the settings of the server, or of each primary of a cluster.
 
     Args:
-        client_or_url: what a RedisChecker is made from.
+        client_or_url: as for `RedisChecker`.
 
     Raises:
-        ConfigurationError: neither a client nor a Redis URL.
+        ConfigurationError: the argument is neither a client nor a Redis URL.
         StoreError: a server did not answer.
     """
     client = open_client(client_or_url)
@@ -58,12 +58,12 @@ def _look(where: str, client: redis.Redis) -> Iterator[Finding]:
 
 
 def _setting(client: redis.Redis, name: str) -> str | None:
-    """A setting; None where the server does not tell, as many hosted ones do not."""
+    """A setting; None if the server refuses to show it, as many hosted ones do."""
     try:
-        told: Any = client.config_get(name)
+        settings: Any = client.config_get(name)
     except redis.exceptions.ResponseError:
         return None
-    value = told.get(name)
+    value = settings.get(name)
     return None if value is None else str(value)
 
 
@@ -110,7 +110,7 @@ def _memory(info: Mapping[str, Any], configured: str | None) -> Iterator[Finding
     if not limit:
         yield Finding(
             Level.WARNING,
-            "maxmemory is not set: keys may grow until the system kills the server",
+            "maxmemory is not set: the keys may grow until the operating system kills the server",
             "set maxmemory; with noeviction a full server refuses claims, and messages wait",
         )
     elif used > _FULL * limit:
@@ -131,14 +131,12 @@ def _persistence(info: Mapping[str, Any], fsync: str | None) -> Finding:
     if fsync == "always":
         return Finding(Level.OK, "every write is on disk before it is acknowledged")
     if fsync is None:
-        return Finding(Level.OK, "the append-only file is on; how often it is synced the server does not say")
-    lost = (
-        "the last second" if fsync == "everysec" else "what the system had not written yet, some 30 seconds"
-    )
+        return Finding(Level.OK, "the append-only file is on; the server does not show how often it syncs")
+    lost = "the last second" if fsync == "everysec" else "about the last 30 seconds"
     return Finding(
         Level.WARNING,
         f"appendfsync is {fsync}: a crash of the server's machine forgets the keys of {lost}",
-        "set it to always if an effect must not repeat then",
+        "set it to always if no effect may repeat after such a crash",
     )
 
 
@@ -149,6 +147,6 @@ def _replication(info: Mapping[str, Any], minimum: str | None) -> Finding | None
         return None
     return Finding(
         Level.WARNING,
-        "replicas are told after the client: a failover forgets the last keys",
-        "min-replicas-to-write bounds how many; Redis cannot promise none",
+        "the server answers before its replicas have the write: a failover forgets the last keys",
+        "set min-replicas-to-write to limit how many; Redis cannot exclude it",
     )

@@ -1,7 +1,7 @@
--- Stands in a script where that says `--#layout`, and needs its `now`. The layout is described in redis_layout.py;
--- LEASE (0: none), RETENTION, REMEMBER_MS and REASON come from redis_store.py.
--- What every message runs comes before it: a script makes its functions again in each call, and they cost more than
--- the commands.
+-- Inserted into a script in place of `--#layout`; uses the script's `now`. layout.py describes the layout;
+-- scripts.py defines LEASE (0: a claim never lapses), RETENTION, REMEMBER_MS and REASON.
+-- A script runs its common case before this line: Lua creates the functions again in each call, and that takes longer
+-- than the commands.
 local IN_PROGRESS_GROUP, IN_PROGRESS_PARK, DONE, DEAD = 2, 3, 4, 5
 local FINGERPRINT, RESULT, LAPSED, ALONE, LEAVE, PARK = 1, 2, 4, 8, 16, 32
 
@@ -21,8 +21,9 @@ local function fields(value)
   return struct.unpack('>I8I8I8I8BB', value, 2)
 end
 
--- When Redis may forget a key, in milliseconds: at its expiry, never before its lease ends, and never (nil) while a
--- claim that parks or does not lapse is in progress. A key that became final after its expiry is kept once more.
+-- When Redis may delete a key, in milliseconds since the epoch: at its expiry, but not before its lease ends. nil:
+-- never, for a claim in progress that parks or never lapses. A key that is done or dead only after its expiry is kept
+-- for another retention.
 local function forget_at(status, lease, expires)
   if status < DONE then
     if status == IN_PROGRESS_PARK or lease == 0 then
@@ -43,7 +44,7 @@ local function put(key, value, at)
   end
 end
 
--- status, flags and times are new; owner, text, fingerprint and result as they are
+-- Replaces the status, flags and times; keeps the owner, text, fingerprint and result.
 local function rewrite(key, value, fence, lease, expires, status, flags)
   put(key, head(fence, lease, now, expires) .. string.char(status, flags) .. value:sub(36),
     forget_at(status, lease, expires))

@@ -1,16 +1,16 @@
-"""How a key and its failures are stored in Redis: the one description; `layout.lua` follows it.
+"""How a key and its failures are stored in Redis; `layout.lua` follows this description.
 
-One string a key, named `<prefix>{<bucket>}:<hash in hex>`. Numbers are big-endian, times are microseconds since the
-epoch by the server's clock. Lua's numbers are doubles, exact to 2**53: microseconds until the year 2255.
+One string for each key, named `<prefix>{<bucket>}:<hash in hex>`. Numbers are big-endian, times are microseconds since
+the epoch by the server's clock. Lua's numbers are doubles, exact to 2**53: microseconds until the year 2255.
 
 ======  =====  ===========  ==============================================================
 offset  bytes  field        meaning
 ======  =====  ===========  ==============================================================
 0       1      version      1
 1       8      fence
-9       8      lease_until  0: none (done, dead, or a claim that does not lapse)
+9       8      lease_until  0: no lease (done, dead, or a claim that never lapses)
 17      8      update_at
-25      8      expires_at   set at the claim, never after; the TTL follows from it
+25      8      expires_at   set at the claim, then constant; determines the TTL
 33      1      status       `KeyStatus`
 34      1      flags        `Flag`
 35      16     owner
@@ -21,19 +21,19 @@ offset  bytes  field        meaning
 ..             result       if `Flag.RESULT`, to the end
 ======  =====  ===========  ==============================================================
 
-A claim sends everything from `status` on; the script puts the fields before it in front.
+A claim sends `status` and the fields behind it; the script adds the fields before it.
 
-Failures are beside it under `<name>:f`, so in the same slot: attempts (4 bytes), the token of the release that counted
-the last one (8), whether that made the key DEAD (1), the error as UTF-8.
+Failures are stored under `<name>:f`, in the same cluster slot: attempts (4 bytes), the token of the release that
+counted the last attempt (8), whether that release made the key DEAD (1), the error as UTF-8.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntFlag
 from struct import Struct
 from typing import Final
 
+from idempotent.admin import KeyRecord
 from idempotent.claims import Claim, ClaimRequest, Failure, KeyStatus, Lapsed
 from idempotent.errors import StoreError
 
@@ -43,7 +43,7 @@ _BODY: Final = Struct(">BB16sHH")
 _RELEASE: Final = Struct(">16sBI8s")
 _FAILURE: Final = Struct(">I8sB")
 _MAX_ATTEMPTS: Final = 2**32 - 1
-# Enough of a value for everything but the result: head, 255 characters of 4 bytes, fingerprint.
+# At most so many bytes precede the result: head, 255 characters of 4 bytes, fingerprint.
 HEAD_BYTES: Final = 2048
 
 
@@ -53,13 +53,13 @@ class Flag(IntFlag):
     FINGERPRINT = 1
     RESULT = 2
     LAPSED = 4
-    """The claim took over a lapsed one. Kept, so that a claim whose answer was lost learns it when it asks again."""
+    """The claim took over a lapsed one. Stored, so that a claim that is repeated after a lost answer reports it too."""
     ALONE = 8
-    """The lapsed one had been made alone, and its lapse is not counted yet."""
+    """The lapsed claim was made alone, and its lapse is not counted yet."""
     LEAVE = 16
-    """Of a request: `Lapsed.LEAVE`. Means nothing once stored."""
+    """Only in a request: `Lapsed.LEAVE`."""
     PARK = 32
-    """Of a request: `Lapsed.PARK`. Means nothing once stored."""
+    """Only in a request: `Lapsed.PARK`."""
 
 
 _ON_LAPSED: Final = {Lapsed.TAKE_OVER: 0, Lapsed.LEAVE: int(Flag.LEAVE), Lapsed.PARK: int(Flag.PARK)}
@@ -68,7 +68,7 @@ _KEEP_CLAIM: Final = 2
 
 
 def claim_body(request: ClaimRequest) -> bytes:
-    """What `claim.lua` takes for one request."""
+    """The argument of `claim.lua` for one request."""
     text = request.key.text.encode()
     flags = _ON_LAPSED[request.on_lapsed]
     fingerprint = request.fingerprint
@@ -79,7 +79,7 @@ def claim_body(request: ClaimRequest) -> bytes:
 
 
 def release_body(claim: Claim, failure: Failure | None, token: bytes) -> bytes:
-    """What `release.lua` takes for one claim; `token` (8 bytes) tells this call from every other."""
+    """The argument of `release.lua` for one claim; `token` (8 bytes) identifies the call."""
     if failure is None:
         return claim.owner
     flags = _FATAL * failure.fatal | _KEEP_CLAIM * failure.keep_claim
@@ -87,44 +87,42 @@ def release_body(claim: Claim, failure: Failure | None, token: bytes) -> bytes:
     return _RELEASE.pack(claim.owner, flags, limit, token) + failure.error.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class StoredKey:
-    """A stored key, without its owner. Times in microseconds."""
-
-    status: KeyStatus
-    fence: int
-    lease_until_us: int | None
-    update_at_us: int
-    expires_at_us: int
-    text: str
-    result: bytes | None
-
-
-def stored_key(value: bytes) -> StoredKey:
+def key_record(hashed: bytes, value: bytes, failure: bytes | None, now_us: int) -> KeyRecord:
     """Read a stored key.
 
+    Args:
+        hashed: the key's hash.
+        value: the stored key.
+        failure: its stored failures, if any.
+        now_us: the server's clock when they were read, in microseconds.
+
     Raises:
-        StoreError: it is not one, or of another version of this library.
+        StoreError: the value is not a key, or another version of this library wrote it.
     """
     if len(value) < _HEAD.size or value[0] != VERSION:
-        raise StoreError("a key of the store has a layout that this version cannot read")
+        raise StoreError("a stored key has a layout that this version cannot read; another version wrote it")
     _, fence, lease_until, update_at, expires_at, status, flags, _, text_bytes, fingerprint_bytes = (
         _HEAD.unpack_from(value)
     )
     result_from = _HEAD.size + text_bytes + fingerprint_bytes
-    return StoredKey(
+    attempts, last_error = stored_failure(failure)
+    return KeyRecord(
+        hash=hashed,
+        text=value[_HEAD.size : _HEAD.size + text_bytes].decode("utf-8", "replace"),
         status=KeyStatus(status),
         fence=fence,
         lease_until_us=lease_until or None,
         update_at_us=update_at,
         expires_at_us=expires_at,
-        text=value[_HEAD.size : _HEAD.size + text_bytes].decode("utf-8", "replace"),
+        attempts=attempts,
+        last_error=last_error,
         result=value[result_from:] if flags & Flag.RESULT else None,
+        now_us=now_us,
     )
 
 
 def stored_failure(value: bytes | None) -> tuple[int, str | None]:
-    """Attempts and the last error."""
+    """The attempts and the last error of a key; 0 and None without a failure."""
     if not value:
         return 0, None
     attempts, _, _ = _FAILURE.unpack_from(value)

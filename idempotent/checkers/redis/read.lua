@@ -1,4 +1,5 @@
--- KEYS: names. ARGV: offset of the last byte wanted of each value (-1: all). The time, then value and failure of each.
+-- KEYS: names. ARGV: offset of the last byte to read of each value (-1: all).
+-- Returns the server's time in microseconds, then the value and the failure of each key.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local answers = {now}

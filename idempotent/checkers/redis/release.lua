@@ -1,5 +1,5 @@
--- KEYS: names. ARGV: for each its owner, or a failure (release_body).
--- For each key: {owned, attempts, dead}.
+-- KEYS: names. ARGV: for each key the text that release_body (layout.py) makes: its owner, or a failure.
+-- Returns {owned, attempts, dead} for each key.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -11,7 +11,7 @@ local function release(key, body)
   local failure = failing and redis.call('GET', key .. ':f')
   local token = body:sub(22, 29)
   if failure and failure:sub(5, 12) == token then
-    -- This very call was made before, and its answer was lost.
+    -- This call ran before, and its answer was lost: repeat the answer.
     return {1, struct.unpack('>I4', failure), failure:byte(13)}
   end
   if not value or value:sub(36, 51) ~= body:sub(1, 16) then
@@ -32,7 +32,7 @@ local function release(key, body)
   if dead then
     rewrite(key, value, fence, 0, expires, DEAD, flags)
   elseif has(mode, 2) then
-    -- The lapse is counted now: asked again, this claim is not to count it twice.
+    -- The lapse is counted now; without ALONE a repeated claim does not count it again.
     rewrite(key, value, fence, lease, expires, status, bit.band(flags, bit.bnot(ALONE)))
   else
     redis.call('DEL', key)

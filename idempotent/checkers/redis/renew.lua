@@ -1,4 +1,4 @@
--- KEYS: names. ARGV: an owner for each. For each key: 1 if owned and in progress.
+-- KEYS: names. ARGV: the owner of each key. Returns for each key 1 if that owner holds it in progress, else 0.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 

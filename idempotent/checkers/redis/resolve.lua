@@ -1,5 +1,6 @@
--- A person's decision about one key, if it still is as that person saw it and its lease is not live.
--- KEYS: its name. ARGV: fence, status, update_at as seen, 'done' or 'reopen'. 1 if it was changed.
+-- Carries out a person's decision about one key, unless the key has changed since or its lease is live.
+-- KEYS: its name. ARGV: the fence, status and update_at that the person saw; 'done' or 'reopen'.
+-- Returns 1 if the key was changed, else 0.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -14,7 +15,7 @@ local fence, lease, update, expires, status, flags = fields(value)
 if fence ~= tonumber(ARGV[1]) or status ~= tonumber(ARGV[2]) or update ~= tonumber(ARGV[3]) then
   return 0
 end
--- A claim without a lease never lapses: only a person can free it, so none may be in the way.
+-- A claim without a lease (0) never lapses; only a person can free it, so it passes this check.
 if status < DONE and lease >= now then
   return 0
 end

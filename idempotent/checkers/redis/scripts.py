@@ -1,4 +1,4 @@
-"""Script: one of the Lua files of this folder, with its constants."""
+"""Script: a Lua file of this folder, with its constants filled in."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from idempotent.stores.redis.scripts import Lua
 
 
 class Script(Lua):
-    """A Lua file of this folder, the layout where it asks for it."""
+    """A Lua file of this folder; `--#layout` in it is replaced by `layout.lua`.
+
+    Args:
+        name: the file's name, without `.lua`.
+        lease_us: lease of a claim in microseconds; 0: a claim never lapses.
+        retention_us: how long a key is remembered, in microseconds.
+    """
 
     __slots__ = ()
 
     def __init__(self, name: str, *, lease_us: int = 0, retention_us: int = 0) -> None:
-        """Read it from the package.
-
-        Args:
-            name: of the file.
-            lease_us: lease of a claim in microseconds; 0: none.
-            retention_us: how long a key is remembered, in microseconds.
-        """
         folder = files(__package__ or "")
         layout = (folder / "layout.lua").read_text()
         text = (folder / f"{name}.lua").read_text().replace("--#layout\n", layout)
-        # From the claim, in whole milliseconds, and never less than either.
+        # Counted from the claim, rounded up to milliseconds: no shorter than the lease or the retention.
         remember_ms = -(-max(lease_us, retention_us) // 1000) + 1
-        # Numbers that never change are part of the text: as arguments they cost as much as a command.
+        # Constants are part of the text: passing one as an argument costs as much as a command.
         constants = (
             f"local LEASE, RETENTION, REMEMBER_MS = {lease_us}, {retention_us}, '{remember_ms}'\n"
             f"local REASON = [[{UNKNOWN_EFFECT}]]\n"

@@ -11,7 +11,7 @@ import redis
 import redis.asyncio
 
 from idempotent.checkers import RedisChecker
-from idempotent.checkers.redis.layout import Flag, stored_failure, stored_key
+from idempotent.checkers.redis.layout import Flag, key_record, stored_failure
 from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict, new_owner
 from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError
 from idempotent.keys import KeySpace
@@ -59,6 +59,10 @@ def made_with_scripts(make, client, **options):
 
 
 # Layout
+
+
+def stored_key(value):
+    return key_record(b"", value, None, now_us=0)
 
 
 def test_what_python_reads_is_what_lua_wrote(make, client):

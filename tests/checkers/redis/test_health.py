@@ -51,7 +51,7 @@ def test_a_server_that_hides_its_settings_is_judged_by_what_it_tells(private_red
     server = private_redis(*SAFE, "--rename-command", "CONFIG", "")
     findings = redis_findings(server.url)
     assert not problems(findings)
-    assert any("does not say" in one.what for one in findings)
+    assert any("does not show" in one.what for one in findings)
 
 
 def test_replicas_are_told_after_the_client(private_redis):
