@@ -298,7 +298,7 @@ FAULTS: Final = (
     Fault(
         "a connection whose commit was refused is used again",
         _UNIT,
-        "reusable = self._committed or self._transaction.is_active",
+        "reusable = self.committed or self._transaction.is_active",
         "reusable = True",
         "tests/checkers/sql/test_transactional.py -k test_a_deferred_constraint_that_fails_at_commit",
     ),

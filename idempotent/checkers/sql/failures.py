@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from idempotent.claims import Claim
 from idempotent.keys import Key
+from idempotent.schema import failures_name
 from idempotent.stores.sql.cursor import DriverConnection, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 
@@ -13,12 +14,12 @@ class FailureTable:
 
     Args:
         dialect: what differs between the databases.
-        table: validated name of the key table it stands beside.
+        table: validated name of the key table to which the failures belong.
         retention_us: how long a failure is remembered after the last one, in microseconds.
     """
 
     def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
-        name = f"{table}_failures"
+        name = failures_name(table)
         now, text = dialect.now_us, dialect.markers
         insert = (
             f"INSERT INTO {name} (update_at, key_hash, k, attempts, last_error, expires_at)"
@@ -40,7 +41,7 @@ class FailureTable:
         self._dialect = dialect
 
     def note(self, connection: DriverConnection, claim: Claim, error: str, *, attempts: int = 1) -> int:
-        """Add to a key's attempts and keep the error. Returns the attempts so far."""
+        """Add to a key's attempts and keep the error. Returns all attempts so far."""
         assert claim.key is not None
         params = (claim.key.hash, claim.key.text, attempts, error, attempts, error)
         execute(connection, self._upsert, params)

@@ -1,4 +1,4 @@
-"""InTransactions: claims live in the transaction of the handlers' writes, recorded in a ledger."""
+"""InTransactions: records claims in the transaction of the handlers' writes, through a ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.ledgers import Ledger
 from idempotent.checkers.sql.opening import Database, Units, session_factory
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.checkers.sql.unit import Unit
+from idempotent.checkers.sql.unit import UNDONE, Unit
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Guarantee, Released, Verdict
 from idempotent.errors import (
@@ -35,25 +35,12 @@ from idempotent.values import changed
 log = logging.getLogger(__name__)
 
 _GC_LEASE_S: Final = 60.0
-_UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
 
 
 class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     """A checker whose claims commit together with the handlers' writes, or not at all.
 
-    A subclass says what its transactions record: `ledger_type`.
-
-    Args:
-        engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
-        table: the key table, in the same database.
-        retention_s: seconds a key is remembered.
-        lock_timeout_s: seconds a claim waits for another transaction that holds its key.
-        savepoints: isolate the handlers of a group from each other.
-        strict: also detect a transaction that was ended through a raw cursor.
-
-    Raises:
-        ConfigurationError: a wrong URL, table name or duration, or savepoints that the ledger cannot undo.
-        MissingExtraError: the database's driver is not installed.
+    A subclass chooses what is recorded, by `ledger_type`, and documents the arguments.
     """
 
     group_is_atomic = True
@@ -93,19 +80,19 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         try:
             return self._units.open([request], self.lock_timeout_s)[0]
         except StoreBusyError:
-            # Another transaction has held the key for the whole wait; it decides. (Or the file, on SQLite,
-            # which cannot tell the two apart, or deadlocks, several times in a row.)
+            # Another transaction held the key (on SQLite: any row of the file) for the whole wait, or the server
+            # reported several deadlocks in a row.
             return Decision(Verdict.IN_PROGRESS, retry_after_s=min(self.lock_timeout_s, 1.0))
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        # Not waiting: one busy key must not stall the others. The caller takes them one by one then.
+        # Without waiting: one busy key must not delay the others. The caller then claims them one by one.
         return self._units.open(requests, 0.0)
 
     def _complete(self, completion: Completion) -> bool:
         return self._complete_many([completion])[0]
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        """Commit the unit of these claims, which must be all that it still has."""
+        """Commit the unit of these claims, which must be all claims still in it."""
         unit = _unit_of([completion.claim for completion in completions])
         keyed = [completion for completion in completions if completion.claim.key]
         try:
@@ -115,9 +102,9 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
                 self._ledger.store_result(unit.driver, completion)
         except BaseException as error:
             unit.close()
-            if isinstance(error, Exception) and self._units.fault(error) in _UNDONE:
+            if self._units.fault(error) in UNDONE:
                 raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
-            raise  # what a handler's own statement raises late is its failure
+            raise  # a statement of the handler that the flush sent: the handler's failure
         try:
             unit.commit()
         except Exception as error:
@@ -129,7 +116,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
                 raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
             if not self._is_committed(keyed):
                 if fault is None:
-                    raise  # an event of the application's session, before COMMIT
+                    raise  # raised before COMMIT, by an event listener of the application's session
                 raise self._unknown(error, fault) from error
             log.warning("commit_answer_lost", extra={"keys": len(keyed)})
         finally:
@@ -137,10 +124,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return [True] * len(completions)
 
     def _is_committed(self, completions: Sequence[Completion]) -> bool:
-        """Whether keys of a unit are on record with our owner, seen on another connection.
-
-        Only a yes proves something: the old transaction may still be about to commit.
-        """
+        """Whether another connection sees these claims. False proves nothing: the COMMIT may still succeed."""
         claims = [completion.claim for completion in completions]
         try:
             return self.store.connections.run(self._ledger.are_committed, claims)
@@ -158,7 +142,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return self._release_many([(claim, failure)])[0]
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
-        """Roll back; then note the failures in transactions of their own."""
+        """Roll back; then record each failure in a transaction of its own."""
         for claim, _ in releases:
             claim.unit.close()
         atomically = self.store.connections.run_atomically
@@ -173,21 +157,17 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         ]
 
     def _escaped(self, claims: Sequence[Claim]) -> set[Claim]:
-        """Claims that were committed although their unit was not: a handler ended the transaction by a raw cursor."""
+        """Claims committed although their unit was not: a handler ended the transaction through a raw cursor."""
         return self.store.connections.run(self._ledger.committed, claims) if claims else set()
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
-        """Roll back what the handler wrote, and record the key alone.
-
-        Raises:
-            StoreError: not recorded.
-        """
+        """Roll back the handler's writes, and record the key in a transaction of its own."""
         claim.unit.close()
         decision = self.desk.claim(changed(request, owner=claim.owner))
         if decision.claim:
             self.desk.complete(decision.claim)
         elif decision.verdict is not Verdict.DUPLICATE:
-            raise StoreBusyError(f"{claim.key} could not be recorded: another delivery holds it. Try again.")
+            raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
 
     def claim_nothing(self) -> Claim:
         return self._units.open_empty()
@@ -201,12 +181,12 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self._ledger.forget(claim.unit.driver, claim)
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
-        """Whether the database undid the transaction, or was lost, under the handler."""
+        """Whether the database rolled back the handler's transaction, or the connection was lost."""
         if isinstance(error, DoomedTransactionError) or claim.unit.undone:
             return True
-        # A raw cursor's error is not seen by the unit; a ConnectionError may come from another service.
+        # The unit does not see errors of a raw cursor. A ConnectionError may come from another service: no proof.
         driver_error = self.store.engine.dialect.loaded_dbapi.Error
-        return isinstance(error, driver_error) and self._units.fault(error) in _UNDONE
+        return isinstance(error, driver_error) and self._units.fault(error) in UNDONE
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         unit: Unit = claim.unit
@@ -219,7 +199,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     @cached_property
     def _gc_leader(self) -> SqlChecker:
-        # A lock that is a transaction would stand in the way of the deletes; a leased key does not.
+        # A transaction would lock out the deletes; a leased key does not.
         return SqlChecker(self.store.engine, table=self.store.table, lease_s=_GC_LEASE_S)
 
     def _garbage_collect(self, limit: int) -> int:

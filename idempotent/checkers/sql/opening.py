@@ -1,4 +1,4 @@
-"""Units: opens transactions on connections of the checker's own, and claims in them."""
+"""Units: opens transactions on the checker's own connections, and claims in them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Units:
     """The open transactions of one checker.
 
     Args:
-        store: whose connections.
-        ledger: what the transactions record.
+        store: the database.
+        ledger: records the claims.
         factory: makes the handlers' Session on the connection.
         strict: see `Unit`.
     """
@@ -60,26 +60,22 @@ class Units:
                     unit.close()
                     return decisions
                 unit.guard()
-            except Exception as error:
+            except BaseException as error:
                 if unit is not None:
                     unit.close()
                 fault = self.fault(error)
                 if fault is None:
                     raise
                 if fault is Fault.DISCONNECTED:
-                    self._connections.close()  # the server may have closed every idle one with this one
+                    self._connections.close()  # a server that restarts closes the idle ones too
                 if remaining and fault in (Fault.ABORTED, Fault.DISCONNECTED):
                     continue
                 raise as_store_error(error, self._store.engine, self._store.table) from error
-            except BaseException:
-                if unit is not None:
-                    unit.close()
-                raise
             return [_in_unit(decision, unit) for decision in decisions]
         raise AssertionError("unreachable")
 
     def open_empty(self) -> Claim:
-        """A unit without a key.
+        """Begin a unit without a key.
 
         Raises:
             StoreError: the database did not answer.
@@ -97,11 +93,11 @@ class Units:
         return Claim(None, unit=unit)
 
     def close(self) -> None:
-        """Close idle connections; those in use are closed when their unit is over."""
+        """Close idle connections; a connection in use is closed when its unit ends."""
         self._connections.close()
 
     def fault(self, error: BaseException) -> Fault | None:
-        """What kind of database error this is; None: another error."""
+        """The kind of a database error; None: the error does not come from the database."""
         engine = self._store.engine
         if isinstance(error, (DBAPIError, PoolTimeoutError, engine.dialect.loaded_dbapi.Error, OSError)):
             return fault_of(error, engine)
@@ -116,8 +112,8 @@ def _in_unit(decision: Decision, unit: Unit) -> Decision:
     claim = decision.claim
     if claim is None:
         return decision
-    # A lapsed lease is that of a leased checker on the same table. Its attempt is not counted here (`alone`): that
-    # would need another transaction, and this one holds the key.
+    # A leased checker on the same table may have left a lapsed claim. Its attempt is not counted (so `alone` is not
+    # copied): that would need a second transaction, and this one has locked the key.
     return Decision(
         decision.verdict,
         Claim(claim.key, claim.fence, claim.owner, unit, claim.partition),
@@ -126,7 +122,7 @@ def _in_unit(decision: Decision, unit: Unit) -> Decision:
 
 
 def session_factory(database: Database) -> tuple[SessionFactory, Engine | URL | str]:
-    """What makes the handlers' Sessions, and the engine or URL behind it.
+    """The factory of the handlers' Sessions, and the engine or URL of the database.
 
     Raises:
         ConfigurationError: a sessionmaker without an engine.
@@ -136,7 +132,7 @@ def session_factory(database: Database) -> tuple[SessionFactory, Engine | URL | 
     bind = database.kw.get("bind")
     if not isinstance(bind, Engine):
         raise ConfigurationError(
-            "the sessionmaker has no engine: write sessionmaker(engine) - one engine, because key and effect "
-            "have to commit in one transaction"
+            "the sessionmaker has no engine: write sessionmaker(engine), with one engine, because key and effect "
+            "commit in one transaction"
         )
     return database, bind

@@ -1,4 +1,4 @@
-"""Unit: the transaction that holds a group's keys and its handlers' effects, and nothing else may end it."""
+"""Unit: the transaction of a group's keys and its handlers' effects. Only the checker may end it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SessionFactory: TypeAlias = "sessionmaker[Session] | Callable[..., Session]"
 
 _INFO: Final = "idempotent_unit"
 _GUARD: Final = "idempotent_guard"
-# What ends a transaction behind the checker's back, by the first words of the statement. ROLLBACK TO a savepoint
-# does not. https://dev.mysql.com/doc/refman/8.0/en/implicit-commit.html
+# Statements that end a transaction, by their first words. ROLLBACK TO a savepoint does not end it.
+# https://dev.mysql.com/doc/refman/8.0/en/implicit-commit.html
 _ENDS: Final = (
     r"commit|rollback(?!\s+(?:work\s+)?to\b)|abort|end|begin|start\s+transaction|prepare\s+transaction"
 )
@@ -38,18 +38,25 @@ _ENDING: Final = {
     "sqlite": re.compile(rf"{_BLANK}(?:{_ENDS})\b", re.IGNORECASE),
 }
 
-_UNDOING: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
+# After such an error the server has rolled the transaction back.
+UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
 
 
 class Unit:
     """One open transaction on one connection.
 
     Args:
-        connections: where the connection comes from, and goes to when the transaction is over.
-        dialect: what differs between the databases.
+        connections: lends the connection.
+        dialect: the properties of the database.
         factory: makes the handlers' Session on the connection.
-        strict: also set a savepoint after the claims and demand it at the end, which catches what a raw
-            cursor does (two round trips).
+        strict: also set a savepoint after the claims, and check at the end that it still exists: detects a raw cursor
+            that ended the transaction (two more round trips).
+
+    Attributes:
+        arguments: the handlers' second parameters made so far, by the type that the handler asks for.
+        doomed: the error after which the server rolled the transaction back.
+        escaped: how a handler tried to end the transaction.
+        committed: `commit` has succeeded.
 
     Raises:
         ConfigurationError: the engine is in AUTOCOMMIT, so there would be no transaction.
@@ -65,7 +72,7 @@ class Unit:
         self._may_end = False
         self._guarded = False
         self._keyed = False
-        self._committed = False
+        self.committed = False
         self._closed = False
         self._session: Session | None = None
         self.arguments: Final[dict[type, Session | Connection]] = {}
@@ -79,20 +86,20 @@ class Unit:
             _listen(self.connection.engine)
             self._transaction = _UnitTransaction(self.connection)
             if dialect.name == "sqlite" and not dialect.in_transaction(self.driver.raw):
-                # pysqlite begins late and its savepoints commit; take the write lock before the claim.
+                # pysqlite begins too late, and its savepoints commit. BEGIN IMMEDIATE also takes the write lock.
                 execute(self.driver, "BEGIN IMMEDIATE")
         except BaseException:
             self.close()
             raise
 
     def guard(self, *, keyed: bool = True) -> None:
-        """From here on handlers run, and only `commit` and `close` end the unit.
+        """Forbid handlers to end the transaction: from now on only `commit` and `close` may.
 
         Args:
-            keyed: keys were claimed in it, so the server's transaction has begun.
+            keyed: the unit claimed keys, so the server's transaction has begun.
 
         Raises:
-            ConfigurationError: the connection is in AUTOCOMMIT, so there is no transaction.
+            ConfigurationError: the connection is in AUTOCOMMIT, so it has no transaction.
         """
         self._keyed = keyed
         if self._dialect.autocommits(self.driver.raw):
@@ -106,7 +113,7 @@ class Unit:
         self._guarded = True
 
     def argument(self, kind: type) -> Session | Connection:
-        """What the handler takes: the unit's Connection, or its one Session."""
+        """The unit's Connection or its one Session, for the handler."""
         taken = self.connection if issubclass(kind, Connection) else self.session
         self.arguments[kind] = taken
         return taken
@@ -119,20 +126,15 @@ class Unit:
         return self._session
 
     def savepoint(self, kind: type | None) -> AbstractContextManager[object]:
-        """A savepoint that an exception rolls back to, on what the handler writes through."""
+        """A savepoint on the handler's Session or Connection; an exception rolls back to it."""
         if kind is not None and issubclass(kind, Session):
             return self.session.begin_nested()
         return self.connection.begin_nested()
 
     def flush(self) -> None:
-        """Send what the Session still holds."""
+        """Send the Session's pending changes."""
         if self._session is not None:
             self._session.flush()
-
-    @property
-    def committed(self) -> bool:
-        """Whether `commit` has succeeded."""
-        return self._committed
 
     @property
     def undone(self) -> bool:
@@ -143,10 +145,10 @@ class Unit:
         return self._dialect.name != "postgresql" or not self._dialect.in_transaction(self.driver.raw)
 
     def demand_alive(self) -> None:
-        """Make sure that the transaction the keys were claimed in is the one that is open.
+        """Check that the transaction in which the keys were claimed is still open.
 
         Raises:
-            DoomedTransactionError: the server has undone it; nothing is lost, run it again.
+            DoomedTransactionError: the server has rolled it back; the message can run again.
             TransactionEscapedError: a handler ended it.
         """
         if self.undone:
@@ -160,8 +162,8 @@ class Unit:
             )
         if self._keyed and not self._dialect.in_transaction(self.driver.raw):
             raise TransactionEscapedError(
-                "the handler's transaction is over before its time: it ended it with a raw cursor, or swallowed an "
-                "error after which the server accepts nothing more; use session.begin_nested() for work that may fail"
+                "the transaction ended while the handler ran: the handler ended it with a raw cursor, or ignored an "
+                "error after which the server refuses all statements; use session.begin_nested() for work that may fail"
             )
         if self._keyed and self._strict:
             try:
@@ -172,13 +174,13 @@ class Unit:
                 ) from error
 
     def commit(self) -> None:
-        """Commit. Whatever it raises is the driver's word on what happened."""
+        """Commit. Exceptions of the driver and of the application's session events pass through."""
         self._may_end = True
         if self._session is not None and self._session.in_transaction():
             self._session.commit()  # so that the application's session events fire
         if self._transaction.is_active:
             self._transaction.commit()
-        self._committed = True
+        self.committed = True
 
     def close(self) -> None:
         """Roll back what is not committed and give the connection back. Never raises; idempotent."""
@@ -191,10 +193,10 @@ class Unit:
                 self.connection.info.pop(_INFO, None)
             if self._session is not None:
                 self._session.close()
-            reusable = self._committed or self._transaction.is_active
-            if not self._committed:
-                # By hand: after a refused commit() SQLAlchemy takes the transaction for finished, and it holds its
-                # locks until the server notices that the connection is closed.
+            reusable = self.committed or self._transaction.is_active
+            if not self.committed:
+                # On the driver's connection too: after a refused commit() SQLAlchemy considers the transaction
+                # finished, but the server would keep its locks until it notices the closed connection.
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.raw.rollback()
@@ -207,19 +209,19 @@ class Unit:
             self._connections.discard(self._detached)
 
     def refuse_ending(self, statement: str) -> None:
-        """Called before every statement on the connection.
+        """Refuse a statement that would end the transaction. Called before every statement on the connection.
 
         Raises:
-            TransactionEscapedError: it would end the transaction.
+            TransactionEscapedError: a handler sent such a statement.
         """
         if not self._may_end and self._ending.match(statement):
             self.refuse(" ".join(statement.split()[:2]).upper())
 
     def refuse(self, what: str) -> None:
-        """A handler tries to end the transaction.
+        """Refuse `what`, by which a handler tries to end the transaction.
 
         Raises:
-            TransactionEscapedError: unless the unit itself is ending it.
+            TransactionEscapedError: the unit itself is not ending the transaction.
         """
         if not self._may_end:
             self.escaped = (
@@ -230,16 +232,16 @@ class Unit:
 
 
 def _unit_on(connection: Connection) -> Unit | None:
-    """The unit whose handlers run on a connection."""
+    """The unit whose handlers use a connection; None: no handler may be using it."""
     unit: Unit | None = connection.info.get(_INFO)
     return unit
 
 
 class _UnitTransaction(RootTransaction):
-    """What `connection.begin()` would make, but only the unit commits it.
+    """Like the transaction of `connection.begin()`, but only the unit commits it.
 
-    A listener for "commit" would do as well, but an engine with any listener of `ConnectionEvents` takes the long way
-    with each statement: 10 us of the 33 to 44 that an INSERT takes in SQLAlchemy.
+    An event listener for "commit" would work too, but with any listener of `ConnectionEvents` the engine spends 10 us
+    more on each statement; an INSERT takes 33 to 44 us in SQLAlchemy.
     """
 
     __slots__ = ()
@@ -255,7 +257,7 @@ _listened: Final[WeakSet[Dialect]] = WeakSet()
 
 
 def _listen(engine: Engine) -> None:
-    """Watch the statements and errors of the engine's connections, once; the unit is in their `info`."""
+    """Listen to the statements and errors of the engine's connections, once. `Connection.info` holds the unit."""
     dialect = engine.dialect
     if dialect in _listened:
         return
@@ -275,7 +277,7 @@ def _listen(engine: Engine) -> None:
     @event.listens_for(dialect, "handle_error")
     def _error(context: ExceptionContext) -> None:
         unit = None if context.connection is None else _unit_on(context.connection)
-        # MySQL rolls back at a deadlock, and the next statement begins a new transaction: a handler that swallows the
-        # error must not commit what follows. (With innodb_rollback_on_timeout, a lock wait does the same.)
-        if unit is not None and fault_of(context.original_exception, engine) in _UNDOING:
+        # After a deadlock MySQL rolls back, and the next statement begins a new transaction: if the handler ignores the
+        # error, that must not be committed. (With innodb_rollback_on_timeout, a lock wait has the same effect.)
+        if unit is not None and fault_of(context.original_exception, engine) in UNDONE:
             unit.doomed = " ".join(str(context.original_exception).split())
