@@ -48,22 +48,22 @@ FAULTS: Final = (
     Fault(
         "SQL: a key is released without asking whose it is",
         _STATEMENTS,
-        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {_IN_PROGRESS}"',
-        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND ? IS NOT NULL AND {_IN_PROGRESS}"',
+        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {IN_PROGRESS}"',
+        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND ? IS NOT NULL AND {IN_PROGRESS}"',
         f"{_CONTRACT}/test_sqlite.py -k test_only_the_owner_releases",
     ),
     Fault(
         "SQL: a completed key can be released",
         _STATEMENTS,
-        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {_IN_PROGRESS}"',
+        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {IN_PROGRESS}"',
         'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ?"',
         f"{_CONTRACT}/test_sqlite.py -k test_a_completed_key_cannot_be_released",
     ),
     Fault(
         "SQL: a lease is renewed for whoever has it now",
         _STATEMENTS,
-        'f" WHERE key_hash IN {_list(keys)} AND owner IN {_list(owners)} AND {_IN_PROGRESS}"',
-        'f" WHERE key_hash IN {_list(keys)} AND ? IS NOT NULL AND {_IN_PROGRESS}"',
+        'f" WHERE key_hash IN {_list(keys)} AND owner IN {_list(owners)} AND {IN_PROGRESS}"',
+        'f" WHERE key_hash IN {_list(keys)} AND ? IS NOT NULL AND {IN_PROGRESS}"',
         f"{_CONTRACT}/test_sqlite.py -k test_a_renewal_gives_nothing_back",
     ),
     Fault(

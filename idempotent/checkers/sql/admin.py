@@ -1,4 +1,4 @@
-"""SqlKeyAdmin: look at the keys of an SQL store, and decide about those that wait for a person."""
+"""SqlKeyAdmin: KeyAdmin over the keys of an SQL store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.checkers.sql.statements import IN_PROGRESS
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import KeyStatus
 from idempotent.keys import SHOWN, Key
@@ -15,11 +16,11 @@ from idempotent.schema import failures_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 
-# A stored result has up to 1 MB, so a page of them must stay small.
+# A stored result may take 1 MB, so a page is small.
 PAGE: Final = 200
-_IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _K: Final = f"SUBSTR(k, 1, {SHOWN})"
-# The consumer's part of `k` with a ':' behind it, so that a collation that pads blanks tells "b" from "b ".
+# The consumer in `k`, with the ':' after it: with it, a collation that ignores trailing blanks still separates "b" and
+# "b ".
 _CONSUMER: Final = {
     "mysql": f"CONCAT(SUBSTRING_INDEX({_K}, ':', 2), ':')",
     "postgresql": f"SPLIT_PART({_K}, ':', 1) || ':' || SPLIT_PART({_K}, ':', 2) || ':'",
@@ -31,7 +32,7 @@ class SqlKeyAdmin(KeyAdmin):
     """The keys of one store.
 
     Args:
-        store: where they are.
+        store: the database.
     """
 
     def __init__(self, store: SqlStore) -> None:
@@ -59,7 +60,7 @@ class SqlKeyAdmin(KeyAdmin):
             KeyStats(consumer.removesuffix(":"), KeyStatus(status), int(count), int(lapsed), int(oldest))
             for consumer, status, count, lapsed, oldest in self._query(self._sql.stats)
         ]
-        # Here, because every database has an order of its own for text.
+        # Sorted here, because the databases order text differently.
         return sorted(counted, key=lambda stats: (stats.consumer, stats.status))
 
     def reopen(self, record: KeyRecord) -> bool:
@@ -91,15 +92,15 @@ class _Statements:
         self._dialect = dialect
         failures = failures_name(table)
         now = dialect.now_us
-        self._lapsed = f"{_IN_PROGRESS} AND lease_until < {now}"
+        self._lapsed = f"{IN_PROGRESS} AND lease_until < {now}"
         self._select = (
             "SELECT t.key_hash, t.k, t.status, t.fence, t.lease_until, t.update_at, t.expires_at,"
             f" f.attempts, f.last_error, t.result, {now}"
             f" FROM {table} t LEFT JOIN {failures} f ON f.key_hash = t.key_hash"
         )
         self.one: Final = dialect.markers(f"{self._select} WHERE t.key_hash = ?")
-        # The fence tells one life of a key from the next, the status and the last change one state from the next.
-        # A claim without a lease (claim_once) never lapses: only a person can free it, so none may be in the way.
+        # The key must be as recorded: the same claim (fence) and state (status, update_at), without a live lease.
+        # A claim without a lease (claim_once) never lapses, so only a person can free it.
         seen = (
             "key_hash = ? AND fence = ? AND status = ? AND update_at = ?"
             f" AND (status >= {KeyStatus.DONE:d} OR lease_until IS NULL OR lease_until < {now})"
@@ -110,7 +111,7 @@ class _Statements:
             f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now}"
             f" WHERE {seen} AND status <> {KeyStatus.DONE:d}"
         )
-        # Grouped by the server: what comes back is as long as the list of consumers.
+        # The server groups the keys, so it returns few rows for each consumer.
         self.stats: Final = (
             f"SELECT {_CONSUMER[dialect.name]} AS consumer, status, COUNT(*),"
             f" SUM(CASE WHEN {self._lapsed} THEN 1 ELSE 0 END), MIN(update_at)"
@@ -121,7 +122,7 @@ class _Statements:
         """The conditions of a filter, each with its AND, and their parameters."""
         conditions, params = "", []
         if selection.head is not None:
-            # Not LIKE, whose wildcards a subject may contain, nor a range, which needs the right collation.
+            # Not LIKE: a subject may contain its wildcards. Not a range: it depends on the collation.
             conditions += f" AND SUBSTR(t.k, 1, {len(selection.head)}) = ?"
             params.append(selection.head)
         if selection.statuses:
@@ -133,7 +134,7 @@ class _Statements:
         return conditions, tuple(params)
 
     def page(self, conditions: str) -> str:
-        """One page: (key_hash after which it begins, the filter's parameters, size)."""
+        """One page. Parameters: the key_hash before the page, those of the filter, the size."""
         return self._dialect.markers(
             f"{self._select} WHERE t.key_hash > ?{conditions} ORDER BY t.key_hash LIMIT ?"
         )

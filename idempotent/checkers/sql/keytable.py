@@ -1,8 +1,7 @@
-"""KeyTable: the claim protocol as SQL, on a driver connection that the caller chose.
+"""KeyTable: the claim protocol as SQL, on the caller's driver connection.
 
-In autocommit each call is final (SqlChecker); inside a transaction it commits or vanishes with it
-(TransactionalSqlChecker). No method here reads first and writes by what it read: every write repeats its
-condition, and its row count decides.
+In autocommit each call is final (SqlChecker); in a transaction it is committed or rolled back with it
+(TransactionalSqlChecker). No write relies on an earlier read: each repeats its condition, and its row count decides.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from idempotent.stores.sql.dialects import SqlDialect
 
 
 class KeyTable:
-    """One key table and the failures beside it.
+    """One key table and its table of failures.
 
     Args:
-        dialect: what differs between the databases.
+        dialect: the properties of the database.
         table: validated name of the key table.
-        lease_s: lease of a claim in seconds; None: claims do not lapse.
+        lease_s: lease of a claim in seconds; None: claims never lapse.
         retention_s: seconds a key is remembered.
     """
 
@@ -61,8 +60,8 @@ class KeyTable:
         return [(key_hash(completion.claim), completion.claim.owner) in kept for completion in completions]
 
     def renew(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
-        """Move the end of the leases of owned claims, one statement for up to 1,000."""
-        # Whatever row one of these tokens owns is this process's own and in flight, so the pairs need no matching.
+        """Renew the leases of owned claims, one statement for up to 1,000. Returns which are still owned."""
+        # A row with one of these owners is a claim in flight of this process: no need to match hashes with owners.
         lost: set[tuple[bytes, bytes]] = set()
         for start in range(0, len(claims), MAX_ROWS):
             part = claims[start : start + MAX_ROWS]
@@ -75,7 +74,7 @@ class KeyTable:
         return [(key_hash(claim), claim.owner) not in lost for claim in claims]
 
     def delete(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
-        """Free owned keys without counting an attempt, one statement for each owner token."""
+        """Delete owned keys in progress without counting an attempt, one statement for each owner token."""
         freed: set[tuple[bytes, bytes]] = set()
         for owner, group in _by_owner([Completion(claim) for claim in claims]):
             hashes = [key_hash(completion.claim) for completion in group]
@@ -90,7 +89,7 @@ class KeyTable:
         return [(key_hash(claim), claim.owner) in freed for claim in claims]
 
     def fail(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        """Count an attempt, and free, kill or keep the key, if the claim owns it. Needs a transaction."""
+        """Count an attempt at an owned key, and delete it, keep it or make it DEAD. Needs a transaction."""
         mine = (key_hash(claim), claim.owner)
         if execute(connection, self._sql.lock_mine, mine) != 1:
             return Released(owned=False)
@@ -103,9 +102,9 @@ class KeyTable:
         return Released(owned=True, attempts=attempts, dead=dead)
 
     def fail_free(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        """Count an attempt at a key whose claim was rolled back, and make it DEAD when they are used up.
+        """Count an attempt at a key whose claim was rolled back, and make the key DEAD when its attempts are used up.
 
-        Nothing happens if another delivery has the key by now. Needs a transaction of its own.
+        Changes nothing if another delivery has claimed the key since. Needs a transaction of its own.
         """
         if self.owners(connection, [key_hash(claim)]):
             return Released(owned=False)
@@ -120,18 +119,18 @@ class KeyTable:
         return Released(owned=True, attempts=attempts, dead=dead)
 
     def condemn(self, connection: DriverConnection, claim: Claim, reason: str) -> Released:
-        """Make an owned key DEAD, finished or not. Needs a transaction."""
+        """Make an owned key DEAD, even if it is DONE. Needs a transaction."""
         if execute(connection, self._sql.kill_mine, (key_hash(claim), claim.owner)) != 1:
             return Released(owned=False)
         attempts = self.failures.note(connection, claim, reason, attempts=0)
         return Released(owned=True, attempts=attempts, dead=True)
 
     def forget(self, connection: DriverConnection, claim: Claim) -> None:
-        """Delete an owned key, finished or not."""
+        """Delete an owned key, even if it is DONE."""
         execute(connection, self._sql.forget_mine, (key_hash(claim), claim.owner))
 
     def owners(self, connection: DriverConnection, hashes: Sequence[bytes]) -> list[Row]:
-        """(hash, owner, status) of the keys that exist."""
+        """(hash, owner, status) of each of these keys that is stored."""
         rows: list[Row] = []
         for start in range(0, len(hashes), MAX_ROWS):
             part = hashes[start : start + MAX_ROWS]
@@ -140,7 +139,7 @@ class KeyTable:
         return rows
 
     def delete_expired(self, connection: DriverConnection, limit: int) -> int:
-        """Delete at most `limit` keys past their expiry: found without locks, deleted by primary key."""
+        """Delete at most `limit` expired keys: a SELECT without locks finds them, a DELETE by primary key follows."""
         deleted = 0
         for _ in range(0, limit, MAX_ROWS):
             found = query(connection, self._sql.expired, (min(limit - deleted, MAX_ROWS),))
@@ -152,14 +151,14 @@ class KeyTable:
         return deleted
 
     def _in_progress(self, connection: DriverConnection, hashes: Sequence[bytes]) -> set[tuple[bytes, bytes]]:
-        """(hash, owner) of the keys that a claim holds."""
+        """(hash, owner) of each of these keys that is in progress."""
         rows = self.owners(connection, hashes)
         return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
 
 
 def key_hash(claim: Claim) -> bytes:
     """The key hash of a claim that has a key."""
-    assert claim.key is not None, "a claim of no key never reaches the table"
+    assert claim.key is not None, "a claim without a key never reaches the table"
     return claim.key.hash
 
 

@@ -1,7 +1,7 @@
 """The SQL text of the claim protocol, made once for each table and dialect.
 
-`?` stands for the driver's marker. Numbers that never change (statuses, lease, retention) are part of the text;
-everything that comes from a message is a parameter.
+`?` stands for the driver's marker. Constants (statuses, lease, retention) are part of the text; all values from a
+message are parameters.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from idempotent.stores.sql.dialects import Conflict, SqlDialect
 MICROSECONDS: Final = 1_000_000
 # 4 parameters a row: below SQLite's 32,766 and PostgreSQL's 65,535, and well inside a MySQL packet.
 MAX_ROWS: Final = 1000
-_IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
-_LIMIT_BEFORE: Final = "idempotent.lock_timeout"
-# The limit is undone by the statement itself, because the handler's statements have one of their own. The count
-# makes sure that every row has been inserted before. Without a new row it answers one of NULLs. An UPDATE
-# that finds no row may never have set the limit.
-_BEFORE: Final = (
-    f"COALESCE(NULLIF(current_setting('{_LIMIT_BEFORE}', true), ''), current_setting('lock_timeout'))"
+IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
+_SAVED_LIMIT: Final = "idempotent.lock_timeout"
+# The statement itself restores lock_timeout, because the application may have set one for the handler's statements.
+# The count forces PostgreSQL to finish all writes first. Without a written row the result is one row of NULLs.
+# COALESCE: an UPDATE that finds no row may not have changed, and so not saved, the limit.
+_PREVIOUS_LIMIT: Final = (
+    f"COALESCE(NULLIF(current_setting('{_SAVED_LIMIT}', true), ''), current_setting('lock_timeout'))"
 )
-_UNLIMITED: Final = (
-    f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_BEFORE}, true)"
+_RESTORE_LIMIT: Final = (
+    f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_PREVIOUS_LIMIT}, true)"
     " FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r LEFT JOIN i ON true"
 )
 ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
@@ -34,9 +34,9 @@ class Statements:
     """The statements over one key table.
 
     Args:
-        dialect: what differs between the databases.
+        dialect: the properties of the database.
         table: validated name of the key table.
-        lease_us: lease in microseconds, None for claims that do not lapse.
+        lease_us: lease in microseconds; None: claims never lapse.
         retention_us: how long a key is remembered, in microseconds.
     """
 
@@ -47,7 +47,7 @@ class Statements:
         self._lease_us = lease_us
         text = dialect.markers
         now = dialect.now_us
-        lapsed = f"{_IN_PROGRESS} AND lease_until < {now}"
+        lapsed = f"{IN_PROGRESS} AND lease_until < {now}"
         mine = "key_hash = ? AND owner = ?"
         self.take_over: Final = text(
             f"UPDATE {table} SET status = ?, owner = ?, fence = fence + 1, lease_until = {self._from_now(lease_us)},"
@@ -64,13 +64,13 @@ class Statements:
             f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now}, result = ?"
             f" WHERE {mine}"
         )
-        self.lock_mine: Final = text(f"UPDATE {table} SET update_at = {now} WHERE {mine} AND {_IN_PROGRESS}")
+        self.lock_mine: Final = text(f"UPDATE {table} SET update_at = {now} WHERE {mine} AND {IN_PROGRESS}")
         self.kill_mine: Final = text(
             f"UPDATE {table} SET status = {KeyStatus.DEAD:d}, lease_until = NULL, update_at = {now} WHERE {mine}"
         )
-        self.delete_mine: Final = text(f"DELETE FROM {table} WHERE {mine} AND {_IN_PROGRESS}")
+        self.delete_mine: Final = text(f"DELETE FROM {table} WHERE {mine} AND {IN_PROGRESS}")
         self.forget_mine: Final = text(f"DELETE FROM {table} WHERE {mine}")
-        # A key in progress of a consumer that parks is never garbage; a live lease neither.
+        # Never a key in progress of a consumer that parks, and never a live lease.
         expired = (
             f"expires_at < {now} AND (status >= {KeyStatus.DONE:d} OR"
             f" (status <> {KeyStatus.IN_PROGRESS_PARK:d} AND lease_until < {now}))"
@@ -79,7 +79,7 @@ class Statements:
             f"SELECT key_hash FROM {table} WHERE {expired} ORDER BY expires_at LIMIT ?"
         )
         self._delete_expired = f"DELETE FROM {table} WHERE {expired} AND key_hash IN "
-        # Texts by batch size; a worker's batches are mostly full, so few sizes are seen.
+        # Cached by batch size: most batches of a worker are full, so few sizes occur.
         self.insert = lru_cache(maxsize=64)(self._insert)
         self.read = lru_cache(maxsize=64)(self._read)
         self.complete_group = lru_cache(maxsize=64)(self._complete_group)
@@ -94,7 +94,7 @@ class Statements:
     def _insert(self, rows: int, status: KeyStatus, wait_s: float | None) -> str:
         """Insert rows of (key_hash, k, owner, fingerprint) where the key is free.
 
-        It waits at most `wait_s` seconds for locks. `Conflict` says what it returns.
+        Waits at most `wait_s` seconds for locks. `Conflict` documents what the statement returns.
         """
         into = (
             f"INSERT INTO {self._table}"
@@ -105,11 +105,11 @@ class Statements:
         first = others = self._dialect.now_us
         keep = f"{self._table}.key_hash"
         if self._dialect.conflict is Conflict.RETURNS_ALL:
-            # The one fence of all rows comes with the answer, without a result set; 0 if any key was there.
+            # The insert id of the answer is the common fence of all rows, or 0 if any key existed: no result set.
             others = "@idempotent_now"
             first = f"LAST_INSERT_ID({first if rows == 1 else f'{others} := {first}'})"
             keep = f"IF(LAST_INSERT_ID(0) = 0, {keep}, {keep})"
-        # A column may refer to one set before it in the same row: the clock is read once a row at most.
+        # A column may refer to an earlier one of its row, so a row reads the clock at most once.
         lease = "NULL" if self._lease_us is None else f"fence + {self._lease_us}"
         row = f", ?, ?, {status:d}, ?, {lease}, ?, fence, fence + {self._retention_us})"
         values = ", ".join([f"({first}{row}", *[f"({others}{row}"] * (rows - 1)])
@@ -127,7 +127,7 @@ class Statements:
             f" CAST(v.f AS {blob}), c.n, c.n + {self._retention_us}"
             " FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
         )
-        return f"{ctes}, i AS ({insert}) {_UNLIMITED}" if limit else f"{ctes} {insert}"
+        return f"{ctes}, i AS ({insert}) {_RESTORE_LIMIT}" if limit else f"{ctes} {insert}"
 
     def _read(self, keys: int, *, locking: bool) -> str:
         lock = self._dialect.locking_read if locking else ""
@@ -136,7 +136,7 @@ class Statements:
         )
 
     def _complete_group(self, keys: int, results: int) -> str:
-        """Complete keys of one owner; the first `results` (hash, result) pairs are stored with them."""
+        """Complete keys of one owner. The first parameters are `results` pairs of (hash, result), which are stored."""
         cases = " ".join(["WHEN ? THEN ?"] * results)
         result = f", result = CASE key_hash {cases} ELSE result END" if results else ""
         return self._dialect.markers(
@@ -147,12 +147,12 @@ class Statements:
     def _renew(self, keys: int, owners: int) -> str:
         return self._dialect.markers(
             f"UPDATE {self._table} SET lease_until = {self._from_now(self._lease_us)}"
-            f" WHERE key_hash IN {_list(keys)} AND owner IN {_list(owners)} AND {_IN_PROGRESS}"
+            f" WHERE key_hash IN {_list(keys)} AND owner IN {_list(owners)} AND {IN_PROGRESS}"
         )
 
     def _delete_group(self, keys: int) -> str:
         return self._dialect.markers(
-            f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {_IN_PROGRESS}"
+            f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {IN_PROGRESS}"
         )
 
     def _owned(self, keys: int) -> str:
@@ -167,13 +167,14 @@ class Statements:
 def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wait_s: float) -> str:
     """An UPDATE that waits at most `wait_s` seconds for a row.
 
-    On PostgreSQL it returns (key_hash, ...) of what it changed, or one row of NULLs; elsewhere its row count tells.
+    On PostgreSQL the statement returns (key_hash, ...) of the changed row, or one row of NULLs. On other databases its
+    row count shows whether a row was changed.
     """
     if dialect.name != "postgresql":
         return dialect.markers(dialect.waiting(f"UPDATE {table} SET {change} WHERE {where}", wait_s))
     limit = _postgresql_limit(wait_s)
     update = f"UPDATE {table} SET {change} FROM c WHERE c.n > 0 AND {where} RETURNING key_hash, 0 AS fence"
-    return dialect.markers(f"WITH c(n) AS (SELECT {dialect.now_us}{limit}), i AS ({update}) {_UNLIMITED}")
+    return dialect.markers(f"WITH c(n) AS (SELECT {dialect.now_us}{limit}), i AS ({update}) {_RESTORE_LIMIT}")
 
 
 def _list(count: int) -> str:
@@ -181,8 +182,8 @@ def _list(count: int) -> str:
 
 
 def _postgresql_limit(wait_s: float) -> str:
-    """A condition that is always true and sets lock_timeout, without a round trip of its own. CASE fixes the order."""
+    """A condition that sets lock_timeout and is always true: saves a round trip. CASE fixes the order."""
     return (
-        f" WHERE CASE WHEN set_config('{_LIMIT_BEFORE}', current_setting('lock_timeout'), true) IS NOT NULL"
+        f" WHERE CASE WHEN set_config('{_SAVED_LIMIT}', current_setting('lock_timeout'), true) IS NOT NULL"
         f" THEN set_config('lock_timeout', '{max(int(wait_s * 1000), 1)}ms', true) IS NOT NULL END"
     )
