@@ -1,4 +1,4 @@
-"""Binding: a handler, its options and its keys, bound to the checker in force. Processing knows nothing else."""
+"""Binding: a consumer's handler, options and keys, bound to a checker: all that processing depends on."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ _current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim"
 
 
 def current_claim() -> Claim:
-    """The claim under which the running handler runs: its key, and the fence to send downstream.
+    """The claim of the message that the running handler processes: its key, and the fence to send downstream.
 
     Raises:
-        LookupError: no handler is running in this context, or it handles a whole batch.
+        LookupError: no handler is running in this context, or it is a batch handler.
     """
     claim = _current_claim.get()
     if claim is None:
-        raise LookupError("current_claim() is known only inside a handler of single messages")
+        raise LookupError("current_claim() works only inside a handler that takes one message")
     return claim
 
 
 class Binding:
-    """What the life of a message depends on.
+    """A consumer bound to a checker.
 
     Args:
         keys: the consumer's keys.
         handler: its handler.
-        options: what `@consumer` was told.
-        checker: the checker in force.
-        observers: of the registry.
+        options: the options of `@consumer`.
+        checker: the checker that it uses now.
+        observers: those of the registry.
         disabled: the kill switch is on: verdicts are ignored.
 
     Attributes:
-        name: of the consumer, `subject:group`.
-        desk: where its keys are claimed.
-        transactions: what the checker can do with transactions.
-        requests: makes its claims.
+        name: the consumer's name, `subject:group`.
+        desk: claims, completes and releases its keys.
+        transactions: the checker's transaction hooks.
+        requests: makes the requests for its keys.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Binding:
         self.requests: Final = Requests(keys, options, by_position=checker.keeps_positions)
 
     def invoke(self, claim: Claim, message: Message) -> Any:
-        """Run the handler on one message, and return its value. Its exceptions pass through."""
+        """Run the handler on one message and return its value. Exceptions pass through."""
         handler = self.handler
         token = _current_claim.set(claim)
         try:
@@ -97,7 +97,7 @@ class Binding:
             _current_claim.reset(token)
 
     def invoke_batch(self, claim: Claim, messages: Sequence[Message]) -> None:
-        """Run a batch handler on all messages at once. Its exceptions pass through."""
+        """Run a batch handler on all messages together. Exceptions pass through."""
         arguments = self._arguments(claim, list(messages))
         if self.observers.watch_runs:
             self._watched(messages, arguments)
@@ -120,14 +120,12 @@ class Binding:
             self.observers.ran(self.name, messages, time.perf_counter() - began, error)
 
     def encode(self, value: Any) -> bytes | None:
-        """The handler's value as JSON; None where results are not stored or this one cannot be."""
+        """The handler's value as JSON; None if the consumer stores no results or this one cannot be stored."""
         if not self.options.store_result:
             return None
         try:
             encoded = json.dumps(value, separators=(",", ":")).encode()
-        except (
-            Exception
-        ) as error:  # a RecursionError too: the effect has happened, so a bad result must not fail it
+        except Exception as error:  # such as a RecursionError; the effect has happened and must not fail now
             self._result_not_stored(f"not JSON: {error}")
             return None
         if len(encoded) > RESULT_LIMIT:
@@ -136,7 +134,7 @@ class Binding:
         return encoded
 
     def decode(self, result: bytes | None) -> Any:
-        """The value of a stored result; None without one."""
+        """The value of a stored result, if the consumer stores results."""
         if result is None or not self.options.store_result:
             return None
         return json.loads(result)
@@ -147,7 +145,7 @@ class Binding:
 
 
 def _finished(value: Any) -> Any:
-    """The handler's value. A wrapped `async def` looks like any function and has done nothing yet."""
+    """The handler's value. A coroutine is refused: a wrapped `async def` looks like any function, and has not run."""
     if isinstance(value, CoroutineType):
         value.close()
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Many messages together: one statement claims them, one records them, and each keeps an outcome of its own."""
+"""Many messages together: one statement claims their keys, one completes them, and each has its own outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def process_many(binding: Binding, messages: Sequence[Message]) -> list[Result]:
 
 
 class _Group:
-    """The messages of one call and what has become of them so far."""
+    """The messages of one call of `process_many`, and their results so far."""
 
     def __init__(self, binding: Binding, messages: Sequence[Message]) -> None:
         self._binding = binding
@@ -46,7 +46,7 @@ class _Group:
         if self._binding.checker.keeps_positions:
             # Restore partition order: a held message may arrive after its successors.
             firsts = iter(sorted(firsts, key=place))
-        # A claim that parks or asks is always made alone; so is one whose verdict is ignored, because an
+        # A consumer that parks or is asked claims each key alone; so does one that ignores verdicts, because an
         # unprotected run opens its own transaction.
         always_alone = (
             self._binding.options.on_expired_lease is not OnExpiredLease.RETRY or self._binding.disabled
@@ -66,7 +66,7 @@ class _Group:
             self.results[member.index] = self._result_of_copy(member, self.results[first.index])
 
     def _firsts(self) -> Iterator[Member]:
-        """The first delivery of each key. Later copies in the same group are put aside."""
+        """The first message of each key. Later copies go to `_copies`, messages without a key to `_keyless`."""
         firsts: dict[bytes, Member] = {}
         owner = new_owner()
         for index, message in enumerate(self._messages):
@@ -101,11 +101,11 @@ class _Group:
             return []
         except StoreError as error:
             members += firsts
-            self._tell(members, repeat(error))
+            self._report_claims(members, repeat(error))
             for member in members:
                 self.results[member.index] = store_failed(self._binding, member.message, error)
             return []
-        self._tell(members, decisions)
+        self._report_claims(members, decisions)
         claimed = []
         for member, decision in zip(members, decisions, strict=True):
             if decision.claim is not None:
@@ -116,13 +116,13 @@ class _Group:
             else:
                 self.results[member.index] = refused(self._binding, member.message, member.request, decision)
         if self._run.alone and claimed and isinstance(claimed[0].message.position, Position):
-            # What a dead process left is claimed alone, and must not come behind later messages of its partition.
-            self._run.give_up(claimed)
+            # A lapsed message is claimed alone, and must run before the later messages of its partition.
+            self._run.undo(claimed)
             self._run.alone.sort(key=lambda member: member.index)
             return []
         return claimed
 
-    def _tell(self, members: Sequence[Member], answers: Iterable[Decision | StoreError]) -> None:
+    def _report_claims(self, members: Sequence[Member], answers: Iterable[Decision | StoreError]) -> None:
         observers = self._binding.observers
         if observers.watch_claims:
             for member, answer in zip(members, answers, strict=False):
@@ -133,7 +133,7 @@ class _Group:
         return process_keyed(self._binding, member.message, request)
 
     def _result_of_copy(self, member: Member, first: Result) -> Result:
-        """A later copy takes the first one's final outcome, or runs if that failed."""
+        """A later copy takes the final outcome of the first message, or runs if the first one failed."""
         if first.outcome is Outcome.FAILED or self._binding.disabled:
             return self._process_alone(member)
         if first.action is Action.ACK:

@@ -1,4 +1,4 @@
-"""What a handler function takes, read from its signature once."""
+"""Handler: a handler function, and the parameters that its signature shows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from idempotent.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler and how to call it.
+    """A handler function and how to call it.
 
     Attributes:
         function: the plain function.
-        takes: Session or Connection when it has a second parameter, else None.
+        takes: the type of its second parameter, Session or Connection; None: it has no second parameter.
         batch: its first parameter is a list of messages.
     """
 
@@ -37,14 +37,15 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
     """Read a handler's signature.
 
     Raises:
-        ConfigurationError: it is async, or its parameters are not (message) or (message, session).
+        ConfigurationError: the function is async or a generator, or takes other parameters than (message) or
+            (message, session).
     """
     code = _code(function)
     name = code.__qualname__
     if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
         raise ConfigurationError(
-            f"{name} is an `async def` handler, which is not supported yet; use `def` and run what needs an event "
-            "loop with asyncio.run()"
+            f"{name} is an `async def` handler, which is not supported yet; use `def` and run "
+            "coroutines with asyncio.run()"
         )
     if inspect.isgeneratorfunction(code):
         raise ConfigurationError(
@@ -64,20 +65,20 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
 
 
 def _code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The `def` behind a partial or an object that can be called."""
+    """The `def` that a partial or a callable object calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if hasattr(function, "__qualname__") else type(function).__call__
 
 
 def _second(function: Callable[..., Any], parameter: str, name: str) -> type:
-    # Here, because a consumer without a session needs none of SQLAlchemy.
+    # Imported here: a consumer without a session does not need SQLAlchemy.
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
     try:
         annotation = typing.get_type_hints(function).get(parameter, Session)
-    except NameError:  # a name that only type checkers import
+    except NameError:  # the annotation's name is imported only under TYPE_CHECKING
         annotation = function.__annotations__.get(parameter, Session)
     if isinstance(annotation, str):
         by_name = {"Session": Session, "Connection": Connection}

@@ -1,4 +1,4 @@
-"""Member: one message of a group, and what has become of it so far."""
+"""Member: one message of a group, with its claim and its handler's result."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Member:
     request: ClaimRequest
     claim: Claim = _NO_CLAIM
     returned: Any = None
-    """What its handler returned."""
+    """What the handler returned."""
     error: Exception | None = None
-    """What its handler raised."""
+    """What the handler raised."""
     failure: Failure | None = None
-    """What the store keeps of the error; None: the consumer ignores it."""
+    """What the store records of the error; None: the consumer ignores it."""
 
 
 def place(member: Member) -> tuple[bytes, int]:
-    """Where its message stands: partition and offset, to sort by."""
+    """The sort key of a member: the partition and offset of its message."""
     partition, position = member.request.partition, member.request.position
     return (partition.hash if partition else b"", position.offset if position else 0)
 
 
 def result_of(member: Member) -> Result:
-    """The result of a member whose handler returned, or raised what its consumer ignores."""
+    """The result of a member whose handler returned, or raised an exception that its consumer ignores."""
     return processed(member.returned) if member.error is None else Result(Outcome.IGNORED, error=member.error)

@@ -1,4 +1,4 @@
-"""ConsumerOptions: what `@consumer` was told."""
+"""ConsumerOptions: the options of one consumer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool]"
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """What `@consumer` was told. `Registry.consumer` documents each option."""
+    """The options of `@consumer`; `Registry.consumer` documents each."""
 
     key: KeyFunction | None
     exceptions: ExceptionPolicy

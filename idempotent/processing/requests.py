@@ -1,4 +1,4 @@
-"""Requests: from a message to the claim of its key."""
+"""Requests: makes the request for a message's key."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from idempotent.keys import HASH_BYTES, Key, KeySpace
 from idempotent.message import Message, Position
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.options import ConsumerOptions, KeyFunction
+from idempotent.values import changed
 
-# Python 3.11 takes as long to find a member of an enum as to make a small object.
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
 _IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP
 _LEAVE: Final = Lapsed.LEAVE
 
 
 class Requests:
-    """Makes the claims of one consumer.
+    """Makes the claim requests of one consumer.
 
     Args:
         keys: the consumer's keys.
-        options: what `@consumer` was told.
-        by_position: messages are known by their position in a partition, instead of by a key.
+        options: the options of `@consumer`.
+        by_position: the position in a partition identifies a message, instead of a key.
     """
 
     def __init__(self, keys: KeySpace, options: ConsumerOptions, *, by_position: bool) -> None:
@@ -35,24 +36,28 @@ class Requests:
         asks = callable(options.on_expired_lease)
         self._status = KeyStatus.IN_PROGRESS_PARK if parks or asks else KeyStatus.IN_PROGRESS
         self._on_lapsed = Lapsed.PARK if parks else Lapsed.TAKE_OVER
-        # Whether a lapse was an attempt is known only after the question.
+        # A consumer that is asked decides first whether the lapse was an attempt.
         self._max_attempts = None if asks else options.max_attempts
 
     def of(self, message: Message, owner: bytes | None = None) -> ClaimRequest:
-        """The claim for a message.
+        """The request for a message's key.
 
         Args:
-            message: the message with the key.
-            owner: the token of the group that it is claimed with; None: it is claimed alone.
+            message: the message.
+            owner: the owner token of its group; None: the message is claimed alone.
 
         Raises:
-            MissingKeyError: it has no id, or the key expression found nothing.
-            UndecodableMessageError: the key or fingerprint expression failed.
+            MissingKeyError: the message has no id or position, or `key` returned nothing.
+            UndecodableMessageError: `key` or `fingerprint` raised, or returned another type than str or bytes.
         """
         position: Position | None = None
         partition: Key | None = None
         if self._by_position:
-            position = self._position(message)
+            if not isinstance(message.position, Position):
+                raise MissingKeyError(
+                    f"{self._keys.name}: the message has no position in a partition, as those of Kafka have"
+                )
+            position = message.position
             partition = self.partition(position.topic_id, position.partition)
             message_id: str | bytes | None = str(position)
         else:
@@ -66,47 +71,32 @@ class Requests:
             )
         fingerprint = None if self._fingerprint is None else _fingerprint(self._fingerprint, message)
         key = self._keys.key(message_id)
-        if owner is None:
-            return self._alone(key, fingerprint, partition, position)
-        return ClaimRequest(
-            key, owner, fingerprint, _IN_GROUP, _LEAVE, self._max_attempts, partition, position
-        )
-
-    def alone(self, request: ClaimRequest) -> ClaimRequest:
-        """The claim on its own for a message that was to be claimed with a group."""
-        return self._alone(request.key, request.fingerprint, request.partition, request.position)
-
-    def partition(self, topic_id: str, partition: int) -> Key:
-        """The key under which the next offset of a partition is kept."""
-        return self._keys.key(f"{topic_id}/{partition}")
-
-    def _alone(
-        self, key: Key, fingerprint: bytes | None, partition: Key | None, position: Position | None
-    ) -> ClaimRequest:
+        status, on_lapsed = (self._status, self._on_lapsed) if owner is None else (_IN_GROUP, _LEAVE)
         return ClaimRequest(
             key,
-            new_owner(),
+            owner or new_owner(),
             fingerprint,
-            self._status,
-            self._on_lapsed,
+            status,
+            on_lapsed,
             self._max_attempts,
             partition,
             position,
         )
 
-    def _position(self, message: Message) -> Position:
-        if not isinstance(message.position, Position):
-            raise MissingKeyError(
-                f"{self._keys.name}: the message has no position in a partition, as those of Kafka have"
-            )
-        return message.position
+    def alone(self, request: ClaimRequest) -> ClaimRequest:
+        """The request that claims a group's message alone."""
+        return changed(request, owner=new_owner(), status=self._status, on_lapsed=self._on_lapsed)
+
+    def partition(self, topic_id: str, partition: int) -> Key:
+        """The key under which the next offset of a partition is stored."""
+        return self._keys.key(f"{topic_id}/{partition}")
 
 
 def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes | None:
     try:
         return function(message)
     except LookupError:
-        return None  # m.headers["payment-id"] of a message without that header
+        return None  # such as message.headers["payment-id"] without that header
     except Exception as error:
         raise UndecodableMessageError(
             f"the {what} of the message cannot be computed: {type(error).__name__}"

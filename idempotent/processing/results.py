@@ -1,4 +1,4 @@
-"""Results: what an answer of a checker or a handler means for the delivery."""
+"""Functions that make the Result of a delivery from the answer of a checker or a handler."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _DUPLICATE: Final = Result(Outcome.DUPLICATE)
 
 
 def processed(returned: Any) -> Result:
-    """The result of a handler that returned; those that return None share one object."""
+    """The result of a handler that returned; if it returned None, a shared object."""
     return _PROCESSED if returned is None else Result(Outcome.PROCESSED, value=returned)
 
 
 def raised_by_handler(result: Result) -> BaseException | None:
-    """The handler's own exception, if it was one and its consumer does not ignore it."""
+    """The exception with which the handler failed; None if it did not fail, or its consumer ignores the exception."""
     if result.outcome in (Outcome.FAILED, Outcome.DEAD) and not isinstance(result.error, DeadKeyError):
         return result.error
     return None
 
 
 def unavailable(error: BaseException | None) -> Result:
-    """The result of a store that did not answer."""
+    """The result when the store did not answer."""
     return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
 
 
@@ -50,20 +50,20 @@ def answered(binding: Binding, request: ClaimRequest, decision: Decision) -> Res
 
 
 def mismatch(request: ClaimRequest, stored: bytes | None) -> FingerprintMismatchError:
-    """The error that names both contents of one key."""
-    theirs = stored.hex() if stored else "none"
-    ours = request.fingerprint.hex() if request.fingerprint else "none"
+    """The error that names the fingerprints of both contents of a key."""
+    before = stored.hex() if stored else "none"
+    now = request.fingerprint.hex() if request.fingerprint else "none"
     return FingerprintMismatchError(
-        f"{request.key} was claimed with content {theirs}, and this message has content {ours}"
+        f"{request.key} was claimed with content {before}, and this message has content {now}"
     )
 
 
 def failure_of(binding: Binding, error: BaseException, handling: Handling) -> Failure:
-    """An exception as the store keeps it."""
+    """The failure that the store records for an exception."""
     try:
-        said = str(error)
-    except Exception:  # an exception of the application that cannot even be shown
-        said = "(its message cannot be shown)"
+        text = str(error)
+    except Exception:  # the application's __str__ raises
+        text = "(its message cannot be shown)"
     return Failure(
-        f"{type(error).__name__}: {said}", binding.options.max_attempts, fatal=handling is Handling.DEAD
+        f"{type(error).__name__}: {text}", binding.options.max_attempts, fatal=handling is Handling.DEAD
     )

@@ -1,4 +1,4 @@
-"""GroupRun: runs the handlers of a claimed group, together or one after the other, and records what came of it."""
+"""GroupRun: runs the handlers of a claimed group, in one transaction or separately, and records the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from idempotent.processing.single import count_lost
 
 log = logging.getLogger(__name__)
 
-# A slow group records what is done so far, so that a crash repeats at most about this much of it.
+# A slow group completes its keys this often, so that a crash repeats at most about a second of its work.
 _RECORD_EVERY_S: Final = 1.0
 
 
@@ -27,11 +27,11 @@ class GroupRun:
     """One run of a group.
 
     Args:
-        binding: of the consumer.
+        binding: the consumer, bound to its checker.
 
     Attributes:
-        results: by the members' index.
-        alone: members that must be processed in claims of their own.
+        results: the results by the index of the member.
+        alone: members that must be claimed and processed alone.
     """
 
     def __init__(self, binding: Binding) -> None:
@@ -40,21 +40,21 @@ class GroupRun:
         self.alone: list[Member] = []
 
     def run(self, claimed: list[Member]) -> None:
-        """Run the handlers of claimed members, and record or free their keys."""
+        """Run the handlers of claimed members, and complete or release their keys."""
         try:
             self._run(claimed)
         except BaseException:
-            for one in claimed:
-                self._binding.desk.abandon(one.claim)  # the claims must not outlive the error
+            for member in claimed:
+                self._binding.desk.abandon(member.claim)  # the claims must not outlive the error
             raise
 
-    def give_up(self, claimed: Sequence[Member]) -> None:
-        """Undo the group, and leave each message to a claim of its own. No attempt is counted."""
+    def undo(self, claimed: Sequence[Member]) -> None:
+        """Release the group's keys without counting attempts, and have each message processed alone."""
         self._release(claimed)
         self.repeat_alone(claimed)
 
     def repeat_alone(self, members: Sequence[Member]) -> None:
-        """Leave these to claims of their own."""
+        """Have these members claimed and processed alone."""
         self._binding.observers.count(self._binding.name, Event.GROUP_REPEATED)
         self.alone.extend(members)
 
@@ -67,12 +67,12 @@ class GroupRun:
             self._run_independently(claimed)
 
     def _run_batch_handler(self, claimed: list[Member]) -> None:
-        """One call for all: its effects stand or fall together."""
-        messages = [one.message for one in claimed]
+        """Call the handler once for all messages: all effects happen, or none."""
+        messages = [member.message for member in claimed]
         try:
             self._binding.invoke_batch(claimed[0].claim, messages)
         except Exception:
-            self.give_up(claimed)
+            self.undo(claimed)
             return
         except BaseException:
             self._release(claimed)
@@ -80,67 +80,67 @@ class GroupRun:
         self._record(claimed, claimed)
 
     def _run_atomically(self, claimed: list[Member]) -> None:
-        """All handlers in one transaction."""
+        """Run all handlers in one transaction."""
         ran: list[Member] = []
         raised: list[Member] = []
         invoke = self._invoke_isolated if self._binding.transactions.isolates else self._invoke
-        for one in claimed:
+        for member in claimed:
             try:
-                one.returned = invoke(one)
+                member.returned = invoke(member)
             except Exception as error:
-                if not self._survives(one, error, ran, raised):
-                    self.give_up(claimed)
+                if not self._survives(member, error, ran, raised):
+                    self.undo(claimed)
                     return
             except BaseException:
                 self._release(claimed)
                 raise
             else:
-                ran.append(one)
+                ran.append(member)
         if not ran:
             self._release(claimed)
         if self._record(ran, claimed):
             self._free(raised)
 
-    def _invoke(self, one: Member) -> Any:
-        return self._binding.invoke(one.claim, one.message)
+    def _invoke(self, member: Member) -> Any:
+        return self._binding.invoke(member.claim, member.message)
 
-    def _invoke_isolated(self, one: Member) -> Any:
-        with self._binding.transactions.isolated(one.claim, self._binding.handler.takes):
-            return self._binding.invoke(one.claim, one.message)
+    def _invoke_isolated(self, member: Member) -> Any:
+        with self._binding.transactions.isolated(member.claim, self._binding.handler.takes):
+            return self._binding.invoke(member.claim, member.message)
 
-    def _survives(self, one: Member, error: Exception, ran: list[Member], raised: list[Member]) -> bool:
-        """Whether an atomic group can go on without a handler that raised."""
+    def _survives(self, member: Member, error: Exception, ran: list[Member], raised: list[Member]) -> bool:
+        """Whether an atomic group can continue without the effect of a handler that raised."""
         if not self._binding.transactions.isolates or self._binding.transactions.is_transient(
-            one.claim, error
+            member.claim, error
         ):
             return False
-        if self._is_ignored(one, error):
-            ran.append(one)
+        if self._is_ignored(member, error):
+            ran.append(member)
             return True
         try:
-            self._binding.transactions.forget(one.claim)
+            self._binding.transactions.forget(member.claim)
         except Exception:
             return False
-        raised.append(one)
+        raised.append(member)
         return True
 
     def _run_independently(self, claimed: list[Member]) -> None:
-        """Handlers one after the other, each with a claim of its own."""
+        """Run the handlers one after the other; each key is completed or released by its own result."""
         ran: list[Member] = []
         raised: list[Member] = []
         recorded_at = time.monotonic()
-        for position, one in enumerate(claimed):
+        for position, member in enumerate(claimed):
             try:
-                one.returned = self._binding.invoke(one.claim, one.message)
+                member.returned = self._binding.invoke(member.claim, member.message)
             except Exception as error:
-                (ran if self._is_ignored(one, error) else raised).append(one)
+                (ran if self._is_ignored(member, error) else raised).append(member)
             except BaseException:
                 self._record(ran, claimed)
                 self._free(raised)
                 self._release(claimed[position:])
                 raise
             else:
-                ran.append(one)
+                ran.append(member)
             if time.monotonic() - recorded_at > _RECORD_EVERY_S:
                 self._record(ran, claimed)
                 ran = []
@@ -149,67 +149,70 @@ class GroupRun:
         self._free(raised)
 
     def _record(self, ran: Sequence[Member], claimed: Sequence[Member]) -> bool:
-        """Make effects final; False: an atomic group could not commit as a whole, and all of it runs one by one."""
+        """Complete these keys; False: an atomic group could not commit, and all its messages will run alone."""
         if not ran:
             return True
         try:
             kept = self._binding.desk.complete_many(self._completions(ran))
         except StoreError as error:
             self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
-            for one in ran:
-                self.results[one.index] = unavailable(error)
+            for member in ran:
+                self.results[member.index] = unavailable(error)
         except Exception:
             if not self._binding.checker.group_is_atomic:
                 raise
-            # Doomed, or refused at COMMIT: whose fault it is shows when each runs alone.
-            self.give_up(claimed)
+            # Rolled back, or refused at COMMIT: running each message alone shows which one is at fault.
+            self.undo(claimed)
             return False
         else:
-            for one, owned in zip(ran, kept, strict=True):
+            for member, owned in zip(ran, kept, strict=True):
                 if not owned:
-                    count_lost(self._binding, one.claim)
-                self.results[one.index] = result_of(one)
+                    count_lost(self._binding, member.claim)
+                self.results[member.index] = result_of(member)
         return True
 
     def _free(self, raised: Sequence[Member]) -> None:
-        """Release the keys of handlers that raised, and count their attempts."""
+        """Release the keys of handlers that raised, and count the attempts."""
         if not raised:
             return
         try:
-            released = self._binding.desk.release_many([(one.claim, one.failure) for one in raised])
+            released = self._binding.desk.release_many([(member.claim, member.failure) for member in raised])
         except StoreError as error:
             log.warning("failure_not_recorded", extra={"consumer": self._binding.name, "error": str(error)})
-            for one in raised:
-                self._failed(one, attempts=1)
+            for member in raised:
+                self._failed(member, attempts=1)
             return
-        for one, answer in zip(raised, released, strict=True):
+        for member, answer in zip(raised, released, strict=True):
             if answer.dead:
-                self.results[one.index] = Result(Outcome.DEAD, error=one.error)
+                self.results[member.index] = Result(Outcome.DEAD, error=member.error)
             else:
-                self._failed(one, attempts=answer.attempts)
+                self._failed(member, attempts=answer.attempts)
 
     def _release(self, claimed: Sequence[Member]) -> None:
         if not claimed:
             return
         try:
-            self._binding.desk.release_many([(one.claim, None) for one in claimed])
+            self._binding.desk.release_many([(member.claim, None) for member in claimed])
         except StoreError as error:
             log.warning("release_failed", extra={"keys": len(claimed), "error": str(error)})
 
-    def _is_ignored(self, one: Member, error: Exception) -> bool:
-        """Whether what a handler raised counts as processed; noted either way."""
+    def _is_ignored(self, member: Member, error: Exception) -> bool:
+        """Note a handler's exception. Returns whether the consumer ignores it: the message counts as processed."""
         handling = self._binding.options.exceptions.classify(error)
-        one.error = error
+        member.error = error
         if handling is not Handling.IGNORE:
-            one.failure = failure_of(self._binding, error, handling)
-        return one.failure is None
+            member.failure = failure_of(self._binding, error, handling)
+        return member.failure is None
 
     def _completions(self, ran: Sequence[Member]) -> list[Completion]:
         if not self._binding.options.store_result:
-            return [Completion(one.claim) for one in ran]
+            return [Completion(member.claim) for member in ran]
         encode = self._binding.encode
-        return [Completion(one.claim, encode(one.returned) if one.error is None else None) for one in ran]
+        return [
+            Completion(member.claim, encode(member.returned) if member.error is None else None)
+            for member in ran
+        ]
 
-    def _failed(self, one: Member, *, attempts: int) -> None:
+    def _failed(self, member: Member, *, attempts: int) -> None:
         wait_s = self._binding.options.backoff.delay_s(attempts)
-        self.results[one.index] = Result(Outcome.FAILED, error=one.error, retry_after_s=wait_s)
+        self.results[member.index] = Result(Outcome.FAILED, error=member.error, retry_after_s=wait_s)

@@ -1,4 +1,4 @@
-"""One message: claim, run, record. The order of these is the library."""
+"""One message: claim its key, run the handler, record the result, in this order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def process_one(binding: Binding, message: Message) -> Result:
 
 
 def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> Result:
-    """Claim the key alone and go on from there. A transaction that the database undid costs another try."""
+    """Claim a key alone, and run and record its message. If the database undid the transaction, try again."""
     doomed: DoomedTransactionError | None = None
     for attempt in range(_TRANSACTION_TRIES):
         if attempt:
@@ -67,11 +67,11 @@ def _run_claimed(binding: Binding, message: Message, request: ClaimRequest, deci
         binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
         log.warning("lease_taken_over", extra={"consumer": binding.name, "key": str(request.key)})
         if callable(binding.options.on_expired_lease):
-            known = _ask(binding, claim)
-            if known is None and decision.alone:
-                known = _count_lapse(binding, message, request, decision)
-            if known is not None:
-                return known
+            result = _ask_consumer(binding, claim)
+            if result is None and decision.alone:
+                result = _count_lapse(binding, message, request, decision)
+            if result is not None:
+                return result
     try:
         value = binding.invoke(claim, message)
     except Exception as error:
@@ -85,8 +85,8 @@ def _run_claimed(binding: Binding, message: Message, request: ClaimRequest, deci
     return _record(binding, request, claim, value)
 
 
-def _ask(binding: Binding, claim: Claim) -> Result | None:
-    """Ask the consumer whether a lapsed claim's effect happened; None: it did not, so run."""
+def _ask_consumer(binding: Binding, claim: Claim) -> Result | None:
+    """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
     ask = binding.options.on_expired_lease
     assert callable(ask)
     assert claim.key is not None
@@ -105,7 +105,7 @@ def _ask(binding: Binding, claim: Claim) -> Result | None:
 def _count_lapse(
     binding: Binding, message: Message, request: ClaimRequest, decision: Decision
 ) -> Result | None:
-    """The effect did not happen, and its process died or stalled: an attempt, counted after the question."""
+    """Count the lapse as an attempt, after the consumer said that the effect did not happen; None: run."""
     assert decision.claim is not None
     try:
         counted = binding.desk.count_lapse(decision, binding.options.max_attempts)
@@ -116,7 +116,7 @@ def _count_lapse(
 
 
 def _record(binding: Binding, request: ClaimRequest, claim: Claim, value: Any) -> Result:
-    """The effect happened (or waits for its COMMIT): make it final."""
+    """Complete the key: the effect happened, or happens with the COMMIT."""
     try:
         owned = binding.desk.complete(claim, binding.encode(value))
     except DoomedTransactionError:
@@ -132,7 +132,7 @@ def _record(binding: Binding, request: ClaimRequest, claim: Claim, value: Any) -
 
 
 def after_exception(binding: Binding, request: ClaimRequest, claim: Claim, error: Exception) -> Result:
-    """Record or free the key of a handler that raised."""
+    """Complete the key if the consumer ignores the exception, else release it and count the attempt."""
     handling = binding.options.exceptions.classify(error)
     if handling is Handling.IGNORE:
         try:
@@ -152,7 +152,7 @@ def after_exception(binding: Binding, request: ClaimRequest, claim: Claim, error
 
 
 def count_lost(binding: Binding, claim: Claim) -> None:
-    """An effect happened under a claim that another delivery has taken over."""
+    """Count and log an effect that happened under a claim that another delivery has taken over."""
     binding.observers.count(binding.name, Event.COMPLETION_LOST)
     log.error(
         "completion_lost", extra={"consumer": binding.name, "key": str(claim.key), "fence": claim.fence}

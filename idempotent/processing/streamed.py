@@ -1,4 +1,4 @@
-"""Streamed: a sequence that is made while it is read."""
+"""Streamed: a sequence whose elements are made while it is read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 class Streamed(Sequence[T]):
-    """A sequence of what an iterator gives, each element made when it is first read.
+    """The elements of an iterator as a sequence; each is made when it is first read.
 
-    It can be read many times. Its length, or an element by its number, makes all elements first.
+    It can be read many times. Asking for its length, or for an element by its index, makes all elements first.
 
     Args:
-        source: read once, and no further than the furthest reader.
+        source: makes the elements; it is read once, as far as the furthest reader needs.
     """
 
     __slots__ = ("_made", "_source")

@@ -1,4 +1,4 @@
-"""Unprotected runs: no key, a store that does not answer, or the kill switch, where the consumer allows it."""
+"""Runs without protection: no key, no answer from the store, or the kill switch, if the consumer allows it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 
 
 def without_key(binding: Binding, message: Message, error: MessageError) -> Result:
-    """What becomes of a message that has no key."""
+    """Reject a message that has no key, or run it unprotected."""
     if isinstance(error, MissingKeyError) and binding.options.on_missing_key is OnMissingKey.PROCESS:
         return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
     return Result(Outcome.REJECTED, error=error)
 
 
 def refused(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
-    """What becomes of a message whose claim was not acquired."""
+    """The result of a message whose key was not acquired; with the kill switch on, run it unprotected."""
     if binding.disabled:
         return run_unprotected(binding, message, Event.RAN_DISABLED)
     return answered(binding, request, decision)
 
 
 def store_failed(binding: Binding, message: Message, error: StoreError) -> Result:
-    """What becomes of a message whose key is unknown, because the store did not answer."""
+    """UNAVAILABLE, because the store did not answer; run the message unprotected if the consumer allows it."""
     log.warning("store_failed", extra={"consumer": binding.name, "error": str(error)})
     if binding.options.on_store_error is OnStoreError.PROCESS:
         return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
@@ -41,7 +41,7 @@ def store_failed(binding: Binding, message: Message, error: StoreError) -> Resul
 
 
 def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
-    """Run the handler without a key, as the consumer allows; counted and logged every time."""
+    """Run the handler without a key; counted and logged every time."""
     binding.observers.count(binding.name, why)
     log.warning(why.value, extra={"consumer": binding.name, "position": message.position})
     try:
@@ -79,7 +79,7 @@ def _failed_without_key(binding: Binding, error: Exception) -> Result:
 
 
 def release_quietly(binding: Binding, claim: Claim) -> None:
-    """Free a key without counting an attempt; if the store does not answer, its lease ends on its own."""
+    """Free a key without counting an attempt; if the store does not answer, the key is free when its lease ends."""
     try:
         binding.desk.release(claim)
     except StoreError as error:
