@@ -21,22 +21,22 @@ from idempotent.stores.sql.cursor import DriverConnection
 
 
 class SqlChecker(AbstractIdempotentChecker):
-    """Claims are rows with a lease: one INSERT claims, one UPDATE completes, both final at once.
+    """Claims are rows with a lease: one INSERT claims, one UPDATE completes; each is committed at once.
 
     The effect of a handler is outside the checker's store (HTTP, mail, another database), so a process that dies
     between effect and completion leaves a lapsed claim, and the consumer's `on_expired_lease` decides.
 
     Args:
-        engine_or_url: an SQLAlchemy engine or URL. The checker opens connections of its own, one for each
-            thread that is in it at the same time; the engine's pool is left to the application.
+        engine_or_url: an SQLAlchemy engine or URL. The checker opens its own connections, one for each
+            thread that uses it at the same time; the engine's pool stays free for the application.
         table: the key table; make it with `idempotent.migrations.upgrade(url)`.
         lease_s: seconds a claim lasts without renewal (it is renewed every third of that while the handler
-            runs); None: without end (`claim_once`).
-        retention_s: seconds a key is remembered, counted from its claim. Longer than your broker, or a person
-            with a dead-letter queue, can redeliver.
+            runs); None: it never lapses (`claim_once`).
+        retention_s: seconds a key is remembered, counted from its claim. Make it longer than the time in which your
+            broker, or a person with a dead-letter queue, can redeliver a message.
 
     Raises:
-        ConfigurationError: a wrong URL, table name or duration.
+        ConfigurationError: an invalid URL, table name or duration.
         MissingExtraError: the database's driver is not installed.
     """
 

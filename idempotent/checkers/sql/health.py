@@ -1,4 +1,4 @@
-"""What an SQL server's settings, and the keys in it, mean for the promises of a checker. Reads only."""
+"""sql_findings: checks whether an SQL server's tables, settings and keys let a checker keep its promise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAY_US: Final = 86_400_000_000
 
 
 def sql_findings(store: SqlStore) -> list[Finding]:
-    """Look at the tables, the server's settings, and keys that gc should have deleted.
+    """Check the tables, the server's settings, and for keys that gc should have deleted. Changes nothing.
 
     Raises:
         StoreError: the database did not answer.
@@ -99,7 +99,7 @@ def _mysql(driver: DriverConnection) -> Iterator[Finding]:
 
 
 def _sysdate(driver: DriverConnection) -> Finding:
-    """Whether SYSDATE() is the time when it is asked. It is a start option, so only its behaviour tells."""
+    """Whether SYSDATE() reads the clock. A start option decides that and no variable shows it, so try it out."""
     before, _, after = query(driver, "SELECT SYSDATE(6), SLEEP(0.01), SYSDATE(6)")[0]
     if before != after:
         return Finding(Level.OK, "SYSDATE() is the clock when it is read")

@@ -1,4 +1,4 @@
-"""Ledgers: what a transaction records beside the handlers' effects. KeyLedger records keys."""
+"""Ledger: records claims in the transaction of the handlers' effects. KeyLedger records keys."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _ESCAPED: Final = "effect unknown: the handler itself ended its transaction; loo
 
 
 class Ledger(ABC):
-    """What transactions record in one database, so that a message takes effect once.
+    """Records claims in one database, so that each message takes effect once.
 
-    Each method gets a driver connection: that of the handlers' transaction, or another one in autocommit or in a
+    Each method takes a driver connection: that of the handlers' transaction, or another one, in autocommit or in a
     transaction of its own.
 
     Args:
-        store: where the tables are.
+        store: the database.
         retention_s: seconds a record is remembered.
     """
 
     can_forget: bool = True
-    """Whether one claim can be taken out of an open transaction."""
+    """Whether one claim can be removed from an open transaction."""
 
     def __init__(self, store: SqlStore, retention_s: float) -> None:
         self._store = store
@@ -45,19 +45,19 @@ class Ledger(ABC):
 
     @abstractmethod
     def store_result(self, driver: DriverConnection, completion: Completion) -> None:
-        """Keep what a handler returned, in its transaction."""
+        """Store what a handler returned, in its transaction."""
 
     @abstractmethod
     def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
-        """Whether all these claims are on record with their owner. Only a yes proves something."""
+        """Whether all these claims are stored with their owners. False proves nothing."""
 
     @abstractmethod
     def committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
-        """Those of these claims that are on record with their owner."""
+        """Those of these claims that are stored with their owners."""
 
     @abstractmethod
     def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
-        """A claim was committed although its transaction was not: a person has to look. Needs a transaction."""
+        """Make a claim DEAD for a person to resolve: its handler ended the transaction itself. Needs a transaction."""
 
     @abstractmethod
     def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
@@ -65,7 +65,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
-        """Take one claim out of an open transaction that goes on without it."""
+        """Remove one claim from an open transaction that continues without it."""
 
     @abstractmethod
     def delete_expired(self, driver: DriverConnection, limit: int) -> int:
@@ -102,7 +102,7 @@ class KeyLedger(Ledger):
         return self._keys.condemn(driver, claim, _ESCAPED)
 
     def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        # Another delivery may have processed the key since the rollback: then the failure is history.
+        # If another delivery has claimed the key since the rollback, this counts nothing.
         return self._keys.fail_free(driver, claim, failure)
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:

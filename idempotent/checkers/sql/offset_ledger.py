@@ -1,4 +1,4 @@
-"""OffsetLedger: the next offset of each partition, moved on in the transaction of the effects."""
+"""OffsetLedger: records the next offset of each partition in the transaction of the effects."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from idempotent.stores.sql.cursor import DriverConnection
 
 log = logging.getLogger(__name__)
 
-_NOT_YET_S: Final = 0.1
+# An earlier message of the partition is not done.
+_WAIT: Final = Decision(Verdict.IN_PROGRESS, retry_after_s=0.1)
 
 
 class OffsetLedger(Ledger):
-    """One row for each partition, beside the key table."""
+    """One row for each partition, in a table that belongs to the key table."""
 
     can_forget = False
 
@@ -32,7 +33,7 @@ class OffsetLedger(Ledger):
         """The table of offsets.
 
         Raises:
-            StoreError: the database did not answer when asked what it is.
+            StoreError: the database did not answer when asked for its version.
         """
         return OffsetTable(self._store.connections.dialect, self._store.table)
 
@@ -56,12 +57,12 @@ class OffsetLedger(Ledger):
         run: list[tuple[ClaimRequest, Position]],
         wait_s: float,
     ) -> dict[Key, Decision]:
-        """Move one partition over as many of these messages as follow each other, in one statement."""
+        """Advance one partition past the first messages that follow each other without a gap, in one statement."""
         following = _following(run)
         first, last = following[0][1], following[-1][1]
         owner = following[0][0].owner
         between = (first.expected, first.offset)
-        decisions = {request.key: _not_yet() for request, _ in run}
+        decisions = {request.key: _WAIT for request, _ in run}
         if self.offsets.advance(driver, partition, between, last.offset + 1, owner, wait_s):
             for request, position in following:
                 decisions[request.key] = Decision(
@@ -70,7 +71,7 @@ class OffsetLedger(Ledger):
             return decisions
         found = self.offsets.read(driver, partition, newest=True)
         if found is None:
-            raise StoreError(f"{partition} has not begun in the store: begin() comes before its messages")
+            raise StoreError(f"{partition} is not stored yet: call begin() before its first message")
         done = [request for request, position in run if position.offset < found[0]]
         decisions |= {request.key: Decision(Verdict.DUPLICATE) for request in done}
         rest = run[len(done) :]
@@ -79,7 +80,7 @@ class OffsetLedger(Ledger):
         return decisions
 
     def store_result(self, driver: DriverConnection, completion: Completion) -> None:
-        """A partition has no place for results."""
+        """Do nothing: a partition cannot store results."""
 
     def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
         moved = {(claim.partition, claim.owner) for claim in claims if claim.partition}
@@ -90,7 +91,7 @@ class OffsetLedger(Ledger):
         return set(claims) if self.are_committed(driver, claims) else set()
 
     def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
-        # The offset has moved on with the commit; there is no key to wait for a person.
+        # The commit has advanced the offset, and no stored key could wait for a person.
         del driver
         log.error("transaction_escaped", extra={"position": str(claim.key)})
         return Released(owned=True, dead=True)
@@ -100,7 +101,6 @@ class OffsetLedger(Ledger):
         return Released(owned=True, attempts=attempts, dead=failure.kills(attempts))
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
-        """One statement moved several offsets, so none can be taken out."""
         del driver, claim
         raise ConfigurationError("an OffsetChecker has no savepoints")
 
@@ -110,7 +110,7 @@ class OffsetLedger(Ledger):
 
 
 def _runs(requests: Sequence[ClaimRequest]) -> Iterator[tuple[Key, list[tuple[ClaimRequest, Position]]]]:
-    """The requests by partition, in the order of their offsets; partitions in the same order for every process."""
+    """The requests by partition, sorted by offset; the partitions in the same order in every process."""
     placed = []
     for request in requests:
         if request.partition is None or request.position is None:
@@ -124,13 +124,8 @@ def _runs(requests: Sequence[ClaimRequest]) -> Iterator[tuple[Key, list[tuple[Cl
 
 
 def _following(run: list[tuple[ClaimRequest, Position]]) -> list[tuple[ClaimRequest, Position]]:
-    """The beginning of a run in which each message comes right after the one before it."""
+    """The first messages of a run that follow each other without a gap."""
     count = 1
     while count < len(run) and run[count][1].expected == run[count - 1][1].offset + 1:
         count += 1
     return run[:count]
-
-
-def _not_yet() -> Decision:
-    """An earlier message of the partition is not done."""
-    return Decision(Verdict.IN_PROGRESS, retry_after_s=_NOT_YET_S)

@@ -1,4 +1,4 @@
-"""OffsetChecker: no keys at all, only how far each partition has come, in the transaction of the effects."""
+"""OffsetChecker: stores no keys, only the next offset of each partition, in the transaction of the effects."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from idempotent.message import Position
 
 
 class OffsetChecker(InTransactions):
-    """One row a partition instead of one a message, for adapters that read partitions in order (Kafka).
+    """Stores one row for each partition instead of each message, for adapters that read partitions in order (Kafka).
 
-    The next offset moves on in the transaction of the handler's writes, so a message that is read again is known by
-    its offset alone. On assignment the adapter reads on from the stored offset, whatever the broker has committed.
+    The next offset advances in the transaction of the handler's writes, so a message that is read again is recognised
+    by its offset. On assignment the adapter starts at the stored offset, whatever the broker has committed.
 
-    It knows nothing of messages that were sent twice: those are two offsets. Use `TransactionalSqlChecker` where
-    producers repeat themselves. Messages of a partition take effect in order; one that fails holds back those behind
-    it until it is processed or dead. Results are not stored.
+    A message that its producer sent twice has two offsets and runs twice; use `TransactionalSqlChecker` where producers
+    resend. Messages of a partition take effect in order: one that fails delays those after it until it is processed
+    or dead. Results are not stored.
 
     Args:
         engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
-        table: name of the key table beside which `<table>_offsets` stands; `idempotent.migrations.upgrade` makes it.
+        table: name of the key table; offsets are in `<table>_offsets`. `idempotent.migrations.upgrade` makes both.
         retention_s: seconds the attempts of a failed message are remembered.
-        lock_timeout_s: seconds a message waits for another transaction that moves its partition.
+        lock_timeout_s: seconds a message waits for another transaction that advances its partition.
         strict: see `TransactionalSqlChecker`.
 
     Raises:
-        ConfigurationError: a wrong URL, table name or duration.
+        ConfigurationError: an invalid URL, table name or duration.
         MissingExtraError: the database's driver is not installed.
     """
 
@@ -38,7 +38,7 @@ class OffsetChecker(InTransactions):
     _ledger: OffsetLedger
 
     def begin(self, starts: Mapping[Key, int]) -> dict[Key, int]:
-        """Where to read on in each partition. One that is new to the store begins where `starts` says.
+        """The next offset to read in each partition. One that is not stored yet starts at its offset in `starts`.
 
         Raises:
             StoreError: the database did not answer.
@@ -46,9 +46,9 @@ class OffsetChecker(InTransactions):
         return self.store.connections.run_atomically(self._ledger.offsets.begin, starts)
 
     def skip(self, partition: Key, position: Position) -> bool:
-        """Move on past a message that will not be processed, such as a dead letter whose copy is confirmed.
+        """Advance past a message that will not be processed, such as a dead letter whose copy is confirmed.
 
-        Returns whether its turn had come.
+        Returns whether it was the next message of its partition.
 
         Raises:
             StoreError: the database did not answer.

@@ -1,4 +1,4 @@
-"""OffsetTable: the next offset of each partition, moved on in the transaction of the effects."""
+"""OffsetTable: the next offset of each partition, advanced in the transaction of the effects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from idempotent.stores.sql.dialects import SqlDialect
 
 
 class OffsetTable:
-    """The table `<table>_offsets`. Offsets only grow, and every change is conditioned on the present one.
+    """The table `<table>_offsets`. Offsets only grow, and every change is conditioned on the stored one.
 
     Args:
-        dialect: what differs between the databases.
-        table: validated name of the key table it stands beside.
+        dialect: the properties of the database.
+        table: validated name of the key table to which it belongs.
     """
 
     def __init__(self, dialect: SqlDialect, table: str) -> None:
@@ -38,11 +38,11 @@ class OffsetTable:
         self._advance: Final = lru_cache(maxsize=8)(partial(limited_update, dialect, name, change, where))
         read = f"SELECT next_offset, owner FROM {name} WHERE key_hash = ?"
         self._read: Final = text(read)
-        # Inside a transaction a plain read may show what was there when it began.
+        # In a transaction, a plain read may return the row as it was when the transaction began.
         self._read_newest: Final = text(f"{read}{dialect.locking_read}")
 
     def begin(self, connection: DriverConnection, starts: Mapping[Key, int]) -> dict[Key, int]:
-        """The next offset of each partition; one that is not stored begins where `starts` says."""
+        """The next offset of each partition. One that is not stored yet is stored with its offset in `starts`."""
         offsets = {}
         for key in sorted(starts, key=lambda key: key.hash):
             execute(connection, self._begin, (key.hash, key.text, starts[key]))
@@ -59,15 +59,15 @@ class OffsetTable:
         owner: bytes,
         wait_s: float,
     ) -> bool:
-        """Move a partition on, if its next offset lies in `between`, both ends included.
+        """Advance a partition, if its next offset lies in `between`, both ends included. Returns whether it did.
 
         Args:
             connection: a driver connection in a transaction.
-            key: of the partition.
-            between: where its next offset must be.
-            to: where it goes.
-            owner: who moves it.
-            wait_s: the longest wait for another transaction that moves it, in seconds.
+            key: the partition's key.
+            between: the lowest and highest next offset at which it may be.
+            to: its new next offset.
+            owner: the owner token of the claim.
+            wait_s: the longest wait for another transaction that advances it, in seconds.
         """
         params = (to, owner, key.hash, *between)
         if self._returns:
@@ -75,6 +75,6 @@ class OffsetTable:
         return execute(connection, self._advance(wait_s), params) == 1
 
     def read(self, connection: DriverConnection, key: Key, *, newest: bool = False) -> Row | None:
-        """(next offset, owner who moved it last) of a partition; None when it has not begun."""
+        """(next offset, owner of the last change) of a partition; None: `begin` has not stored it."""
         rows: Sequence[Row] = query(connection, self._read_newest if newest else self._read, (key.hash,))
         return rows[0] if rows else None

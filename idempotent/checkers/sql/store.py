@@ -1,4 +1,4 @@
-"""SqlStore: one database with one pair of deduplication tables, as the checkers and the admin tools see it."""
+"""SqlStore: one database with one pair of deduplication tables, for the checkers and the admin tools."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from idempotent.stores.sql.connections import Connections, engine_from
 
 
 class SqlStore:
-    """Where the keys are.
+    """The database that stores the keys.
 
     Args:
         engine_or_url: an SQLAlchemy engine or URL.
         table: name of the key table.
 
     Raises:
-        ConfigurationError: a wrong URL or table name, or a database that is not supported.
+        ConfigurationError: an invalid URL or table name, or an unsupported database.
         MissingExtraError: the database's driver is not installed.
     """
 
@@ -31,10 +31,10 @@ class SqlStore:
         self.connections: Final = Connections(self.engine, self.table)
 
     def keys(self, *, lease_s: float | None, retention_s: float) -> KeyTable:
-        """The claim protocol over the table, with these durations in seconds.
+        """The claim protocol on the key table, with these durations in seconds.
 
         Raises:
-            StoreError: the database did not answer when asked what it is.
+            StoreError: the database did not answer when asked for its version.
         """
         return KeyTable(self.connections.dialect, self.table, lease_s=lease_s, retention_s=retention_s)
 

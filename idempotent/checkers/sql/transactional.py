@@ -9,10 +9,10 @@ from idempotent.checkers.sql.ledgers import KeyLedger
 
 
 class TransactionalSqlChecker(InTransactions):
-    """One transaction: the key's INSERT, the handler's writes, COMMIT. Nothing can come between them.
+    """One transaction contains the key's INSERT and the handler's writes, so both commit or neither.
 
     The handler gets the transaction as its second parameter, a `Session` or a `Connection` by its annotation, and
-    writes only through it. It must not end it; an exception rolls back its writes, always.
+    writes only through it. The handler must not end the transaction; an exception always rolls back its writes.
 
     A group claims all its keys in one statement, runs its handlers, and commits once. If one of them fails,
     everything is rolled back and each message runs again in a transaction of its own; with `savepoints=True` a
@@ -28,7 +28,7 @@ class TransactionalSqlChecker(InTransactions):
         strict: also detect a transaction that was ended through a raw cursor (two more round trips).
 
     Raises:
-        ConfigurationError: a wrong URL, table name or duration.
+        ConfigurationError: an invalid URL, table name or duration.
         MissingExtraError: the database's driver is not installed.
     """
 
