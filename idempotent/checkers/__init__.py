@@ -1,4 +1,4 @@
-"""The checkers: memory, SQL, transactional SQL, Redis, and the base of your own."""
+"""The checkers: memory, SQL, transactional SQL, Redis, and the base class for your own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "checker_from_url",
 ]
 
-# What they bring is imported when one is asked for: redis may be missing, SQLAlchemy is large.
+# Imported on first use: redis may not be installed, and SQLAlchemy is large.
 _MODULES: Final = {
     "OffsetChecker": "sql",
     "RedisChecker": "redis",

@@ -1,4 +1,4 @@
-"""AbstractIdempotentChecker: the base of every checker, ours and yours."""
+"""AbstractIdempotentChecker: the base class of every checker."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _GC_LEASE_KEY: Final = KeySpace("idempotent", "gc").key("leader")
 
 
 class AbstractIdempotentChecker(CheckerHooks):
-    """Decides which delivery runs, and records what became of it.
+    """Decides which delivery runs, and records its result.
 
     Derive from it and write four hooks: `_claim`, `_complete`, `_release`, `_garbage_collect` (see `CheckerHooks`).
-    `idempotent.testing.CheckerContract` proves the result.
+    `idempotent.testing.CheckerContract` tests the result.
 
     Args:
-        lease_s: seconds a claim stays its owner's without renewal; None: without end (`claim_once`).
+        lease_s: seconds a claim lasts without renewal; None: it never lapses (`claim_once`).
         retention_s: seconds a key is remembered, counted from its claim.
 
     Attributes:
-        desk: where consumers claim, complete and release keys.
+        desk: claims, completes and releases keys for consumers.
 
     Raises:
         ConfigurationError: a duration is not positive.
@@ -51,17 +51,17 @@ class AbstractIdempotentChecker(CheckerHooks):
         return Guarantee.CLAIM_ONCE if self.lease_s is None else Guarantee.LEASED
 
     def admin(self) -> KeyAdmin:
-        """Look at the stored keys, and decide about those that wait for a person. Optional for your own checker.
+        """The tool to inspect and change the stored keys. Optional for your own checker.
 
         Raises:
-            ConfigurationError: this checker does not show its keys.
+            ConfigurationError: this checker has no such tool.
         """
         raise ConfigurationError(
             f"{type(self).__name__} cannot show its keys: give it a method admin() that returns a KeyAdmin"
         )
 
     def findings(self) -> Sequence[Finding]:
-        """What the store's tables and settings mean for the checker's promise. Reads only; the default finds nothing.
+        """Check whether the store's tables and settings let the checker keep its promise. Changes nothing in the store.
 
         Raises:
             StoreError: the store did not answer.
@@ -80,7 +80,7 @@ class AbstractIdempotentChecker(CheckerHooks):
 
         Raises:
             ConfigurationError: `batch_size` is not positive.
-            StoreError: the store did not answer; what was deleted stays deleted.
+            StoreError: the store did not answer; earlier batches stay deleted.
         """
         if batch_size < 1:
             raise ConfigurationError(f"batch_size must be positive, not {batch_size}")
@@ -95,16 +95,15 @@ class AbstractIdempotentChecker(CheckerHooks):
 
     @final
     def garbage_collect_alone(self, *, batch_size: int = 1000) -> int | None:
-        """`garbage_collect`, unless another process does it now: then None. The lock is a key in the store.
+        """`garbage_collect` under a lock, which is a key in the store; None: another process holds it.
 
         Raises:
             StoreError: the store did not answer.
         """
         leader = self._gc_leader
         if leader.lease_s is None:
-            return self.garbage_collect(
-                batch_size=batch_size
-            )  # a lock that never lapses could block gc without end
+            # After a crash, a lock that never lapses would block gc permanently.
+            return self.garbage_collect(batch_size=batch_size)
         claim = leader.desk.claim(ClaimRequest(_GC_LEASE_KEY)).claim
         if claim is None:
             return None
@@ -114,10 +113,10 @@ class AbstractIdempotentChecker(CheckerHooks):
             leader.desk.release(claim)
 
     def close(self) -> None:
-        """Give up connections and stop the background thread. Idempotent."""
+        """Close connections and stop the background thread. Idempotent."""
         self.desk.close()
 
     @property
     def _gc_leader(self) -> AbstractIdempotentChecker:
-        """The checker in whose store the lock of `garbage_collect_alone` is."""
+        """The checker that claims the lock of `garbage_collect_alone`."""
         return self

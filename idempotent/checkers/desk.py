@@ -1,4 +1,4 @@
-"""ClaimDesk: the claim protocol around a checker's hooks: leases, lapses, completions that were not recorded."""
+"""ClaimDesk: the claim protocol around a checker's hooks: leases, lapses and unrecorded completions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ R = TypeVar("R")
 
 
 class ClaimDesk:
-    """Where consumers claim, complete and release keys of one checker.
+    """Claims, completes and releases the keys of one checker for its consumers.
 
     Args:
         hooks: the checker.
 
     Attributes:
-        hooks: what is called for each step. Tests may put an object of their own around it.
+        hooks: carries out each step. Tests may replace it with a wrapper.
     """
 
     def __init__(self, hooks: CheckerHooks) -> None:
@@ -42,10 +42,10 @@ class ClaimDesk:
         self._unrecorded: Final = Unrecorded(self._complete_late)
 
     def claim(self, request: ClaimRequest) -> Decision:
-        """Ask for one key. See `Decision` for the answers.
+        """Claim one key. `Decision` documents the answers.
 
         Raises:
-            StoreError: the store did not answer; nothing is known.
+            StoreError: the store did not answer; whether the key was claimed is unknown.
         """
         if self._unrecorded and not self._unrecorded.settle(request):
             return effect_not_recorded()
@@ -62,10 +62,10 @@ class ClaimDesk:
         return decision
 
     def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        """Ask for many different keys at once; decisions in the order of the requests.
+        """Claim many different keys together; decisions in the order of the requests.
 
         Raises:
-            StoreError: the store did not answer; nothing is known of any.
+            StoreError: the store did not answer; which keys were claimed is unknown.
         """
         free = requests
         if self._unrecorded:
@@ -78,12 +78,12 @@ class ClaimDesk:
         return [by_hash.get(request.key.hash) or effect_not_recorded() for request in requests]
 
     def count_lapse(self, decision: Decision, max_attempts: int) -> Decision:
-        """Count the lapse of a claim that was made alone as an attempt: its process died or stalled.
+        """Count the lapse of a claim made alone as an attempt: its process died or stalled.
 
-        Returns the decision as it is, or DEAD when the attempts are used up.
+        Returns the same decision; DEAD if the attempts are used up, or IN_PROGRESS if another delivery has the key.
 
         Raises:
-            StoreError: not counted.
+            StoreError: the store did not count it.
         """
         assert decision.claim is not None
         lapse = Failure(LAPSED_ERROR, max_attempts, keep_claim=True)
@@ -96,11 +96,11 @@ class ClaimDesk:
         return Decision(Verdict.IN_PROGRESS)
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
-        """Record that the claim's effect happened; False when another owner has the key by now.
+        """Record that the claim's effect happened; False: another owner has the key.
 
         Raises:
-            StoreError: not recorded. This process keeps the lease and goes on trying, in the background and at the
-                key's next claim here, before anything runs again.
+            StoreError: the store did not record it. This process keeps the lease and retries, in the background and
+                before its next claim of the key.
         """
         if claim.empty:
             return True
@@ -109,10 +109,10 @@ class ClaimDesk:
         return self._recorded(self.hooks._complete, completion, (completion,))
 
     def complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        """`complete` for many claims of different keys at once.
+        """`complete` for claims of different keys together.
 
         Raises:
-            StoreError: nothing is known of any; see `complete`.
+            StoreError: the store did not answer; which were recorded is unknown. See `complete`.
         """
         claims = [completion.claim for completion in completions]
         if _all_empty(claims):
@@ -123,18 +123,18 @@ class ClaimDesk:
         return self._recorded(self.hooks._complete_many, completions, completions)
 
     def release(self, claim: Claim, failure: Failure | None = None) -> Released:
-        """Free the key; with a failure, count an attempt, and make the key DEAD when they are used up.
+        """Free the key; with a failure, count an attempt, and make the key DEAD if its attempts are used up.
 
         Raises:
-            StoreError: not freed; the claim stays until its lease ends.
+            StoreError: the store did not free it; the claim stays until its lease ends.
         """
         return self.release_many([(claim, failure)])[0]
 
     def release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
-        """`release` for many claims of different keys at once.
+        """`release` for claims of different keys together.
 
         Raises:
-            StoreError: nothing is known of any; see `release`.
+            StoreError: the store did not answer; which were freed is unknown. See `release`.
         """
         if _all_empty([claim for claim, _ in releases]):
             return [Released(owned=True)] * len(releases)
@@ -150,12 +150,12 @@ class ClaimDesk:
             claim.unit.close()
 
     def close(self) -> None:
-        """Offer completions that were not recorded once more, and stop the background thread. Idempotent."""
+        """Retry unrecorded completions once, and stop the background thread. Idempotent."""
         self._unrecorded.offer_all()
         self._keeper.close()
 
     def _only_store_errors(self, hook: Callable[..., R], *arguments: Any) -> R:
-        """Call a hook. Any other exception becomes a StoreError: a bug in a checker must not become a verdict."""
+        """Call a hook. An unexpected exception becomes a StoreError: a bug in a checker must not become a verdict."""
         try:
             return hook(*arguments)
         except IdempotentError:
@@ -167,12 +167,12 @@ class ClaimDesk:
         return StoreError(f"a bug in {type(self.hooks).__name__}: {type(error).__name__}: {error}")
 
     def _recorded(self, hook: Callable[[C], R], argument: C, completions: Sequence[Completion]) -> R:
-        """Let a hook record that these effects happened, and remember them if the store does not."""
+        """Call a hook that records these completions; remember them if the store did not record them."""
         try:
             return hook(argument)
         except Exception as error:
             if self.hooks.group_is_atomic:
-                raise  # what a commit raises may be the handler's failure
+                raise  # an exception of COMMIT may be the handler's failure
             failed = error if isinstance(error, IdempotentError) else self._bug(error)
             if isinstance(failed, StoreError):
                 self._unrecorded.remember(completions)
@@ -187,12 +187,12 @@ class ClaimDesk:
         return owned
 
     def _renew_and_record(self, claims: Sequence[Claim]) -> list[bool]:
-        """The lease keeper's round: renew all leases, then offer completions that were not recorded."""
+        """One round of the lease keeper: renew all leases, then retry unrecorded completions."""
         kept = self.hooks._renew_many(claims)
         self._unrecorded.offer_all()
         return kept
 
 
 def _all_empty(claims: Sequence[Claim]) -> bool:
-    # The first claim mostly decides: one that is not empty is enough.
+    # Checked first: usually the first claim is not empty, which is enough.
     return not claims or (claims[0].empty and all(claim.empty for claim in claims))

@@ -1,4 +1,4 @@
-"""CheckerHooks: what a store has to do for the claim protocol, and nothing around it."""
+"""CheckerHooks: the steps of the claim protocol that a store carries out."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class CheckerHooks(ABC):
     group_is_atomic: bool = False
     """Whether the claims of one `_claim_many` complete together or not at all."""
     keeps_positions: bool = False
-    """Whether messages are known by their position in a partition instead of a key."""
+    """Whether the position in a partition identifies a message, instead of a key."""
     remembers_done: bool = True
-    """Whether a completed message is a duplicate from then on. If not, another system decides what is done."""
+    """Whether a completed message is a duplicate from then on; False: another system decides which are done."""
 
     @abstractmethod
     def _claim(self, request: ClaimRequest) -> Decision:
-        """Become the key's owner if it is free, in one atomic step.
+        """Claim the key if it is free, in one atomic step.
 
         A free key is stored with the request's owner, status and fingerprint, a fence from the store's clock in
         microseconds, and a lease and an expiry counted from the store's clock. For a key that is stored,
-        `idempotent.checkers.judging.judge` says the answer and the change.
+        `idempotent.checkers.judging.judge` returns the answer and the change.
         """
 
     @abstractmethod
     def _complete(self, completion: Completion) -> bool:
-        """Make the key DONE if the claim's owner still owns it, lapsed or not. Returns whether it does."""
+        """Make the key DONE if the claim's owner still owns it, lapsed or not. Returns whether it owns it."""
 
     @abstractmethod
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
@@ -61,8 +61,8 @@ class CheckerHooks(ABC):
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         """`_claim` for different keys; decisions in the order of the requests.
 
-        A group's requests are made while they are read (see `Streamed`): a checker that sends the first ones before
-        it reads on lets the store work meanwhile.
+        A group's requests are made while they are read (see `Streamed`): a checker may send the first ones before it
+        reads the rest, so that the store works meanwhile.
         """
         return [self._claim(request) for request in requests]
 

@@ -1,6 +1,6 @@
-"""judge: what a stored key means to a request. Every store carries out the same answer.
+"""judge: the rule that answers a request for a stored key. Every store carries out its answer.
 
-`claim.lua` is the same rule for Redis, where it has to run in the server.
+`claim.lua` repeats the rule for Redis, because it must run in the server.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from idempotent.values import changed, value
 
 
 class Change(Enum):
-    """What the store has to do before it gives the answer."""
+    """The change that the store makes before it answers."""
 
     NONE = "none"
     STORE = "store"
     """Store the request's owner, status and fingerprint, the claim's fence, a new lease and expiry, and no result."""
     PARK = "park"
-    """Make the key DEAD, with `UNKNOWN_EFFECT` as its last error. Its attempts stay."""
+    """Make the key DEAD, with `UNKNOWN_EFFECT` as its last error. Keep its attempts."""
 
 
 @value
@@ -30,10 +30,10 @@ class StoredKey:
         status: its state.
         owner: token of the owner.
         fence: fence of the owner's claim.
-        rest_s: seconds until the lease ends, on the store's clock; negative: it has ended; infinite: it never does.
+        rest_s: seconds until the lease ends, on the store's clock; negative: it has ended; infinite: it never ends.
         fingerprint: hash of the content; None: content is not compared.
-        result: what the handler returned, once DONE.
-        reason: the last error; needed when DEAD.
+        result: what the handler returned, if DONE.
+        reason: the last error, if DEAD.
         lapsed: this owner took over a lapsed claim.
     """
 
@@ -49,14 +49,14 @@ class StoredKey:
 
 @value
 class Judgement:
-    """An answer, and the change that has to succeed first, conditioned on the stored owner and status."""
+    """A decision, and the change that must succeed first, conditioned on the stored owner and status."""
 
     decision: Decision
     change: Change = Change.NONE
 
     @property
     def claim(self) -> Claim:
-        """The claim to store, of `Change.STORE`."""
+        """The claim to store, for `Change.STORE`."""
         assert self.decision.claim is not None, "only a key that was acquired is stored"
         return self.decision.claim
 
@@ -65,19 +65,19 @@ _PARKED: Final = Judgement(Decision(Verdict.DEAD, reason=UNKNOWN_EFFECT), Change
 
 
 def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) -> Judgement:
-    """What a stored key means to a request.
+    """Decide about a request for a key.
 
     Args:
-        stored: the key; None: it is free.
-        request: asks for the key.
-        fence: for a free key: the store's clock in microseconds, greater than any earlier fence of the key.
+        stored: the stored key; None: the key is free.
+        request: the request for the key.
+        fence: the fence for a free key: the store's clock in microseconds, greater than any earlier fence of the key.
 
-    Returns the answer, and what the store has to change for it in the same atomic step.
+    Returns the decision, and the change that the store makes in the same atomic step.
     """
     if stored is None:
         return Judgement(Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner)), Change.STORE)
     if stored.owner == request.owner:
-        # The answer to an earlier try was lost.
+        # This request was stored before, and its answer was lost.
         claim = Claim(request.key, stored.fence, request.owner)
         return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=stored.lapsed))
     if stored.status is KeyStatus.DONE:

@@ -18,23 +18,23 @@ _ABSENT: Final = object()
 
 
 class NoLeases:
-    """What stands in a LeaseKeeper's place where claims do not lapse."""
+    """Replaces the LeaseKeeper of a checker whose claims never lapse."""
 
     def hold(self, claims: Sequence[Claim]) -> None:
-        """There is nothing to renew."""
+        """Do nothing."""
 
     def drop(self, claims: Sequence[Claim]) -> None:
-        """There was nothing to renew."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is no thread."""
+        """Do nothing."""
 
 
 class LeaseKeeper:
-    """Renew every held claim each third of the lease.
+    """Renews every held claim each third of the lease.
 
-    A failed renewal cancels nothing: the handler continues, the next round tries again, and if the lease is lost
-    the conditional completion finds out.
+    A failed renewal cancels nothing: the handler continues, and the next round tries again. If the lease was lost, the
+    conditional completion reports it.
 
     Args:
         renew: renews claims in one statement; False for each claim that is no longer owned.
@@ -55,8 +55,7 @@ class LeaseKeeper:
         """Renew these from now on."""
         if self._generation != generation.number:
             self._forget_parent()
-        # Claims are told apart by identity. Adding to and removing from a dict is atomic in CPython: no lock on the
-        # path of every message.
+        # Claims are compared by identity. Changing a dict's entry is atomic in CPython, so no message takes a lock.
         held = self._held
         for claim in claims:
             held[claim] = None
@@ -82,7 +81,7 @@ class LeaseKeeper:
         self._thread = None
         self._start_lock = threading.Lock()
         self._wake = threading.Event()
-        self._generation = generation.number  # last: until then every thread comes here
+        self._generation = generation.number  # last: until then every thread repeats this
 
     def _start(self) -> None:
         with self._start_lock:
@@ -95,7 +94,7 @@ class LeaseKeeper:
                 self._thread.start()
 
     def _renew_all(self) -> bool:
-        """One round; False when the checker was forgotten, so the thread may end."""
+        """One round of renewals; False: the checker was collected, so the thread ends."""
         renew = self._renew()
         if renew is None:
             return False

@@ -1,4 +1,4 @@
-"""TransactionHooks: what a checker adds whose claims live in transactions with the handlers' effects."""
+"""TransactionHooks: the hooks of a checker whose claims commit in the transactions of the handlers' effects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from idempotent.errors import ConfigurationError
 
 
 class TransactionHooks(ABC):
-    """A capability of a checker: key and effect commit together."""
+    """The capability of a checker to commit key and effect together."""
 
     isolates: bool = False
-    """Whether one handler of an atomic group can be undone without the others."""
+    """Whether the effect of one handler of an atomic group can be rolled back without the others."""
 
     @abstractmethod
     def claim_nothing(self) -> Claim:
-        """A claim of no key, for a handler that is allowed to run without one.
+        """A claim without a key, for a handler that may run without one.
 
         Raises:
             StoreError: the store did not answer.
@@ -28,43 +28,43 @@ class TransactionHooks(ABC):
 
     @abstractmethod
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
-        """Record the key although its handler raised, an exception that the consumer declares harmless.
+        """Record the key as done although its handler raised: the consumer ignores the exception.
 
         Raises:
-            StoreError: not recorded.
+            StoreError: the store did not record the key.
         """
 
     @abstractmethod
     def forget(self, claim: Claim) -> None:
-        """Take the key of a failed handler out of a group that goes on without it."""
+        """Remove the key of a failed handler from a group that continues without it."""
 
     @abstractmethod
     def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
-        """Contain what one handler of an atomic group does, where `isolates` says that the checker can.
+        """Roll back the effect of one handler of an atomic group if it raises. Only used with `isolates`.
 
         Args:
             claim: the handler's claim.
-            takes: the type of the handler's second parameter; None: it has none.
+            takes: the type of the handler's second parameter; None: it has no second parameter.
         """
 
     @abstractmethod
     def is_transient(self, claim: Claim, error: Exception) -> bool:
-        """Whether the handler's exception is the store's fault and the claim is worth a fresh try."""
+        """Whether the store caused the handler's exception, so that the message is worth another try."""
 
     @abstractmethod
     def handler_argument(self, claim: Claim, kind: type) -> Any:
-        """The session or connection a handler takes as its second parameter.
+        """The session or connection for a handler's second parameter.
 
         Raises:
-            ConfigurationError: the handler asks for a type that this checker does not have.
+            ConfigurationError: this checker does not provide that type.
         """
 
 
 class NoTransactions(TransactionHooks):
-    """For a checker without that capability: a claim is a record of its own.
+    """The hooks of a checker without that capability: its claims are separate from the handlers' effects.
 
     Args:
-        desk: the checker's.
+        desk: the checker's desk.
     """
 
     def __init__(self, desk: ClaimDesk) -> None:
@@ -94,5 +94,5 @@ class NoTransactions(TransactionHooks):
 
 
 def transactions_of(checker: AbstractIdempotentChecker) -> TransactionHooks:
-    """What a checker can do with transactions."""
+    """The transaction hooks of a checker; `NoTransactions` if it has none."""
     return checker if isinstance(checker, TransactionHooks) else NoTransactions(checker.desk)

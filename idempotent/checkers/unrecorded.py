@@ -1,4 +1,4 @@
-"""Unrecorded: completions that the store did not take. Their effects happened, so they are offered again."""
+"""Unrecorded: completions that the store did not record. Their effects happened, so they are retried."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RETRY_S: Final = 1.0
 
 
 class Unrecorded:
-    """Completions to offer again, at the key's next claim here and with every round of renewals.
+    """Completions to retry, before this process's next claim of the key and with every round of renewals.
 
     Their leases are renewed meanwhile, so that no other process repeats the effect.
 
     Args:
-        complete: offers one completion to the store; False when another owner has the key.
+        complete: records one completion in the store; False: another owner has the key.
     """
 
     def __init__(self, complete: Callable[[Completion], bool]) -> None:
@@ -34,24 +34,24 @@ class Unrecorded:
         return bool(self._completions)
 
     def remember(self, completions: Sequence[Completion]) -> None:
-        """The store did not take these."""
+        """Keep completions that the store did not record."""
         for completion in completions:
             if completion.claim.key:
                 self._completions[completion.claim.key.hash] = completion
         log.warning("completion_not_recorded", extra={"keys": len(completions)})
 
     def settle(self, request: ClaimRequest) -> bool:
-        """Offer the completion of this key, if one is remembered. False: the store still does not take it."""
+        """Retry the completion of this key, if one is kept. False: the store still did not record it."""
         completion = self._completions.get(request.key.hash)
         return completion is None or self._offer(completion)
 
     def offer_all(self) -> None:
-        """Offer every completion again. A failure is logged."""
+        """Retry every completion. A failure is logged."""
         for completion in list(self._completions.values()):
             self._offer(completion)
 
     def _offer(self, completion: Completion) -> bool:
-        """Offer a completion. Returns whether the store answered."""
+        """Retry a completion. Returns whether the store answered."""
         key = completion.claim.key
         assert key is not None
         try:
@@ -72,5 +72,5 @@ def _count_lost(key: Key, completion: Completion) -> None:
 
 
 def effect_not_recorded() -> Decision:
-    """The answer to a claim of a key whose effect happened here and is not recorded yet: nothing may run again."""
+    """The answer to a claim of a key whose effect happened but is not recorded yet: the handler must not run again."""
     return Decision(Verdict.IN_PROGRESS, retry_after_s=_RETRY_S)

@@ -1,4 +1,4 @@
-"""checker_from_url: the checker that a URL names. One table of schemes; nothing else compares prefixes."""
+"""checker_from_url: makes the checker that a URL names. Only this module interprets checker URLs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class StoreKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A row of the table.
+    """One form of checker URL.
 
     Attributes:
-        start: what the checker's URL begins with.
+        start: the beginning of the URL.
         checker: the class, as `module:Class`; imported when a checker is made.
-        kind: where the keys are.
+        kind: where the checker keeps its keys.
         guarantee: what the checker promises by default.
-        by_position: messages are known by their place in a partition.
-        removed: how much of `start` is no part of the store's own URL.
+        by_position: the position in a partition identifies a message.
+        removed: the part of `start` that does not belong to the store's own URL.
     """
 
     start: str
@@ -78,7 +78,7 @@ SCHEMES: Final = (
 
 
 def scheme_of(url: str) -> Scheme:
-    """The row for a URL; any other URL is taken for SQLAlchemy's."""
+    """The scheme of a URL; an unknown one is treated as an SQLAlchemy URL."""
     return next((scheme for scheme in SCHEMES if url.startswith(scheme.start)), _ANY_SQL)
 
 
@@ -88,11 +88,11 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
     Args:
         url: `memory://`, `redis://host:6379/0`, any SQLAlchemy URL (`sqlite:///app.db`,
             `mysql+pymysql://user:password@host/db`, `postgresql+psycopg://user:password@host/db`), or
-            `transactional+` and an SQLAlchemy URL, or for Kafka `offsets+` and one, or `attempts://`.
+            `transactional+` before an SQLAlchemy URL, or for Kafka `offsets+` before one, or `attempts://`.
         options: keywords of the checker's constructor.
 
     Raises:
-        ConfigurationError: not such a URL, or a keyword the checker does not know.
+        ConfigurationError: the URL is invalid, or the checker's constructor does not take these options.
         MissingExtraError: the driver is not installed.
     """
     if "://" not in url:

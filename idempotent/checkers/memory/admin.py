@@ -62,7 +62,7 @@ class MemoryKeyAdmin(KeyAdmin):
             return True
 
     def _unchanged(self, seen: KeyRecord) -> Entry | None:
-        """The entry, if it is as recorded and its lease is not live."""
+        """The entry, if it has not changed since and has no live lease."""
         entry = self._keys.entries.get(seen.hash)
         if entry is None:
             return None

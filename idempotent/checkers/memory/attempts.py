@@ -1,4 +1,4 @@
-"""AttemptChecker: counts attempts, and remembers nothing that is done."""
+"""AttemptChecker: counts failed attempts, and does not remember completed messages."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from idempotent.claims import Completion
 
 
 class AttemptChecker(MemoryBacked):
-    """Lets every delivery run, for consumers where another system decides what is done.
+    """Lets every delivery run, for consumers where another system decides which messages are done.
 
-    That is a transaction of Kafka (`KafkaAdapter(semantics="exactly_once")`): if a checker remembered a message whose
-    transaction is aborted afterwards, the next delivery would be a duplicate, and its outputs were lost. With any other
-    semantics it means that effects happen again with every delivery.
+    Use it with Kafka's transactions (`KafkaAdapter(semantics="exactly_once")`): if a checker remembered a message whose
+    transaction is aborted later, the next delivery would be a duplicate, and its outputs would be lost. With any other
+    semantics, effects happen again with every delivery.
 
-    Messages are known by their position, for adapters that give them one (Kafka). It knows nothing of messages that
-    were sent twice. Two deliveries of one position do not run at once; attempts are counted, and what is dead stays
-    dead, in this process and for as long as it lives.
+    The position identifies a message, for adapters that give one (Kafka), so messages that were sent twice both run.
+    Two deliveries of one position do not run at the same time. Attempts are counted and dead messages stay dead while
+    this process lives.
 
     Args:
         lease_s: see `MemoryChecker`.

@@ -16,7 +16,7 @@ DEFAULT_MAX_KEYS: Final = 1_000_000
 
 
 class MemoryBacked(AbstractIdempotentChecker):
-    """A checker over `MemoryKeys`; what completion means is left to the subclass."""
+    """A checker over `MemoryKeys`; the subclass defines completion."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class MemoryChecker(MemoryBacked):
     """Keys in this process's memory: for tests, demos and effects that die with the process.
 
     Args:
-        lease_s: seconds a claim lasts without renewal; None: without end.
+        lease_s: seconds a claim lasts without renewal; None: it never lapses.
         retention_s: seconds a key is remembered, counted from its claim.
-        max_keys: the most keys remembered; beyond it the oldest hundredth of them is forgotten early, as far as it is
-            finished.
+        max_keys: the most keys remembered. When they are reached, the oldest done or dead keys, a hundredth of
+            `max_keys`, are forgotten before they expire.
         clock: seconds since the epoch; injectable for tests.
 
     Raises:

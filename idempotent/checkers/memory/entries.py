@@ -25,7 +25,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Attempts:
-    """How often a key's handler has failed, and with what."""
+    """The number of times that a key's handler has failed, and the last error."""
 
     count: int
     error: str

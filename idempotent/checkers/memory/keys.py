@@ -1,4 +1,4 @@
-"""MemoryKeys: the claim protocol in one dict under one lock. The reference for every other store."""
+"""MemoryKeys: the claim protocol in one dict under one lock. The reference implementation for every store."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ from idempotent.keys import Key
 class MemoryKeys:
     """The keys of one checker, and the attempts of those that failed. Thread-safe.
 
-    Args:
-        lease_s: seconds a claim lasts without renewal; None: without end.
-        retention_s: seconds a key is remembered, counted from its claim.
-        max_keys: the most keys remembered; beyond it the oldest hundredth of them is forgotten early, as far as it is
-            finished.
-        clock: seconds since the epoch.
+    `MemoryChecker` documents the arguments.
 
     Raises:
         ConfigurationError: `max_keys` is not positive.
@@ -118,7 +113,7 @@ class MemoryKeys:
             return True
 
     def collect(self, limit: int) -> int:
-        """Delete at most `limit` expired keys, and the expired attempts of keys that are gone."""
+        """Delete at most `limit` expired keys, and the expired attempts of deleted keys."""
         with self.lock:
             now = self.clock()
             expired = [hashed for hashed, entry in self.entries.items() if _is_garbage(entry, now)]
@@ -133,7 +128,7 @@ class MemoryKeys:
         if len(self.entries) >= self._max_keys:
             self._make_room()
         now = self.clock()
-        # A clock that stands still or goes back must not repeat a fence.
+        # Even if the clock stands still or goes back, no fence repeats.
         self._last_fence = fence = max(int(now * 1_000_000), self._last_fence + 1)
         self.entries[request.key.hash] = Entry(
             key=request.key,
@@ -169,7 +164,7 @@ class MemoryKeys:
     def _note(self, key: Key, error: str) -> Attempts:
         noted = self.attempts.setdefault(key.hash, Attempts(0, ""))
         if len(self.attempts) > self._max_keys:
-            # Those of deleted keys, oldest first; the attempts of a stored key say why it is dead.
+            # Forget those of deleted keys, oldest first; a stored key needs its last error.
             gone = (hashed for hashed in self.attempts if hashed not in self.entries and hashed != key.hash)
             for hashed in self._some(gone):
                 del self.attempts[hashed]
@@ -182,12 +177,12 @@ class MemoryKeys:
         finished = (hashed for hashed, entry in self.entries.items() if not entry.status.in_progress)
         oldest = self._some(finished)
         if not oldest:
-            raise StoreError(f"MemoryChecker is full: {self._max_keys} keys in progress; raise max_keys")
+            raise StoreError(f"MemoryChecker is full: {self._max_keys} keys are in progress; raise max_keys")
         for hashed in oldest:
             self._forget(hashed)
 
     def _some(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """The first hundredth of `max_keys`: each walk over a dict passes the places of the keys deleted before."""
+        """The first `max_keys / 100` hashes: many, because each scan of a dict passes its deleted entries again."""
         return list(islice(hashes, max(self._max_keys // 100, 1)))
 
     def _forget(self, hashed: bytes) -> None:
