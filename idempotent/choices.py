@@ -1,4 +1,4 @@
-"""choice: the member of an enum that an option names."""
+"""choice: finds the enum member that an option names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ E = TypeVar("E", bound=Enum)
 
 
 def choice(kind: type[E], value: E | str, option: str, more: str = "") -> E:
-    """The member of `kind` that `value` names; a member is returned as it is.
+    """The member of `kind` that `value` names.
 
     Args:
-        kind: the enum, with a text as the value of each member.
+        kind: the enum, whose members have texts as values.
         value: a member, or its text.
         option: the name of the option, for the error.
-        more: what the option takes besides, for the error: `", or a callable"`.
+        more: other values that the option takes, for the error: `", or a callable"`.
 
     Raises:
-        ConfigurationError: no member has that value. The error lists those that exist.
+        ConfigurationError: no member has that value; the error lists all values.
     """
     try:
         return kind(value)

@@ -35,8 +35,8 @@ class Consumer:
     """A handler that passes through a checker. Made by `@consumer`; call it with a message.
 
     Attributes:
-        subject: what it consumes.
-        group: who it is; two groups of one subject each process every message once.
+        subject: the queue, destination or topic that it consumes.
+        group: its name among the consumers of the subject; each group processes every message once.
         name: `subject:group`, as in metrics, keys and `IDEMPOTENT_DISABLED`.
     """
 
@@ -62,17 +62,17 @@ class Consumer:
 
     @property
     def checker(self) -> AbstractIdempotentChecker:
-        """The checker in force, overrides included.
+        """The checker that it uses now, which may be an override.
 
         Raises:
             UnknownCheckerError: no checker of that name is registered.
-            ConfigurationError: the checker and the consumer do not go together.
+            ConfigurationError: the checker does not support the consumer's options or handler.
         """
         return self.binding.checker
 
     @property
     def binding(self) -> Binding:
-        """What processing needs, with the checker in force. Raises what `checker` raises."""
+        """The consumer bound to that checker. Raises what `checker` raises."""
         checker = self._resolve()
         binding = self._binding
         if binding is None or checker is not binding.checker:
@@ -80,12 +80,7 @@ class Consumer:
         return binding
 
     def __call__(self, message: Message) -> Result:
-        """Process one message. The handler's own exception propagates, after its key was released.
-
-        Raises:
-            UnknownCheckerError: no checker of that name is registered.
-            ConfigurationError: the checker and the consumer do not go together.
-        """
+        """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
         result = self.process(message)
         error = raised_by_handler(result)
         if error is not None:
@@ -93,12 +88,7 @@ class Consumer:
         return result
 
     def process(self, message: Message) -> Result:
-        """Process one message; never raises an `Exception` for it, see `Result.error`.
-
-        Raises:
-            UnknownCheckerError: no checker of that name is registered.
-            ConfigurationError: the checker and the consumer do not go together.
-        """
+        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
         result = process_one(self.binding, message)
         self.observers.count(self.name, result.outcome)
         if self.observers.watch_results:
@@ -106,11 +96,9 @@ class Consumer:
         return result
 
     def process_many(self, messages: Sequence[Message]) -> list[Result]:
-        """Process messages together, claims and completions in one statement each. Results align with the input.
+        """Process messages together: one statement claims their keys, one completes them. Raises what `checker` raises.
 
-        Raises:
-            UnknownCheckerError: no checker of that name is registered.
-            ConfigurationError: the checker and the consumer do not go together.
+        Returns the results in the order of the messages.
         """
         results = process_many(self.binding, messages)
         for outcome, count in Counter([result.outcome for result in results]).items():
@@ -120,14 +108,14 @@ class Consumer:
         return results
 
     def check(self) -> None:
-        """Look the checker up and bind to it, as a Worker does at start. Raises what `checker` raises."""
+        """Look up the checker and bind to it, as a Worker does at start. Raises what `checker` raises."""
         self._binding = self.bind(self._resolve())
 
     def bind(self, checker: AbstractIdempotentChecker) -> Binding:
         """Bind the consumer to a checker, and read the kill switch.
 
         Raises:
-            ConfigurationError: a combination that cannot keep its promise, and what to do.
+            ConfigurationError: the checker does not support the consumer's options or handler.
         """
         self._check(checker)
         disabled = _is_disabled(self.name)
@@ -148,18 +136,18 @@ class Consumer:
                 "handler_outside_transaction",
                 extra={
                     "consumer": self.name,
-                    "hint": "it takes no session, so its effect commits separately",
+                    "hint": "the handler takes no session, so its effect commits separately",
                 },
             )
         if transactional and self.options.on_store_error is OnStoreError.PROCESS:
             raise ConfigurationError(
-                f"{self.name}: on_store_error='process' cannot go with {kind}: without its database there is no "
-                "transaction to run in"
+                f"{self.name}: on_store_error='process' cannot go with {kind}: without its database the "
+                "handler has no transaction; remove the option"
             )
         for name in ("key", "fingerprint", "store_result"):
             if checker.keeps_positions and getattr(self.options, name):
                 raise ConfigurationError(
-                    f"{self.name}: {name}= cannot go with {kind}, which knows messages by their offset alone; "
+                    f"{self.name}: {name}= cannot go with {kind}, which identifies a message by its offset; "
                     "remove it, or use a TransactionalSqlChecker"
                 )
 

@@ -1,4 +1,4 @@
-"""Registry: consumers, and the checkers they name."""
+"""Registry: a set of consumers and their checkers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Registry:
     """A set of consumers and the checkers they use. `idempotent.consumer` belongs to a default one.
 
     Args:
-        observers: watch the messages of these consumers; the default counts in `idempotent.observe.counters`.
+        observers: observe the messages of these consumers; the default counts in `idempotent.observe.counters`.
 
     Attributes:
-        observers: those; `registry.observers.add(observer)` adds one.
+        observers: the registry's observers; `registry.observers.add(observer)` adds one.
     """
 
     def __init__(self, observers: Iterable[Observer] = (counters,)) -> None:
@@ -49,25 +49,25 @@ class Registry:
         return MappingProxyType({**self._checkers, **self._overrides})
 
     def checker(self, name: str, checker: AbstractIdempotentChecker | str) -> AbstractIdempotentChecker:
-        """Give a checker a name that consumers can use. A later one of the same name replaces it.
+        """Register a checker under a name that consumers can use. It replaces an earlier one of that name.
 
         Args:
             name: the name.
             checker: an instance, or a URL (see `checker_from_url`).
 
         Raises:
-            ConfigurationError: a name that reads like a URL, or an object that is not a checker.
+            ConfigurationError: the name looks like a URL, or the URL is invalid, or the object is not a checker.
         """
         if "://" in name:
             raise ConfigurationError(f"{name!r} is a URL; give the checker a short name")
-        made = checker if isinstance(checker, AbstractIdempotentChecker) else _made(checker)
+        made = checker if isinstance(checker, AbstractIdempotentChecker) else _from_url(checker)
         self._checkers[name] = made
         return made
 
     def override(
         self, name: str, checker: AbstractIdempotentChecker
     ) -> contextlib.AbstractContextManager[None]:
-        """Use another checker under a name, at once; leaving the returned context takes it back. For tests."""
+        """Use another checker under a name from now on; leaving the returned context undoes that. For tests."""
         before = self._overrides.get(name)
         self._overrides[name] = checker
 
@@ -106,24 +106,25 @@ class Registry:
         Args:
             subject: queue, destination or topic.
             checker: an instance, a URL, or the name of a registered checker.
-            group: who consumes; part of the key.
-            key: what identifies a message, as str or bytes; default: the message id. A LookupError, None or an
-                empty answer means that the message has no key.
+            group: name of the consumer among those of the subject; part of the key.
+            key: returns what identifies a message, as str or bytes; default: the message id. A LookupError, None or
+                an empty value means that the message has no key.
             retry_for: exceptions after which the message is redelivered.
             idempotent_for: exceptions that count as processed; they win over `retry_for`. An exception in neither
-                kills the message at once.
+                makes the message dead at once.
             max_attempts: real executions that may fail before the message is dead.
             backoff: delays between attempts.
             on_missing_key: `reject`, or `process` without protection.
-            on_expired_lease: `retry`, `park` (dead, for a person to decide) or a callable that is given the key
-                and says whether its effect happened.
+            on_expired_lease: `retry`, `park` (the key is dead until a person decides) or a callable that takes the
+                key and returns whether its effect happened.
             on_store_error: `retry`, or `process` without protection (never with a transactional checker).
-            fingerprint: what must be equal in all deliveries of a key, as str or bytes; others are rejected.
-            store_result: keep what the handler returns, as JSON, and hand it to duplicates.
+            fingerprint: returns what must be equal in all deliveries of a key, as str or bytes; a delivery that
+                differs is rejected.
+            store_result: store what the handler returns, as JSON, and return it for duplicates.
             batch: the handler takes a list of messages, all or nothing; a failed batch is tried one by one.
 
         Raises:
-            ConfigurationError: a combination that cannot keep its promise, or a handler of the wrong form.
+            ConfigurationError: invalid or contradictory options, or a handler with other parameters.
         """
         if not subject:
             raise ConfigurationError("subject must not be empty")
@@ -184,7 +185,7 @@ class Registry:
 
         Raises:
             UnknownCheckerError: a consumer names a checker that is not registered.
-            ConfigurationError: a consumer and its checker do not go together.
+            ConfigurationError: a checker does not support its consumer's options or handler.
         """
         for made in self._consumers.values():
             made.check()
@@ -201,7 +202,7 @@ class Registry:
         if found is not None:
             return found
         if "://" in checker:
-            return self._from_urls.setdefault(checker, _made(checker))
+            return self._from_urls.setdefault(checker, _from_url(checker))
         known = ", ".join(sorted(self.checkers)) or "none"
         raise UnknownCheckerError(
             f"no checker is named {checker!r}; known: {known}. "
@@ -209,7 +210,7 @@ class Registry:
         )
 
 
-def _made(url: object) -> AbstractIdempotentChecker:
+def _from_url(url: object) -> AbstractIdempotentChecker:
     from idempotent.checkers import checker_from_url
 
     if not isinstance(url, str):

@@ -1,4 +1,4 @@
-"""What happens to messages, for those who watch. `idempotent.observe.prometheus` exports the counters."""
+"""Observers of messages, and counters. `idempotent.observe.prometheus` exports the counters."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Counters(Observer):
         self.add(consumer, what, count)
 
     def snapshot(self) -> dict[tuple[str, Outcome | Event], int]:
-        """A copy of all counts so far."""
+        """A copy of all counts."""
         with self._lock:
             return dict(self._counts)
 

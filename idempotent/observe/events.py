@@ -1,4 +1,4 @@
-"""Event: what is counted besides outcomes."""
+"""Event: the events that are counted besides outcomes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ class Event(Enum):
     """Events that are counted besides outcomes."""
 
     RAN_WITHOUT_KEY = "ran_without_key"
-    """A handler ran unprotected: the message had no key or the store was down, and the consumer allows this."""
+    """A handler ran unprotected, as the consumer allows: the message had no key, or the store did not answer."""
     RAN_DISABLED = "ran_disabled"
-    """A handler ran against the verdict, because the kill switch is on."""
+    """A handler ran although its key was not acquired, because the kill switch is on."""
     LEASE_TAKEN_OVER = "lease_taken_over"
     """A delivery became the owner of a key whose lease had ended."""
     COMPLETION_LOST = "completion_lost"
-    """An effect happened, but another delivery owned the key by then: the effect may happen twice."""
+    """An effect happened, but another delivery had taken over its key: the effect may happen twice."""
     COMPLETION_NOT_RECORDED = "completion_not_recorded"
     """An effect happened, but the store did not record the completion; the completion is retried."""
     RESULT_NOT_STORED = "result_not_stored"

@@ -1,4 +1,4 @@
-"""Observer: watches what happens to messages. Observers: those of one registry."""
+"""Observer: the base class for observing messages. Observers: calls all observers of a registry."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Derive from it and override what you watch; every method does nothing by default.
+    """Derive from it and override methods; by default every method does nothing.
 
-    A method is called in the thread of the message, so it must be quick. An exception from it is logged, and the
-    message goes on. `consumer` is the consumer's name, `subject:group`.
+    A method runs in the thread of the message, so it must be quick. An exception from it is logged and does not affect
+    the message. `consumer` is the consumer's name, `subject:group`.
     """
 
     def counted(self, consumer: str, what: Outcome | Event, count: int) -> None:
-        """A consumer had `count` more messages with this outcome, or events of this kind."""
+        """A consumer had `count` messages with this outcome, or events of this kind."""
 
     def claimed(
         self, consumer: str, message: Message, request: ClaimRequest, answer: Decision | StoreError
@@ -33,25 +33,25 @@ class Observer:
     def ran(
         self, consumer: str, messages: Sequence[Message], took_s: float, error: BaseException | None
     ) -> None:
-        """A handler returned after `took_s` seconds, or raised `error`. Several messages: a batch handler."""
+        """A handler returned after `took_s` seconds, or raised `error`. A batch handler has several messages."""
 
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
         """A consumer processed these messages, alone or as a group. Results align with them; HOLD: not settled yet."""
 
     def settled(self, message: Message, result: Result) -> None:
-        """A worker has settled the delivery by this result."""
+        """A worker has settled the delivery as this result requires."""
 
 
 class Observers:
-    """Tells each event to every observer.
+    """Calls every observer for each event.
 
     Args:
-        observers: who is told, in this order.
+        observers: the observers, in the order of the calls.
 
     Attributes:
-        watch_claims: an observer watches claims.
-        watch_runs: an observer watches handlers.
-        watch_results: an observer watches results.
+        watch_claims: an observer overrides `claimed`; if not, messages skip the call.
+        watch_runs: an observer overrides `ran`; if not, messages skip the call.
+        watch_results: an observer overrides `processed`; if not, messages skip the call.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -63,7 +63,7 @@ class Observers:
             self.add(observer)
 
     def add(self, observer: Observer) -> None:
-        """Tell this one too from now on."""
+        """Call this observer too from now on."""
         self._all = (*self._all, observer)
         self.watch_claims |= type(observer).claimed is not Observer.claimed
         self.watch_runs |= type(observer).ran is not Observer.ran
@@ -99,5 +99,5 @@ def _tell(method: Callable[..., None], *event: Any) -> None:
     try:
         method(*event)
     except Exception:
-        # It only watches: a broken metric must not stop the messages.
+        # A broken metric must not stop the messages.
         log.exception("observer_failed")
