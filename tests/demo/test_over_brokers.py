@@ -8,12 +8,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from idempotent.cli.demonstration import prepared
 from idempotent.demo.command import over_broker
 from idempotent.demo.flights import read_flights
 from idempotent.demo.live.run import LiveRun, batches
 from idempotent.demo.settings import Settings
 from idempotent.demo.stores import Stores
-from idempotent.testing.stage.command import prepared
 from idempotent.testing.stage.leftovers import left_over
 from idempotent.testing.stage.places import place_at
 from idempotent.testing.stage.producer import Producer
