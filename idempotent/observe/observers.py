@@ -36,7 +36,7 @@ class Observer:
         """A handler returned after `took_s` seconds, or raised `error`. A batch handler has several messages."""
 
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
-        """A consumer processed these messages, alone or as a group. Results align with them; HOLD: not settled yet."""
+        """A consumer processed these messages, alone or as a group. `results` are in their order; HOLD: not final."""
 
     def settled(self, message: Message, result: Result) -> None:
         """A worker has settled the delivery as this result requires."""
@@ -86,7 +86,6 @@ class Observers:
             _tell(observer.ran, consumer, messages, took_s, error)
 
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
-        """See `Observer.processed`."""
         for observer in self._all:
             _tell(observer.processed, consumer, messages, results)
 

@@ -13,7 +13,7 @@ class FailureTable:
     """The table `<table>_failures`.
 
     Args:
-        dialect: what differs between the databases.
+        dialect: the properties of the database.
         table: validated name of the key table to which the failures belong.
         retention_us: how long a failure is remembered after the last one, in microseconds.
     """
