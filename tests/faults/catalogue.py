@@ -207,7 +207,7 @@ FAULTS: Final = (
         _PROCESSING,
         "        value = binding.invoke(claim, message)\n    except Exception as error:\n        if binding",
         "        binding.desk.complete(claim)\n        value = binding.invoke(claim, message)\n"
-        "    except Exception as error:\n        if checker",
+        "    except Exception as error:\n        if binding",
         "tests/guarantees/crash/test_killed.py -k test_between_effect_and_completion_retry",
     ),
     Fault(

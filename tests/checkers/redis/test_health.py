@@ -85,7 +85,7 @@ def test_a_checker_and_a_decoding_client_are_looked_at_likewise(private_redis):
     server = private_redis(*SAFE)
     checker = RedisChecker(server.url)
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        assert redis_findings(checker) == redis_findings(client) == redis_findings(server.url)
+        assert checker.findings() == redis_findings(client) == redis_findings(server.url)
     checker.close()
 
 
