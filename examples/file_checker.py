@@ -47,6 +47,7 @@ class Record:
     fence: int = 0
     lease_end: float | None = None
     expiry: float = 0.0
+    lapsed: bool = False
     fingerprint: bytes | None = None
     result: bytes | None = None
     attempts: int = 0
@@ -84,7 +85,14 @@ class Record:
             return None
         rest_s = math.inf if self.lease_end is None else self.lease_end - now
         return StoredKey(
-            self.status, self.owner, self.fence, rest_s, self.fingerprint, self.result, self.error
+            self.status,
+            self.owner,
+            self.fence,
+            rest_s,
+            fingerprint=self.fingerprint,
+            result=self.result,
+            reason=self.error,
+            lapsed=self.lapsed,
         )
 
     def in_progress_by(self, claim: Claim) -> bool:
@@ -141,6 +149,7 @@ class FileChecker(AbstractIdempotentChecker):
                     None,
                 )
                 record.lease_end, record.expiry = self._lease_end(now), now + self.retention_s
+                record.lapsed = judged.decision.lapsed
             return judged.decision
 
     def _complete(self, completion: Completion) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from idempotent.claims import ClaimRequest, Decision
-from idempotent.errors import StoreError
+from idempotent.errors import ConfigurationError, StoreError
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
@@ -63,7 +63,15 @@ class Observers:
             self.add(observer)
 
     def add(self, observer: Observer) -> None:
-        """Call this observer too from now on."""
+        """Call this observer too from now on.
+
+        Raises:
+            ConfigurationError: not an instance of `Observer`.
+        """
+        if not isinstance(observer, Observer):
+            raise ConfigurationError(
+                f"an observer is an instance of a subclass of Observer, not {observer!r}"
+            )
         self._all = (*self._all, observer)
         self.watch_claims |= type(observer).claimed is not Observer.claimed
         self.watch_runs |= type(observer).ran is not Observer.ran

@@ -59,7 +59,7 @@ class Worker:
         on_result: called in the thread of `run` with each settled message and its result.
 
     Raises:
-        ConfigurationError: a number is out of its range.
+        ConfigurationError: a number is out of its range, or a service is not a context manager.
     """
 
     def __init__(
@@ -94,6 +94,9 @@ class Worker:
         self._names = consumers
         self._gc_interval_s = gc_interval_s
         self._services = tuple(services)
+        for service in self._services:
+            if not isinstance(service, AbstractContextManager):
+                raise ConfigurationError(f"services takes context managers, not {service!r}")
         self._on_result = on_result
         self._health = HealthFile(health_file) if health_file is not None else None
         self._max_in_flight = 2 * concurrency * batch_size

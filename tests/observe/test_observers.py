@@ -4,6 +4,7 @@ import pytest
 
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
+from idempotent.errors import ConfigurationError
 from idempotent.observe.observers import Observer
 
 
@@ -63,3 +64,9 @@ def test_an_observer_that_fails_stops_no_message(consumer, caplog):
     consumer.observers.add(Broken())
     assert consumer.process(Message("orders", id="1")).outcome is Outcome.PROCESSED
     assert "observer_failed" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [Observer, object(), None])
+def test_an_object_that_is_no_observer_is_refused_when_it_is_added(wrong):
+    with pytest.raises(ConfigurationError, match="a subclass of Observer"):
+        Registry(observers=[wrong])

@@ -21,6 +21,8 @@ class Entry:
     update_at: float
     expires_at: float
     result: bytes | None = None
+    lapsed: bool = False
+    """Whether its owner took over a lapsed claim."""
 
 
 @dataclass(slots=True)

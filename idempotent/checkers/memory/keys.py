@@ -61,7 +61,7 @@ class MemoryKeys:
                 entry.owner, entry.status = request.owner, request.status
                 entry.fence, entry.fingerprint = judged.claim.fence, request.fingerprint
                 entry.lease_until, entry.expires_at = self._lease_end(now), now + self._retention_s
-                entry.update_at = now
+                entry.update_at, entry.lapsed = now, True
                 self._last_fence = max(self._last_fence, entry.fence)
             return judged.decision
 
@@ -152,6 +152,7 @@ class MemoryKeys:
             fingerprint=entry.fingerprint,
             result=entry.result,
             reason=noted.error if noted else None,
+            lapsed=entry.lapsed,
         )
 
     def _mine(self, claim: Claim) -> Entry | None:

@@ -38,6 +38,17 @@ class LeasesContract(ContractBase):
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     @needs(Capability.LEASES)
+    def test_asking_again_for_a_taken_over_key_says_again_that_it_had_lapsed(self) -> None:
+        """Otherwise a lost answer hides from the consumer that the effect may have happened."""
+        checker = self.checker(lease_s=self.brief_lease_s)
+        self.lapse(checker, self.acquire(checker))
+        request = self.request()
+        first, second = checker.desk.claim(request), checker.desk.claim(request)
+        assert first.lapsed
+        assert second.lapsed
+        assert acquired(second).fence == acquired(first).fence
+
+    @needs(Capability.LEASES)
     def test_the_new_owner_has_a_lease_of_its_own(self) -> None:
         checker = self.checker(lease_s=self.steady_lease_s)
         self.lapse(checker, self.acquire(checker))
