@@ -105,7 +105,17 @@ class _Group:
             for member in members:
                 self.results[member.index] = store_failed(self._binding, member.message, error)
             return []
-        self._report_claims(members, decisions)
+        try:
+            self._report_claims(members, decisions)
+            return self._take(members, decisions)
+        except BaseException:
+            for decision in decisions:
+                if decision.claim is not None:
+                    self._binding.desk.abandon(decision.claim)  # the claims must not outlive the error
+            raise
+
+    def _take(self, members: list[Member], decisions: list[Decision]) -> list[Member]:
+        """The members whose handlers run together; the others get a result, or are left to claims of their own."""
         claimed = []
         for member, decision in zip(members, decisions, strict=True):
             if decision.claim is not None:

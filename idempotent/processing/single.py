@@ -46,11 +46,13 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, error)
             return store_failed(binding, message, error)
-        if binding.observers.watch_claims:
-            binding.observers.claimed(binding.name, message, request, decision)
         if decision.claim is None:
+            if binding.observers.watch_claims:
+                binding.observers.claimed(binding.name, message, request, decision)
             return refused(binding, message, request, decision)
         try:
+            if binding.observers.watch_claims:
+                binding.observers.claimed(binding.name, message, request, decision)
             return _run_claimed(binding, message, request, decision)
         except DoomedTransactionError as error:
             doomed = error

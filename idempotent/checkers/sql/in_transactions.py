@@ -101,7 +101,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             for completion in keyed:
                 self._ledger.store_result(unit.driver, completion)
         except BaseException as error:
-            unit.close()
+            unit.close(reuse=isinstance(error, Exception))
             if self._units.fault(error) in UNDONE:
                 raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
             raise  # a statement of the handler that the flush sent: the handler's failure
@@ -119,6 +119,9 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
                     raise  # raised before COMMIT, by an event listener of the application's session
                 raise self._unknown(error, fault) from error
             log.warning("commit_answer_lost", extra={"keys": len(keyed)})
+        except BaseException:
+            unit.close(reuse=False)
+            raise
         finally:
             unit.close()
         return [True] * len(completions)

@@ -61,9 +61,9 @@ class Units:
                     return decisions
                 unit.guard()
             except BaseException as error:
-                if unit is not None:
-                    unit.close()
                 fault = self.fault(error)
+                if unit is not None:
+                    unit.close(reuse=fault is not None)
                 if fault is None:
                     raise
                 if fault is Fault.DISCONNECTED:
@@ -85,9 +85,10 @@ class Units:
             unit = self._begin()
             unit.guard(keyed=False)
         except BaseException as error:
+            fault = self.fault(error)
             if unit is not None:
-                unit.close()
-            if self.fault(error) is None:
+                unit.close(reuse=fault is not None)
+            if fault is None:
                 raise
             raise as_store_error(error, self._store.engine, self._store.table) from error
         return Claim(None, unit=unit)

@@ -89,7 +89,7 @@ class Unit:
                 # pysqlite begins too late, and its savepoints commit. BEGIN IMMEDIATE also takes the write lock.
                 execute(self.driver, "BEGIN IMMEDIATE")
         except BaseException:
-            self.close()
+            self.close(reuse=False)
             raise
 
     def guard(self, *, keyed: bool = True) -> None:
@@ -182,8 +182,12 @@ class Unit:
             self._transaction.commit()
         self.committed = True
 
-    def close(self) -> None:
-        """Roll back what is not committed and give the connection back. Never raises; idempotent."""
+    def close(self, *, reuse: bool = True) -> None:
+        """Roll back what is not committed and give the connection back. Never raises; idempotent.
+
+        Args:
+            reuse: whether the connection may serve another unit. Not after an interrupt: it may hold an unread answer.
+        """
         if self._closed:
             return
         self._closed = True
@@ -200,7 +204,7 @@ class Unit:
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.raw.rollback()
-            reusable = reusable and self._detached.intact
+            reusable = reuse and reusable and self._detached.intact
         except Exception:
             reusable = False
         if reusable:
