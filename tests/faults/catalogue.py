@@ -171,7 +171,7 @@ FAULTS: Final = (
         "idempotent/checkers/redis/release.lua",
         "if failure and failure:sub(5, 12) == token then",
         "if false then",
-        "tests/checkers/redis/test_checker.py -k test_a_failure_whose_answer_was_lost_is_counted_once",
+        "tests/checkers/redis/test_lost_answers.py -k test_a_failure_whose_answer_was_lost_is_counted_once",
     ),
     Fault(
         "Redis: a lease is renewed for whoever has it now",
@@ -185,7 +185,7 @@ FAULTS: Final = (
         "idempotent/checkers/redis/complete.lua",
         "if value == before and body == owner then",
         "if before and body == owner then",
-        "tests/checkers/redis/test_checker.py -k test_keys_completed_together_keep_their_own_times",
+        "tests/checkers/redis/test_time_to_live.py -k test_keys_completed_together_keep_their_own_times",
     ),
     Fault(
         "Redis: whoever completes a key completes those beside it",
@@ -215,7 +215,7 @@ FAULTS: Final = (
         "idempotent/processing/unprotected.py",
         "    return unavailable(error)\n\n\ndef run_unprotected",
         "    return Result(Outcome.DUPLICATE)\n\n\ndef run_unprotected",
-        "tests/worker/test_worker.py -k test_a_store_that_is_down",
+        "tests/worker/test_holding.py -k test_a_store_that_is_down",
     ),
     Fault(
         "an interrupted handler keeps its key",
@@ -258,14 +258,14 @@ FAULTS: Final = (
         "idempotent/checkers/sql/unit.py",
         '            unit.refuse("commit()")\n',
         "            pass\n",
-        "tests/checkers/sql/test_transactional.py -k test_a_handler_cannot_end",
+        "tests/checkers/sql/test_escapes.py -k test_a_handler_cannot_end",
     ),
     Fault(
         "a handler's COMMIT without parameters is not seen",
         "idempotent/checkers/sql/unit.py",
         '@event.listens_for(dialect, "do_execute_no_params")\n',
         "\n",
-        "tests/checkers/sql/test_transactional.py -k test_a_handler_cannot_end",
+        "tests/checkers/sql/test_escapes.py -k test_a_handler_cannot_end",
     ),
     Fault(
         "a COMMIT without an answer has happened",
@@ -279,14 +279,14 @@ FAULTS: Final = (
         _UNIT,
         "        if self.undone:\n            raise DoomedTransactionError",
         "        if False:\n            raise DoomedTransactionError",
-        "tests/checkers/sql/test_transactional.py -k test_a_deadlock_inside_a_group",
+        "tests/checkers/sql/test_locks.py -k test_a_deadlock_inside_a_group",
     ),
     Fault(
         "a handler may end its transaction",
         _UNIT,
         "        self.connection.info[_INFO] = self\n",
         "",
-        "tests/checkers/sql/test_transactional.py -k test_a_handler_cannot_end",
+        "tests/checkers/sql/test_escapes.py -k test_a_handler_cannot_end",
     ),
     Fault(
         "the key is committed in a transaction of its own",
@@ -367,7 +367,7 @@ FAULTS: Final = (
         "idempotent/outcomes.py",
         "Outcome.IN_PROGRESS: Action.HOLD,",
         "Outcome.IN_PROGRESS: Action.ACK,",
-        "tests/worker/test_worker.py -k test_a_message_in_progress_elsewhere_is_held",
+        "tests/worker/test_holding.py -k test_a_message_in_progress_elsewhere_is_held",
     ),
     Fault(
         "a dead letter comes back and its key stays dead",

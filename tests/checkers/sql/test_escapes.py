@@ -1,0 +1,142 @@
+"""A handler cannot end the transaction that its key lives in."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.orm import sessionmaker
+
+from idempotent import Message, Outcome
+from idempotent.errors import TransactionEscapedError
+from tests.checkers.sql.booking import book, consumer_of, keys, messages, outcomes, raw
+
+ESCAPES = {
+    "session.commit": lambda session: session.commit(),
+    "connection.commit": lambda session: session.connection().commit(),
+    "COMMIT": lambda session: session.execute(sa.text("COMMIT")),
+    "COMMIT of the driver": lambda session: session.connection().exec_driver_sql("COMMIT"),
+    "COMMIT without parameters": lambda session: (
+        session.connection().execution_options(no_parameters=True).exec_driver_sql("COMMIT")
+    ),
+    "rollback and return": lambda session: session.rollback(),
+    "ROLLBACK": lambda session: session.execute(sa.text("  rollback")),
+    "begin anew": lambda session: session.execute(sa.text("BEGIN")),
+    "swallowed commit": lambda session: swallow(session.commit),
+    "raw cursor": lambda session: raw(session, "COMMIT"),
+}
+
+
+def swallow(function):
+    with suppress(TransactionEscapedError):
+        function()
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, escape):
+    checker = sql_store.transactional()
+    consumer = consumer_of(sql_store, checker, lambda _, session: ESCAPES[escape](session), max_attempts=9)
+    result = consumer.process(messages("1")[0])
+    assert isinstance(result.error, TransactionEscapedError)
+    if escape == "raw cursor":  # the cursor bypasses SQLAlchemy: too late to prevent, but not to tell
+        assert result.outcome is Outcome.DEAD
+        assert sql_store.booked() == {"1": 1}
+        assert keys(checker) == {"1"}
+    else:
+        assert result.outcome is Outcome.FAILED
+        assert sql_store.booked() == {}
+        assert keys(checker) == set()
+
+
+def test_ddl_that_commits_implicitly_is_refused(sql_store):
+    checker = sql_store.transactional()
+
+    def create(message, session):
+        session.execute(sa.text(f"CREATE TABLE {sql_store.table}_scratch (a INTEGER)"))
+        session.execute(sa.text(f"DROP TABLE {sql_store.table}_scratch"))
+
+    result = consumer_of(sql_store, checker, create).process(messages("1")[0])
+    if sql_store.kind == "mysql":
+        assert isinstance(result.error, TransactionEscapedError)
+        assert sql_store.booked() == {}
+    else:
+        assert result.outcome is Outcome.PROCESSED, "there DDL is part of the transaction"
+
+
+def test_strict_also_notices_a_transaction_begun_anew_by_a_raw_cursor(sql_store):
+    if sql_store.kind == "sqlite":
+        pytest.skip("SQLite's driver begins no transaction by itself, so the plain check sees it")
+
+    def restart(message, session):
+        raw(session, "ROLLBACK")
+        book(sql_store, session, Message("orders", id="stray"))
+
+    loose = consumer_of(sql_store, sql_store.transactional(), restart)
+    strict = consumer_of(sql_store, sql_store.transactional(strict=True), restart)
+    assert isinstance(strict.process(messages("1")[0]).error, TransactionEscapedError)
+    assert sql_store.booked() == {}
+    assert loose.process(messages("2")[0]).outcome is Outcome.PROCESSED, "which is why strict=True exists"
+
+
+def test_strict_commits_what_is_in_order(sql_store):
+    consumer = consumer_of(sql_store, sql_store.transactional(strict=True))
+    assert outcomes(consumer.process_many(messages("1", "2", "1"))) == ["processed", "processed", "duplicate"]
+    assert sql_store.booked() == {"1": 1, "2": 1}
+
+
+def test_a_swallowed_error_that_aborts_postgresqls_transaction_is_a_failure_not_a_lost_message(sql_store):
+    checker = sql_store.transactional()
+
+    def stumble(message, session):
+        with suppress(sa.exc.DBAPIError):
+            session.execute(sa.text("SELECT * FROM no_such_table"))
+
+    result = consumer_of(sql_store, checker, stumble, max_attempts=2).process(messages("1")[0])
+    if sql_store.kind == "postgres":
+        assert result.outcome is Outcome.FAILED
+        assert sql_store.booked() == {}
+    else:
+        assert result.outcome is Outcome.PROCESSED
+        assert sql_store.booked() == {"1": 1}
+
+
+def test_work_that_may_fail_goes_into_a_nested_transaction(sql_store):
+    def stumble(message, session):
+        try:
+            with session.begin_nested():
+                book(sql_store, session, Message("orders", id="undone"))
+                session.execute(sa.text("SELECT * FROM no_such_table"))
+        except sa.exc.DBAPIError:
+            pass
+
+    consumer = consumer_of(sql_store, sql_store.transactional(), stumble)
+    assert outcomes(consumer.process_many(messages("1", "2"))) == ["processed", "processed"]
+    assert sql_store.booked() == {"1": 1, "2": 1}
+
+
+def test_a_connection_that_the_application_invalidates_is_not_used_again(sql_store):
+    def give_up(message, session):
+        if message.id == "1":
+            session.connection().invalidate()
+
+    consumer = consumer_of(sql_store, sql_store.transactional(), give_up)
+    assert outcomes(consumer.process(message) for message in messages("1", "2")) == ["failed", "processed"]
+    assert sql_store.booked() == {"2": 1}
+
+
+@pytest.mark.parametrize("ending", [Connection.close, Connection.invalidate])
+def test_a_connection_that_the_application_ends_after_the_commit_is_not_used_again(sql_store, ending):
+    factory = sessionmaker(sql_store.engine())
+    given = []
+    sa.event.listen(factory, "after_commit", lambda _: [ending(given.pop()) for _ in given[:]])
+
+    def keep(message, session):
+        if message.id == "1":
+            given.append(session.connection())
+
+    consumer = consumer_of(sql_store, sql_store.transactional(factory), keep)
+    assert outcomes(consumer.process(message) for message in messages("1", "2")) == ["processed", "processed"]
+    assert not given
+    assert sql_store.booked() == {"1": 1, "2": 1}

@@ -1,0 +1,144 @@
+"""Transactions that wait for each other: a held key, a busy file, a deadlock."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+
+from idempotent import Message, Outcome
+from idempotent.observe import Event, counters
+from tests.checkers.sql.booking import book, consumer_of, keys, messages, outcomes, raw
+from tests.support.stores import open_store
+
+
+def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_the_next_one_run(sql_store):
+    if sql_store.kind == "sqlite":
+        pytest.skip("SQLite has one writer: see the busy file")
+    started, finish = threading.Event(), threading.Event()
+    slow_results = []
+
+    def wait(message, session):
+        started.set()
+        finish.wait(20)
+        raise ValueError("rolled back")
+
+    slow = consumer_of(sql_store, sql_store.transactional(), wait)
+    thread = threading.Thread(target=lambda: slow_results.append(slow.process(messages("1")[0])))
+    thread.start()
+    assert started.wait(20)
+    quick = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=1))
+    waiting = quick.process(messages("1")[0])
+    assert (waiting.outcome, waiting.retry_after_s) == (Outcome.IN_PROGRESS, 1.0)
+    assert outcomes(quick.process_many(messages("1", "2"))) == ["in_progress", "processed"]
+    finish.set()
+    thread.join(20)
+    assert slow_results[0].outcome is Outcome.FAILED
+    assert quick.process(messages("1")[0]).outcome is Outcome.PROCESSED
+    assert sql_store.booked() == {"1": 1, "2": 1}
+
+
+def test_waiting_for_a_key_does_not_shorten_the_handlers_own_lock_waits(sql_store):
+    if sql_store.kind == "sqlite":
+        pytest.skip("SQLite's busy timeout belongs to the engine")
+    setting = {"mysql": "SELECT @@innodb_lock_wait_timeout", "postgres": "SHOW lock_timeout"}[sql_store.kind]
+    engine = sql_store.engine()
+    with engine.connect() as connection:
+        before = connection.scalar(sa.text(setting))
+    seen = []
+    checker = sql_store.transactional(lock_timeout_s=1)
+    consumer = consumer_of(
+        sql_store, checker, lambda _, session: seen.append(session.scalar(sa.text(setting)))
+    )
+    consumer.process(messages("1")[0])
+    consumer.process_many(messages("2", "3"))
+    assert seen == [before] * 3
+
+
+def test_a_busy_sqlite_file_is_unavailable(sql_store):
+    if sql_store.kind != "sqlite":
+        pytest.skip("SQLite only")
+    blocker = sql_store.engine()
+    consumer = consumer_of(
+        sql_store, sql_store.transactional(sql_store.engine(connect_args={"timeout": 0.2}))
+    )
+    with blocker.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        result = consumer.process(messages("1")[0])
+    assert result.outcome in (Outcome.UNAVAILABLE, Outcome.IN_PROGRESS)
+    assert result.action.value == "hold"
+    assert consumer.process(messages("1")[0]).outcome is Outcome.PROCESSED
+
+
+def deadlock(session):
+    """What MySQL does to the victim: everything is undone, and an error says so."""
+    raw(session, "ROLLBACK")
+    session.execute(
+        sa.text("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
+    )
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize("savepoints", [False, True])
+def test_a_deadlock_inside_a_group_leaves_no_effect_without_its_key(sql_store, swallowed, savepoints):
+    if sql_store.kind != "mysql":
+        pytest.skip("1213 is MySQL's; test_two_groups_in_opposite_order covers the others")
+    checker = sql_store.transactional(savepoints=savepoints)
+    victims = ["3"]
+
+    def handle(message, session):
+        if message.id in victims:
+            victims.remove(message.id)
+            try:
+                deadlock(session)
+            except sa.exc.OperationalError:
+                if not swallowed:
+                    raise
+            book(sql_store, session, Message("orders", id="3-goes-on"))
+
+    consumer = consumer_of(sql_store, checker, handle, max_attempts=1)
+    results = consumer.process_many(messages("1", "2", "3", "4"))
+    assert outcomes(results) == ["processed"] * 4, "and no attempt was burnt, or 3 would be dead"
+    assert sql_store.booked() == {"1": 1, "2": 1, "3": 1, "4": 1}
+    assert keys(checker) == {"1", "2", "3", "4"}
+    assert counters.snapshot()[consumer.name, Event.GROUP_REPEATED] >= 1
+
+
+@pytest.fixture(params=["mysql", "postgres"])
+def deadlocking_store(request):
+    """A store with more than one writer at a time, whose tables the test may alter."""
+    yield from open_store(request.param, request)
+
+
+def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(deadlocking_store):
+    rows = deadlocking_store.effects
+    engine = deadlocking_store.engine()
+    with engine.begin() as connection:
+        connection.execute(rows.insert(), [{"id": "a"}, {"id": "b"}])
+    both = threading.Barrier(2, timeout=10)
+
+    def cross(message, session):
+        first, second = ("a", "b") if message.id == "1" else ("b", "a")
+        session.execute(rows.update().where(rows.c.id == first).values(id=first))
+        with suppress(threading.BrokenBarrierError):
+            both.wait()
+        session.execute(rows.update().where(rows.c.id == second).values(id=second))
+
+    checker = deadlocking_store.transactional()
+    if deadlocking_store.kind == "mysql":
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"ALTER TABLE {rows.name} ADD PRIMARY KEY (id)"))
+    consumer = consumer_of(deadlocking_store, checker, cross, max_attempts=1)
+    results = []
+    threads = [
+        threading.Thread(target=lambda m=m: results.append(consumer.process(m))) for m in messages("1", "2")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    both.abort()
+    assert outcomes(results) == ["processed", "processed"], [r.error for r in results]
+    assert deadlocking_store.booked() == {"a": 1, "b": 1, "1": 1, "2": 1}

@@ -1,0 +1,107 @@
+"""A store, a checker over it, and consumers that do what the bodies of their messages say."""
+
+from __future__ import annotations
+
+import builtins
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from sqlalchemy.orm import Session
+
+from idempotent import Message, Registry
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.consumer import Consumer
+from tests.support.stores import ALL, SQL, Store, open_store
+
+
+@dataclass
+class Shop:
+    """A store, one checker over it, and consumers whose handlers do what a message's body says."""
+
+    store: Store
+    mode: str
+    calls: list[list[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.checker = self.another_checker()
+
+    @property
+    def transactional(self) -> bool:
+        return self.mode != "leased"
+
+    def another_checker(self) -> AbstractIdempotentChecker:
+        if self.transactional:
+            return self.store.transactional(savepoints=self.mode == "savepoints", lock_timeout_s=0.3)
+        return self.store.leased()
+
+    def consumer(self, checker: AbstractIdempotentChecker | None = None, **options) -> Consumer:
+        """A consumer whose handler books each message and then raises the exception its body names, if any.
+
+        A leased handler raises first: what a handler does outside a transaction, it must undo by itself.
+        """
+        options.setdefault("retry_for", ValueError)
+        options.setdefault("idempotent_for", KeyError)
+        make = Registry().consumer("orders", checker=checker or self.checker, **options)
+        batch = options.get("batch", False)
+
+        def handle(given):
+            messages = given if batch else [given]
+            self.calls.append([message.id for message in messages])
+            for message in messages:
+                if message.body:
+                    raise getattr(builtins, message.body.decode())(message.id)
+
+        def handle_booking(given, session: Session):
+            for message in given if batch else [given]:
+                session.execute(self.store.effects.insert().values(id=message.id))
+            handle(given)
+
+        return make(handle_booking if self.transactional else handle)
+
+    def effects(self) -> Counter[str]:
+        """How often each effect happened: handler calls that came back, or what was committed."""
+        if self.transactional:
+            return Counter(self.store.booked())
+        return Counter(name for call in self.calls for name in call)
+
+    @contextmanager
+    def held(self, consumer: Consumer, message: Message, by: str) -> Iterator[None]:
+        """Somebody else is at this message meanwhile."""
+        if by == "row":
+            checker = self.store.leased() if self.transactional else self.checker
+        else:
+            checker = self.another_checker()
+        claim = checker.desk.claim(consumer.binding.requests.of(message)).claim
+        assert claim is not None
+        try:
+            yield
+        finally:
+            checker.desk.release(claim)
+
+
+def open_shop(mode: str, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    with contextmanager(open_store)(request.param[1], request, reuse=True) as store:
+        yield Shop(store, mode)
+
+
+LEASED = [pytest.param(("leased", kind), id=f"leased-{kind}") for kind in ALL]
+TRANSACTIONAL = [
+    pytest.param((mode, kind), id=f"{mode}-{kind}")
+    for mode in ("transactional", "savepoints")
+    for kind in SQL
+]
+
+
+def message(name, body="", **headers):
+    return Message("orders", body.encode(), id=name, headers=headers)
+
+
+def messages(*names):
+    return [message(name) for name in names]
+
+
+def outcomes(results):
+    return [result.outcome.value for result in results]

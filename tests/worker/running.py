@@ -1,0 +1,89 @@
+"""What the tests of the worker share: a worker in a thread, and what it processes."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from idempotent import Consumer, Message, Registry, Result, Worker
+from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
+
+SUBJECT = "orders"
+WAIT_S = 10.0
+
+
+def publish(broker: MemoryBroker, *ids: object, subject: str = SUBJECT) -> None:
+    for each in ids:
+        broker.publish(Message(subject, id=str(each)))
+
+
+def emptying(registry: Registry, broker: MemoryBroker, **options) -> Worker:
+    return Worker(registry, MemoryAdapter(broker, until_empty=True), gc_interval_s=None, **options)
+
+
+class Running:
+    """A worker in a thread of its own."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.summary = self.worker.run()
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> "Running":
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive(), "the worker does not stop"
+        return self
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+class Recording(MemoryAdapter):
+    """Notes what happens, in order and in which thread."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, until_empty=True)
+        self.events: list[str] = []
+        self.threads: set[threading.Thread] = set()
+
+    def _note(self, event: str) -> None:
+        self.events.append(event)
+        self.threads.add(threading.current_thread())
+
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        self._note("open")
+        super().open(consumers)
+
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        self.threads.add(threading.current_thread())
+        return super().receive(limit, timeout_s)
+
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        self._note(f"ack {delivery.message.id}")
+        return super()._acknowledge(delivery, result)
+
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        self._note(f"delay {delivery.message.id}")
+        return super()._delay(delivery, after_s)
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        self._note(f"dead_letter {delivery.message.id}")
+        return super()._dead_letter(delivery, result)
+
+    def _give_back(self, delivery: Delivery) -> bool:
+        self._note(f"requeue {delivery.message.id}")
+        return super()._give_back(delivery)
+
+    def close(self) -> None:
+        self._note("close")
+        super().close()

@@ -1,0 +1,92 @@
+"""Messages that have to wait are held, within a bound, and none is lost."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from idempotent import Consumer, Outcome, Registry, Worker
+from idempotent.adapters import MemoryAdapter, MemoryBroker
+from idempotent.checkers import MemoryChecker
+from idempotent.claims import ClaimRequest
+from idempotent.errors import StoreUnavailableError
+from tests.worker.running import SUBJECT, Running, emptying, publish, until
+
+
+class Held(MemoryChecker):
+    """Somebody else's claim, for as long as a test wants it."""
+
+    def hold(self, consumer: Consumer, message_id: str) -> Callable[[], object]:
+        claim = self.desk.claim(ClaimRequest(consumer.key_of(message_id))).claim
+        assert claim is not None
+        return lambda: self.desk.complete(claim)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look again soon, not when the other's lease ends."""
+    monkeypatch.setattr("idempotent.processing.results._LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr("idempotent.processing.results._SHORTEST_WAIT_S", 0.02)
+
+
+def test_a_message_in_progress_elsewhere_is_held_and_acked_once_the_other_is_done(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    broker = MemoryBroker(max_deliveries=2)  # contention must not use it up
+    checker = Held()
+    effects: list[str] = []
+    consumer = registry.consumer(SUBJECT, checker=checker, max_attempts=1)(lambda m: effects.append(m.id))
+    finish = checker.hold(consumer, "a")
+    publish(broker, "a", "b")
+    running = Running(emptying(registry, broker))
+    until(lambda: effects == ["b"])
+    time.sleep(1.0)  # some fifty looks
+    assert broker.backlog(SUBJECT) == 1, "it must not be acknowledged while its effect is not certain"
+    finish()
+    summary = running.join().summary
+    assert effects == ["b"]
+    assert dict(summary.outcomes) == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1}
+    assert summary.requeued == 1
+    assert not broker.dead_letters(SUBJECT)
+    assert not checker.keys.attempts
+
+
+def test_held_deliveries_bound_what_is_received(
+    registry: Registry, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    checker = Held()
+    consumer = registry.consumer(SUBJECT, checker=checker)(lambda _: None)
+    finishes = [checker.hold(consumer, str(number)) for number in range(100)]
+    publish(broker, *range(100))
+    adapter = MemoryAdapter(broker, until_empty=True)
+    running = Running(Worker(registry, adapter, max_held=10))
+    time.sleep(0.5)
+    with broker._changed:
+        assert broker._queues[SUBJECT].unsettled <= 12
+    for finish in finishes:
+        finish()
+    assert running.join().summary[Outcome.DUPLICATE] == 100
+
+
+def test_a_store_that_is_down_costs_no_message_and_no_attempt(
+    registry: Registry, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idempotent.processing.results.STORE_RETRY_S", 0.02)
+
+    class Flaky(MemoryChecker):
+        down = True
+
+        def _claim(self, request: ClaimRequest):
+            if self.down:
+                raise StoreUnavailableError("connection refused")
+            return super()._claim(request)
+
+    checker = Flaky()
+    registry.consumer(SUBJECT, checker=checker, max_attempts=1)(lambda _: None)
+    publish(broker, *range(20))
+    running = Running(emptying(registry, broker))
+    time.sleep(0.3)
+    assert broker.backlog(SUBJECT) == 20
+    checker.down = False
+    assert running.join().summary[Outcome.PROCESSED] == 20
