@@ -18,6 +18,7 @@ from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.crashpoints import CRASH_VARIABLE
 from tests.adapters.conformance_child import EFFECTS, GROUP, consume
+from tests.adapters.ending import finish, ids, is_killed, numbered
 from tests.adapters.places import BROKERS, open_place
 from tests.support.forked import Forked
 from tests.support.working import run_until
@@ -74,39 +75,6 @@ def start(place, subject, database, tmp_path):
     yield start_
     for child in children:
         child.close()
-
-
-def is_killed(child):
-    return child.wait(150) == -signal.SIGKILL
-
-
-def is_stopped(child):
-    child.send_signal(signal.SIGTERM)
-    return child.wait(150) == 0
-
-
-def finish(place, subject, start, child):
-    """Stop workers in order until the broker has nothing left: duplicates are settled too."""
-    deadline = time.monotonic() + 120
-    while True:
-        assert is_stopped(child), child.err
-        if place.left(subject) == 0:
-            return
-        assert time.monotonic() < deadline
-        child = start(batch_size=20)
-        while place.left(subject) and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-
-def numbered(subject, count):
-    return [Message(subject, b"x", id=f"m-{number}") for number in range(count)]
-
-
-def ids(count):
-    return sorted(f"m-{number}" for number in range(count))
-
-
-# Crashes
 
 
 @pytest.mark.parametrize("point", ["before_commit:3", "after_commit:3", "before_ack:3", "after_ack:3"])
@@ -184,9 +152,6 @@ def test_a_handler_that_is_interrupted_acknowledges_nothing_and_frees_its_key(pl
     assert summary[Outcome.PROCESSED] == 1
 
 
-# Copies and contention
-
-
 @pytest.mark.parametrize("first_fails", [False, True])
 def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, subject, first_fails):
     runs = []
@@ -230,9 +195,6 @@ def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subj
     timer.join()
     assert (done, summary.requeued, summary[Outcome.PROCESSED]) == (["1"], 0, 1)
     assert place.left(subject) == 0
-
-
-# Messages that are no good
 
 
 def test_a_body_that_nobody_can_read_is_a_dead_letter_and_the_next_message_runs(place, subject):

@@ -8,7 +8,7 @@ from idempotent import Outcome, Registry, Result
 from idempotent.adapters.activemq.losses import Losses
 from idempotent.checkers import MemoryChecker
 from tests.adapters.activemq.member import left, receive, send, until_left, work_until
-from tests.adapters.activemq.test_outages import opened
+from tests.adapters.activemq.opening import opened
 from tests.support.services import PrivateActiveMq
 from tests.support.services.activemq import MAX_FRAME_BYTES
 
