@@ -6,57 +6,16 @@ import asyncio
 import logging
 
 import pytest
-from sqlalchemy.orm import Session
 
-from idempotent import Action, Backoff, Message, Outcome, Registry, current_claim
-from idempotent.checkers import MemoryChecker, SqlChecker
-from idempotent.errors import (
-    ConfigurationError,
-    DeadKeyError,
-    FingerprintMismatchError,
-    MissingKeyError,
-    UndecodableMessageError,
-    UnknownCheckerError,
-)
+from idempotent import Action, Backoff, Outcome, Registry, current_claim
+from idempotent.checkers import MemoryChecker
+from idempotent.errors import DeadKeyError, FingerprintMismatchError, MissingKeyError, UndecodableMessageError
 from idempotent.observe import Event, counters
-
-registry = Registry()
-
-
-class OutOfStock(Exception):
-    pass
+from tests.support.consumers import OutOfStock, Ran, consumer_of, message
 
 
 class AlreadyShipped(Exception):
     pass
-
-
-class Ran:
-    """Records what ran, and raises what it is told to."""
-
-    def __init__(self, *errors):
-        self.errors = list(errors)
-        self.messages = []
-
-    def __call__(self, message):
-        self.messages.append(message)
-        if self.errors and (error := self.errors.pop(0)) is not None:
-            raise error
-        return len(self.messages)
-
-
-def consumer_of(ran, **options):
-    checker = options.pop("checker", None) or MemoryChecker()
-
-    @Registry().consumer("orders", checker=checker, **options)
-    def handle(message):
-        return ran(message)
-
-    return handle
-
-
-def message(message_id="1", **options):
-    return Message("orders", id=message_id, **options)
 
 
 def test_a_fresh_message_runs_and_its_duplicate_does_not():
@@ -259,95 +218,6 @@ def test_the_wrapped_handler_stays_within_reach():
     consumer.__wrapped__(message())
     assert len(ran.messages) == 2
     assert consumer.__name__ == "handle"
-
-
-def test_a_checker_is_found_by_name_and_may_be_overridden():
-    registry = Registry()
-    registry.checker("orders-db", MemoryChecker())
-
-    @registry.consumer("orders", checker="orders-db")
-    def handle(message):
-        return "ran"
-
-    handle(message())
-    with registry.override("orders-db", MemoryChecker()):
-        assert handle(message()).outcome is Outcome.PROCESSED
-    assert handle(message()).outcome is Outcome.DUPLICATE
-
-
-def test_an_unknown_checker_is_an_error_that_lists_the_known():
-    registry = Registry()
-    registry.checker("orders-db", MemoryChecker())
-    registry.checker("mail", "memory://")
-
-    @registry.consumer("orders", checker="order-db")
-    def handle(message):
-        pass
-
-    for use in (lambda: handle(message()), registry.check):
-        with pytest.raises(UnknownCheckerError, match="'order-db'; known: mail, orders-db"):
-            use()
-
-
-def declare(function, **options):
-    options.setdefault("checker", MemoryChecker())
-    return Registry().consumer("orders", **options)(function)
-
-
-async def async_handler(message):
-    pass
-
-
-def generator_handler(message):
-    yield
-
-
-@pytest.mark.parametrize(
-    ("declaration", "said"),
-    [
-        (lambda: declare(async_handler), "not supported yet"),
-        (lambda: declare(generator_handler), "generator"),
-        (lambda: declare(lambda: None), r"must take \(message\)"),
-        (lambda: declare(lambda a, b, c: None), r"must take \(message\)"),
-        (lambda: declare(takes_a_session), "no transaction to share"),
-        (lambda: declare(takes_a_string), "Session or Connection"),
-        (lambda: declare(print_message, on_expired_lease="ask"), "'retry', 'park', or a callable"),
-        (lambda: declare(print_message, on_missing_key="drop"), "'reject', 'process'"),
-        (lambda: declare(print_message, retry_for=("ValueError",)), "exception classes"),
-        (lambda: declare(print_message, max_attempts=0), "at least 1"),
-        (lambda: declare(print_message, batch=True, on_expired_lease="park"), "cannot go with batch"),
-        (lambda: declare(print_message, batch=True, store_result=True), "cannot go with batch"),
-        (lambda: Registry().consumer("", checker=MemoryChecker()), "subject"),
-        (lambda: declare(print_message, checker="nonsense://x"), "the URL is invalid"),
-        (lambda: SqlChecker("sqlite://"), "in-memory"),
-        (lambda: SqlChecker("sqlite:///x.db", table="a; DROP TABLE b"), "table"),
-        (lambda: MemoryChecker(lease_s=0), "lease_s"),
-        (lambda: MemoryChecker(retention_s=-1), "retention_s"),
-        (lambda: Backoff(5, 1), "initial_s <= maximum_s"),
-    ],
-)
-def test_what_cannot_work_is_refused_when_it_is_declared(declaration, said):
-    with pytest.raises(ConfigurationError, match=said):
-        declaration()
-
-
-def print_message(message):
-    message.json()
-
-
-def takes_a_session(message, session: Session):
-    pass
-
-
-def takes_a_string(message, session: str):
-    pass
-
-
-def test_one_subject_and_group_has_one_consumer():
-    registry = Registry()
-    registry.consumer("orders", checker=MemoryChecker())(print_message)
-    with pytest.raises(ConfigurationError, match="another"):
-        registry.consumer("orders", checker=MemoryChecker())(print_message)
 
 
 def test_bodies_and_headers_are_not_logged(caplog):

@@ -2,198 +2,16 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from idempotent import Message, Outcome, Registry
+from idempotent import Outcome
 from idempotent.checkers import MemoryChecker, SqlChecker
-from idempotent.checkers.leases import LeaseKeeper
-from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
-from idempotent.errors import StoreUnavailableError
-from idempotent.keys import KeySpace
+from idempotent.claims import ClaimRequest, Failure, Verdict
 from idempotent.observe import Event, counters
 from idempotent.policy import ExceptionPolicy, Handling
-from tests.support.stores import Clock
-
-ORDERS = KeySpace("orders", "default")
-WAIT_S = 20
-
-
-def message(name="1", body=b""):
-    return Message("orders", body, id=name)
-
-
-def consumer_of(checker, handle=lambda message: None, **options):
-    return Registry().consumer("orders", checker=checker, **options)(handle)
-
-
-def outcomes(results):
-    return [result.outcome.value for result in results]
-
-
-def wait(look, what):
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        if look():
-            return
-        time.sleep(0.02)
-    raise AssertionError(what)
-
-
-class Unshowable(Exception):
-    def __str__(self):
-        raise RuntimeError("no words")
-
-
-# Nothing outlives the code that made it
-
-
-def test_an_exception_that_cannot_be_shown_is_a_failure_like_others(store):
-    def handle(message):
-        raise Unshowable
-
-    consumer = consumer_of(store.leased(), handle)
-    result = consumer.process(message())
-    assert (result.outcome, type(result.error)) == (Outcome.FAILED, Unshowable)
-    assert consumer.process(message()).outcome is Outcome.FAILED
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_whatever_escapes_takes_its_transaction_with_it(sql_store, monkeypatch, together):
-    engine = sql_store.engine(pool_size=1, max_overflow=0, pool_timeout=5)
-    checker = sql_store.transactional(engine)
-
-    def handle(message, session: Session):
-        session.execute(sql_store.effects.insert().values(id=message.id))
-        if buggy:
-            raise LookupError
-
-    consumer = consumer_of(checker, handle)
-    buggy = True
-
-    def fail(*_):
-        raise RuntimeError("a bug of ours")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ExceptionPolicy, "classify", fail)
-        with pytest.raises(RuntimeError):
-            consumer.process_many([message("1"), message("2")]) if together else consumer.process(message())
-    buggy = False
-    assert engine.pool.checkedout() == 0
-    assert outcomes(consumer.process_many([message("1"), message("2")])) == ["processed", "processed"]
-    assert sql_store.booked() == {"1": 1, "2": 1}
-
-
-def test_a_question_that_fails_leaves_no_transaction_open(sql_store):
-    """The table was a leased checker's before, and one of its leases has lapsed."""
-    lapsing = sql_store.leased()
-    lapsing.desk.abandon(lapsing.desk.claim(ClaimRequest(ORDERS.key("1"))).claim)
-    sql_store.age(3600)
-    engine = sql_store.engine()
-
-    def ask(key):
-        raise ConnectionError("the bank is down")
-
-    def handle(message, session: Session):
-        pass
-
-    consumer = consumer_of(sql_store.transactional(engine), handle, on_expired_lease=ask)
-    assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
-    assert engine.pool.checkedout() == 0
-
-
-def test_a_store_error_of_the_handler_is_its_own_and_leaves_nothing_open(sql_store):
-    engine = sql_store.engine()
-
-    def handle(message, session: Session):
-        raise StoreUnavailableError("another store of the application")
-
-    consumer = consumer_of(sql_store.transactional(engine), handle, on_missing_key="process")
-    assert consumer.process(message(None)).outcome is Outcome.FAILED
-    assert engine.pool.checkedout() == 0
-
-
-# Renewal
-
-
-class Refusing(MemoryChecker):
-    """Takes no completion of the keys in `refused`, and may renew badly."""
-
-    def __init__(self, *refused, **options):
-        super().__init__(**options)
-        self.refused = {ORDERS.key(name).hash for name in refused}
-        self.bugs = []
-
-    def _complete(self, completion: Completion):
-        if completion.claim.key.hash in self.refused:
-            raise StoreUnavailableError("not this one")
-        return super()._complete(completion)
-
-    def _renew_many(self, claims):
-        if self.bugs:
-            raise self.bugs.pop()
-        return super()._renew_many(claims)
-
-
-def outlast_three_leases(checker, clock):
-    """Let the lease of a running handler end three times, and wait each time until it is renewed."""
-
-    def is_held():
-        asked = checker.desk.claim(ClaimRequest(ORDERS.key("slow"), on_lapsed=Lapsed.LEAVE))
-        return asked.verdict is Verdict.IN_PROGRESS and not asked.lapsed
-
-    def handle(message):
-        for _ in range(3):
-            clock.ahead_s += checker.lease_s * 1.5
-            wait(is_held, "the lease is renewed")
-
-    result = consumer_of(checker, handle).process(message("slow"))
-    assert result.outcome is Outcome.PROCESSED, result.error
-
-
-def test_a_completion_that_is_refused_for_ever_stops_nobody_elses_renewal():
-    checker = Refusing("poison", lease_s=0.3, clock=(clock := Clock()))
-    assert consumer_of(checker).process(message("poison")).outcome is Outcome.UNAVAILABLE
-    outlast_three_leases(checker, clock)
-    checker.close()
-
-
-def test_a_bug_in_one_renewal_is_not_the_end_of_all(caplog):
-    checker = Refusing(lease_s=0.3, clock=(clock := Clock()))
-    checker.bugs = [KeyError("a bug")]
-    outlast_three_leases(checker, clock)
-    assert checker.bugs == []
-    assert "lease_renewal_failed" in caplog.text
-    checker.close()
-
-
-def test_a_checker_that_is_used_after_close_renews_again():
-    checker = MemoryChecker(lease_s=0.3, clock=(clock := Clock()))
-    consumer_of(checker).process(message())
-    checker.close()
-    outlast_three_leases(checker, clock)
-    checker.close()
-
-
-def test_a_keeper_survives_a_wrong_number_of_answers():
-    class Owner:
-        rounds = 0
-
-        def renew(self, claims):
-            self.rounds += 1
-            return []
-
-    owner = Owner()
-    keeper = LeaseKeeper(owner.renew, 0.06)
-    keeper.hold([MemoryChecker().desk.claim(ClaimRequest(ORDERS.key("1"))).claim])
-    wait(lambda: owner.rounds > 2, "it goes on")
-    keeper.close()
-
-
-# Completions that the store did not take
+from tests.guarantees.orders import ORDERS, Refusing, consumer_of, message, outcomes
 
 
 def test_what_this_process_knows_is_not_run_again_under_any_policy():
@@ -239,48 +57,6 @@ def test_one_that_comes_too_late_is_counted():
     checker.close()
 
 
-# Transactions that a handler ends behind everybody's back
-
-
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_transaction_ended_by_a_raw_cursor_loses_nothing_silently(sql_store, strict, together):
-    if sql_store.kind == "sqlite":
-        pytest.skip("SQLite's driver begins no transaction by itself, so the plain check sees it")
-
-    def handle(message, session: Session):
-        session.execute(sql_store.effects.insert().values(id=message.id))
-        if message.id == "2":
-            session.connection().connection.dbapi_connection.commit()
-        if message.id == "3":
-            raise ConnectionError("so the group is undone")
-
-    checker = sql_store.transactional(strict=strict)
-    consumer = consumer_of(checker, handle, max_attempts=2)
-    group = [message(name) for name in "1234"]
-    results = consumer.process_many(group) if together else [consumer.process(one) for one in group]
-    effects = sql_store.booked()
-    for one, result in zip(group, results, strict=True):
-        if result.outcome in (Outcome.PROCESSED, Outcome.DUPLICATE):
-            assert effects.get(one.id) == 1, f"{one.id} was acknowledged without its effect"
-        assert effects.get(one.id, 0) <= 1
-    if together:
-        assert "dead" in outcomes(results), "a person has to look"
-        record = checker.admin().get(ORDERS.key("4"))
-        assert record.status is KeyStatus.DEAD
-        assert "effect unknown" in record.last_error
-
-
-def test_a_comment_does_not_hide_a_commit(sql_store):
-    def handle(message, session: Session):
-        session.execute(sql_store.effects.insert().values(id=message.id))
-        session.execute(sa.text("  /* app=shop */ -- twice\n COMMIT"))
-
-    consumer = consumer_of(sql_store.transactional(), handle, max_attempts=1)
-    assert consumer.process(message()).outcome is Outcome.DEAD
-    assert sql_store.booked() == {}
-
-
 def test_an_ignored_message_whose_key_somebody_holds_is_not_acknowledged(sql_store, monkeypatch):
     checker = sql_store.transactional(lock_timeout_s=0.2)
 
@@ -303,22 +79,6 @@ def test_an_ignored_message_whose_key_somebody_holds_is_not_acknowledged(sql_sto
         assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
     assert consumer.process(message()).outcome is Outcome.IGNORED
     assert consumer.process(message()).outcome is Outcome.DUPLICATE
-
-
-def test_a_pool_without_a_free_connection_is_an_unavailable_store(sql_store):
-    engine = sql_store.engine(pool_size=1, max_overflow=0, pool_timeout=0.2)
-
-    def handle(message, session: Session):
-        pass
-
-    consumer = consumer_of(sql_store.transactional(engine), handle, on_missing_key="process")
-    with engine.connect():
-        for name in ("1", None):
-            result = consumer.process(message(name))
-            assert (result.outcome, type(result.error)) == (Outcome.UNAVAILABLE, StoreUnavailableError)
-
-
-# Lapsed leases
 
 
 def test_a_take_over_whose_answer_was_lost_is_still_one(sql_store):
@@ -354,9 +114,6 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
     assert consumer.process(message()).outcome is Outcome.PROCESSED
     assert (len(asked), len(ran)) == (2, 1)
     assert checker.admin().get(ORDERS.key("1")).attempts == 1
-
-
-# Bounds, counters and policies
 
 
 def test_more_expired_failures_than_a_batch_all_go(sql_store):

@@ -1,0 +1,65 @@
+"""Leases are renewed whatever fails beside them."""
+
+from __future__ import annotations
+
+from idempotent import Outcome
+from idempotent.checkers import MemoryChecker
+from idempotent.checkers.leases import LeaseKeeper
+from idempotent.claims import ClaimRequest, Lapsed, Verdict
+from tests.guarantees.orders import ORDERS, Refusing, consumer_of, message, wait
+from tests.support.stores import Clock
+
+
+def outlast_three_leases(checker, clock):
+    """Let the lease of a running handler end three times, and wait each time until it is renewed."""
+
+    def is_held():
+        asked = checker.desk.claim(ClaimRequest(ORDERS.key("slow"), on_lapsed=Lapsed.LEAVE))
+        return asked.verdict is Verdict.IN_PROGRESS and not asked.lapsed
+
+    def handle(message):
+        for _ in range(3):
+            clock.ahead_s += checker.lease_s * 1.5
+            wait(is_held, "the lease is renewed")
+
+    result = consumer_of(checker, handle).process(message("slow"))
+    assert result.outcome is Outcome.PROCESSED, result.error
+
+
+def test_a_completion_that_is_refused_for_ever_stops_nobody_elses_renewal():
+    checker = Refusing("poison", lease_s=0.3, clock=(clock := Clock()))
+    assert consumer_of(checker).process(message("poison")).outcome is Outcome.UNAVAILABLE
+    outlast_three_leases(checker, clock)
+    checker.close()
+
+
+def test_a_bug_in_one_renewal_is_not_the_end_of_all(caplog):
+    checker = Refusing(lease_s=0.3, clock=(clock := Clock()))
+    checker.bugs = [KeyError("a bug")]
+    outlast_three_leases(checker, clock)
+    assert checker.bugs == []
+    assert "lease_renewal_failed" in caplog.text
+    checker.close()
+
+
+def test_a_checker_that_is_used_after_close_renews_again():
+    checker = MemoryChecker(lease_s=0.3, clock=(clock := Clock()))
+    consumer_of(checker).process(message())
+    checker.close()
+    outlast_three_leases(checker, clock)
+    checker.close()
+
+
+def test_a_keeper_survives_a_wrong_number_of_answers():
+    class Owner:
+        rounds = 0
+
+        def renew(self, claims):
+            self.rounds += 1
+            return []
+
+    owner = Owner()
+    keeper = LeaseKeeper(owner.renew, 0.06)
+    keeper.hold([MemoryChecker().desk.claim(ClaimRequest(ORDERS.key("1"))).claim])
+    wait(lambda: owner.rounds > 2, "it goes on")
+    keeper.close()
