@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.services.process import runs
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def family_of(pid):
