@@ -1,0 +1,63 @@
+"""Tables of others that stand in the way of an upgrade."""
+
+import pytest
+from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, String, Table, func, insert
+
+from idempotent.errors import SchemaError
+from idempotent.migrations import DriftKind, check, current, upgrade
+from idempotent.schema import version_name
+from tests.migrations.support import first, names, rows
+
+
+class TestOtherTablesInTheWay:
+    @pytest.fixture
+    def qmq(self, engine, table):
+        qmq = Table(
+            table,
+            MetaData(),
+            Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+            Column("k", String(100), nullable=False, unique=True),
+            Column("update_at", DateTime, server_default=func.now()),
+        )
+        qmq.create(engine)
+        with engine.begin() as connection:
+            connection.execute(insert(qmq), {"k": "orders.paid%billing%1"})
+        return qmq
+
+    def test_qmqs_own_table_is_recognised_and_kept(self, url, engine, table, qmq):
+        with pytest.raises(SchemaError) as error:
+            upgrade(url, table=table)
+        for words in (table, "QMQ's own", "Nothing was changed", "table=", "rename"):
+            assert words in str(error.value)
+        assert names(engine, table) == [table]
+        assert rows(engine, table) == 1
+
+    def test_check_calls_it_by_its_name(self, url, table, qmq):
+        qmqs, *missing = check(url, table=table)
+        assert qmqs.kind is DriftKind.FOREIGN_TABLE
+        assert [drift.kind for drift in missing] == [DriftKind.MISSING_TABLE] * 2
+        assert "QMQ's own" in str(qmqs)
+
+    def test_it_can_stay_next_to_ours(self, url, engine, table, qmq):
+        upgrade(url, table=f"{table}_ours")
+        assert check(url, table=f"{table}_ours") == []
+        assert rows(engine, table) == 1
+
+    @pytest.mark.parametrize("suffix", ["_runs", "_run_claims"])
+    def test_a_table_in_the_way_of_the_second_step_is_refused_before_it(self, url, engine, table, suffix):
+        upgrade(url, table=table, revision="0001")
+        Table(table + suffix, MetaData(), Column("name", String(9), primary_key=True)).create(engine)
+        with pytest.raises(SchemaError, match=r"name: extra column.*Nothing was changed"):
+            upgrade(url, table=table)
+        assert current(url, table=table) == "0001"
+        assert names(engine, table) == sorted([*first(table), table + suffix, version_name(table)])
+
+    @pytest.mark.parametrize("suffix", ["", "_failures", "_offsets"])
+    def test_any_other_table_is_refused_with_what_differs(self, url, engine, table, suffix):
+        Table(table + suffix, MetaData(), Column("name", String(9), primary_key=True)).create(engine)
+        with pytest.raises(SchemaError) as error:
+            upgrade(url, table=table)
+        for words in (f"{table}{suffix}.key_hash: missing column", f"{table}{suffix}.name: extra column"):
+            assert words in str(error.value)
+        assert "Nothing was changed" in str(error.value)
+        assert names(engine, table) == [table + suffix]
