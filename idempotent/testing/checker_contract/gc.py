@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from idempotent.claims import Failure, KeyStatus, Verdict
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, KeyStatus, Released, Verdict
 from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, needs, without
 
 
@@ -116,14 +117,33 @@ class GcContract(ContractBase):
         checker = self.checker(retention_s=self.brief_retention_s)
         self.finish(checker)
         self.age(checker, self.brief_retention_s * 2)
-        collect = checker._garbage_collect
-        meanwhile: list[int | None] = []
-
-        def collect_and_look(limit: int) -> int:
-            meanwhile.append(checker.garbage_collect_alone())
-            return collect(limit)
-
-        checker._garbage_collect = collect_and_look  # type: ignore[method-assign]
-        assert checker.garbage_collect_alone() == 1
-        assert meanwhile == [None]
+        first = _Interrupted(checker)
+        assert first.garbage_collect_alone() == 1
+        assert first.meanwhile == [None]
         assert checker.garbage_collect_alone() == 0
+
+
+class _Interrupted(AbstractIdempotentChecker):
+    """Collects for another checker, under its lock, and lets it try to collect in the middle of that."""
+
+    def __init__(self, checker: AbstractIdempotentChecker) -> None:
+        super().__init__(lease_s=checker.lease_s, retention_s=checker.retention_s)
+        self._checker = checker
+        self.meanwhile: list[int | None] = []
+
+    def _claim(self, request: ClaimRequest) -> Decision:
+        return self._checker._claim(request)
+
+    def _complete(self, completion: Completion) -> bool:
+        return self._checker._complete(completion)
+
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        return self._checker._release(claim, failure)
+
+    def _garbage_collect(self, limit: int) -> int:
+        self.meanwhile.append(self._checker.garbage_collect_alone())
+        return self._checker._garbage_collect(limit)
+
+    @property
+    def _gc_leader(self) -> AbstractIdempotentChecker:
+        return self._checker._gc_leader  # noqa: SLF001 - the same lock as the checker's
