@@ -1,6 +1,8 @@
 """The bugs found in QMQ, Powertools and idemkit, one test each: ours does not have them.
 
 QMQ's are lettered as in its review: qunarcorp/qmq at 5abc92f4. Powertools is 3.37.0, idemkit 1.0.2.
+
+Long because it is one list of other libraries' bugs.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from idempotent.errors import (
 )
 from tests.guarantees.crash.child import die_in_handler
 from tests.support.forked import Forked
+from tests.support.hooks import answering, unreachable
 
 WAIT_S = 20
 
@@ -87,10 +90,6 @@ def both_checkers(store):
     yield store.leased()
     if store.kind not in ("memory", "redis"):
         yield store.transactional()
-
-
-def unreachable(*_):
-    raise StoreUnavailableError("gone")
 
 
 # QMQ
@@ -154,15 +153,13 @@ def test_qmq_c_a_wrapped_exception_is_judged_by_what_it_wraps(store):
     assert [consumer.process(message()).outcome for _ in range(2)] == [Outcome.IGNORED, Outcome.DUPLICATE]
 
 
-def test_qmq_d_a_failed_claim_never_deletes_the_completed_key(store, monkeypatch):
+def test_qmq_d_a_failed_claim_never_deletes_the_completed_key(store):
     """When the store failed at the claim, the key of an earlier, completed delivery was deleted."""
     for number, checker in enumerate(both_checkers(store)):
         handle = Raising()
         consumer = consumer_of(checker, taking_a_message(handle), group=str(number))
         assert consumer.process(message()).outcome is Outcome.PROCESSED
-        with monkeypatch.context() as outage:
-            outage.setattr(checker, "_claim", unreachable)
-            outage.setattr(checker, "_claim_many", unreachable)
+        with answering(checker, _claim=unreachable, _claim_many=unreachable):
             assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
             assert consumer.process_many([message(), message("2")])[0].outcome is Outcome.UNAVAILABLE
         assert consumer.process(message()).outcome is Outcome.DUPLICATE
@@ -239,13 +236,11 @@ def test_qmq_e_a_commit_that_a_constraint_refuses_is_the_messages_failure(sql_st
             connection.execute(sa.text(f"DROP TABLE {parent}"))
 
 
-def test_qmq_e_a_failed_delete_holds_the_key_for_its_lease_and_no_longer(store, monkeypatch):
+def test_qmq_e_a_failed_delete_holds_the_key_for_its_lease_and_no_longer(store):
     """After a failed DELETE the nacked message was skipped as a duplicate: lost. The docs admit it."""
     checker = store.leased(lease_s=600.0)
     consumer = consumer_of(checker, Raising(OutOfStock()))
-    with monkeypatch.context() as outage:
-        outage.setattr(checker, "_release", unreachable)
-        outage.setattr(checker, "_release_many", unreachable)
+    with answering(checker, _release=unreachable, _release_many=unreachable):
         assert consumer.process(message()).action is Action.DELAY
     assert consumer.process(message()).outcome is Outcome.IN_PROGRESS, "not a duplicate"
     store.age(601)
@@ -555,7 +550,7 @@ def test_idemkit_contention_with_a_transaction_counts_as_no_attempt(sql_store):
     assert consumer.process(message()).outcome is Outcome.DEAD, "its second attempt, not its fifth"
 
 
-def test_idemkit_one_failed_renewal_cancels_no_running_handler(store, monkeypatch):
+def test_idemkit_one_failed_renewal_cancels_no_running_handler(store):
     """One blip of a renewal cancelled a handler that went on all the same: two effects."""
     checker = store.leased(lease_s=0.9)
     renewals = []
@@ -567,7 +562,6 @@ def test_idemkit_one_failed_renewal_cancels_no_running_handler(store, monkeypatc
             raise StoreUnavailableError("blip")
         return renew(claims)
 
-    monkeypatch.setattr(checker, "_renew_many", blip)
     effects, meanwhile = [], []
     started = threading.Event()
 
@@ -582,12 +576,13 @@ def test_idemkit_one_failed_renewal_cancels_no_running_handler(store, monkeypatc
     consumer = consumer_of(checker, slow)
     results = []
     thread = threading.Thread(target=lambda: results.append(consumer.process(message())))
-    thread.start()
-    assert started.wait(WAIT_S)
-    while thread.is_alive():
-        meanwhile.append(consumer.process(message()).outcome)
-        time.sleep(0.1)
-    thread.join()
+    with answering(checker, _renew_many=blip):
+        thread.start()
+        assert started.wait(WAIT_S)
+        while thread.is_alive():
+            meanwhile.append(consumer.process(message()).outcome)
+            time.sleep(0.1)
+        thread.join()
     assert results[0].outcome is Outcome.PROCESSED
     assert len(renewals) >= 3, "the next rounds tried again"
     assert effects == ["1"]

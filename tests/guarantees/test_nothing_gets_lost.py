@@ -8,10 +8,11 @@ from sqlalchemy.orm import Session
 
 from idempotent import Outcome
 from idempotent.checkers import MemoryChecker, SqlChecker
-from idempotent.claims import ClaimRequest, Failure, Verdict
+from idempotent.claims import ClaimRequest, Decision, Failure, Verdict
 from idempotent.observe import Event, counters
 from idempotent.policy import ExceptionPolicy, Handling
 from tests.guarantees.orders import ORDERS, Refusing, consumer_of, message, outcomes
+from tests.support.hooks import answering
 
 
 def test_what_this_process_knows_is_not_run_again_under_any_policy():
@@ -57,25 +58,20 @@ def test_one_that_comes_too_late_is_counted():
     checker.close()
 
 
-def test_an_ignored_message_whose_key_somebody_holds_is_not_acknowledged(sql_store, monkeypatch):
+def test_an_ignored_message_whose_key_somebody_holds_is_not_acknowledged(sql_store):
     checker = sql_store.transactional(lock_timeout_s=0.2)
 
     def handle(message, session: Session):
         raise LookupError
 
     consumer = consumer_of(checker, handle, idempotent_for=(LookupError,))
-    from idempotent.checkers import TransactionalSqlChecker
-    from idempotent.claims import Decision
-
-    claim = TransactionalSqlChecker._claim
     calls = []
 
-    def busy_the_second_time(self, request):
+    def busy_the_second_time(request):
         calls.append(request)
-        return claim(self, request) if len(calls) == 1 else Decision(Verdict.IN_PROGRESS)
+        return checker._claim(request) if len(calls) == 1 else Decision(Verdict.IN_PROGRESS)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(TransactionalSqlChecker, "_claim", busy_the_second_time)
+    with answering(checker, _claim=busy_the_second_time):
         assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
     assert consumer.process(message()).outcome is Outcome.IGNORED
     assert consumer.process(message()).outcome is Outcome.DUPLICATE

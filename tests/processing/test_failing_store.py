@@ -6,24 +6,18 @@ import pytest
 
 from idempotent import Outcome
 from idempotent.checkers.sql.unit import Unit
-from idempotent.errors import StoreUnavailableError
 from idempotent.observe import Event, counters
 from tests.processing.shop import messages, outcomes
-
-
-def unreachable(*_):
-    raise StoreUnavailableError("gone")
+from tests.support.hooks import answering, unreachable
 
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_completion_the_store_did_not_take_is_unavailable_and_its_effect_is_not_repeated(
-    leased_shop, monkeypatch, batch
+    leased_shop, batch
 ):
     checker = leased_shop.checker
     consumer = leased_shop.consumer(batch=batch)
-    with monkeypatch.context() as outage:
-        outage.setattr(checker, "_complete", unreachable)
-        outage.setattr(checker, "_complete_many", unreachable)
+    with answering(checker, _complete=unreachable, _complete_many=unreachable):
         lost = consumer.process_many(messages("1", "2", "3"))
         meanwhile = consumer.process_many(messages("1", "4"))
     assert [(r.outcome, r.action.value, r.retry_after_s > 0) for r in lost] == [
@@ -38,10 +32,9 @@ def test_a_completion_the_store_did_not_take_is_unavailable_and_its_effect_is_no
         assert outcomes(elsewhere.process_many(messages("1", "2", "3"))) == ["duplicate"] * 3
 
 
-def test_a_group_that_cannot_be_claimed_is_unavailable_and_did_not_run(shop, monkeypatch):
+def test_a_group_that_cannot_be_claimed_is_unavailable_and_did_not_run(shop):
     consumer = shop.consumer(max_attempts=1)
-    with monkeypatch.context() as outage:
-        outage.setattr(shop.checker, "_claim_many", unreachable)
+    with answering(shop.checker, _claim_many=unreachable):
         results = consumer.process_many(messages("1", "2", "1"))
     assert outcomes(results) == ["unavailable"] * 3
     assert shop.calls == []

@@ -26,6 +26,7 @@ from tests.adapters.activemq.member import (
     work_until,
 )
 from tests.adapters.activemq.stomp_client import in_queue, until_in_queue
+from tests.support.hooks import answering
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.IGNORED])
@@ -108,31 +109,31 @@ def test_what_is_contended_is_held_unacknowledged_until_the_store_has_spoken(
     until_left(stomp_url, name)
 
 
-def test_a_commit_that_fails_leaves_the_message_with_the_broker(stomp_url, name, monkeypatch):
+def test_a_commit_that_fails_leaves_the_message_with_the_broker(stomp_url, name):
     checker = MemoryChecker()
     registry = Registry()
     effects, failures = [], [StoreUnavailableError("gone"), StoreUnavailableError("gone")]
     registry.consumer(name, checker=checker)(lambda message: effects.append(message.id))
-    complete, left_then = checker._complete, []
+    left_then = []
 
     def failing(*args, **kwargs):
         if failures:
             left_then.append(left(stomp_url, name))
             raise failures.pop()
-        return complete(*args, **kwargs)
+        return checker._complete(*args, **kwargs)
 
-    monkeypatch.setattr(checker, "_complete", failing)
     send(stomp_url, name, "a")
     adapter = StompAdapter(stomp_url, backoff=QUICK)
     worker = Worker(registry, adapter, drain_timeout_s=1.0, gc_interval_s=None)
     thread = threading.Thread(target=worker.run)
-    thread.start()
-    deadline = time.monotonic() + DEADLINE_S
-    while not left_then and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.3)
-    worker.stop()
-    thread.join(DEADLINE_S)
+    with answering(checker, _complete=failing):
+        thread.start()
+        deadline = time.monotonic() + DEADLINE_S
+        while not left_then and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        worker.stop()
+        thread.join(DEADLINE_S)
     assert left_then[0] == ["a"]
     assert effects == ["a"]
     until_left(stomp_url, name, "a")
