@@ -6,6 +6,7 @@ from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters.files import FileAdapter
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
+from idempotent.checkers.memory.admin import MemoryKeyAdmin
 from idempotent.claims import KeyStatus
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.keys import KeySpace
@@ -17,9 +18,9 @@ ORDERS = KeySpace("orders", "billing")
 class Shop:
     """A consumer that refuses some messages, and a broker whose messages it has had."""
 
-    def __init__(self, *bad: str, **options) -> None:
+    def __init__(self, *bad: str, checker: MemoryChecker | None = None, **options) -> None:
         self.broker = MemoryBroker()
-        self.checker = MemoryChecker()
+        self.checker = checker or MemoryChecker()
         self.registry = Registry()
         self.bad = set(bad)
         self.done: list[str] = []
@@ -98,27 +99,32 @@ def test_no_more_than_the_limit_go_back():
     assert len(shop.broker.dead_letters("orders")) == 1
 
 
-def test_a_broker_that_does_not_take_the_message_leaves_the_letter(monkeypatch):
+def test_a_broker_that_does_not_take_the_message_leaves_the_letter():
     shop = Shop("1")
     shop.deliver("1")
 
-    def refuse(self, message):
-        raise AdapterError("the broker is full")
+    class Full(MemoryAdapter):
+        def publish(self, message):
+            raise AdapterError("the broker is full")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryAdapter, "publish", refuse)
-        with pytest.raises(AdapterError, match="full"):
-            shop.redrive()
+    with pytest.raises(AdapterError, match="full"):
+        redrive(shop.consumer, Full(shop.broker), idle_s=0.3)
     assert len(shop.broker.dead_letters("orders")) == 1
     assert shop.checker.admin().get(ORDERS.key("1")) is None, "its key is open, and that harms nobody"
     assert shop.redrive() == Redriven(returned=1, reopened=0)
 
 
-def test_a_key_that_changes_meanwhile_keeps_its_letter(monkeypatch):
-    shop = Shop("1")
+def test_a_key_that_changes_meanwhile_keeps_its_letter():
+    class Changed(MemoryKeyAdmin):
+        def reopen(self, record):
+            return False
+
+    class Busy(MemoryChecker):
+        def admin(self):
+            return Changed(self.keys)
+
+    shop = Shop("1", checker=Busy())
     shop.deliver("1")
-    admin = type(shop.checker.admin())
-    monkeypatch.setattr(admin, "reopen", lambda self, record: False)
     assert shop.redrive() == Redriven(left=1)
     assert len(shop.broker.dead_letters("orders")) == 1
     assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DEAD

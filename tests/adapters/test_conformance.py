@@ -14,6 +14,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreUnavailableError
 from idempotent.migrations import upgrade
+from idempotent.observe import Observer
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.crashpoints import CRASH_VARIABLE
@@ -154,8 +155,13 @@ def test_a_handler_that_is_interrupted_acknowledges_nothing_and_frees_its_key(pl
 
 @pytest.mark.parametrize("first_fails", [False, True])
 def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, subject, first_fails):
-    runs = []
-    registry = Registry()
+    runs, finished = [], []
+
+    class Watching(Observer):
+        def processed(self, consumer, messages, results):
+            finished.extend(result.outcome for result in results)
+
+    registry = Registry(observers=[Watching()])
 
     @registry.consumer(subject, group=GROUP, checker=MemoryChecker(), backoff=SOON)
     def handle(message):
@@ -167,18 +173,7 @@ def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, s
         runs.append("done")
 
     place.send(Message(subject, id="1"), Message(subject, id="1"))
-    finished = []
-    worker_done = registry.consumers[f"{subject}:{GROUP}"]
-    process = type(worker_done).process
-
-    def counting(consumer, message):
-        result = process(consumer, message)
-        finished.append(result.outcome)
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(worker_done), "process", counting)
-        run_until(registry, place.adapter(), lambda: Outcome.DUPLICATE in finished)
+    run_until(registry, place.adapter(), lambda: Outcome.DUPLICATE in finished)
     assert runs == (["began", "failed"] if first_fails else []) + ["began", "done"]
     assert place.left(subject) == 0
 

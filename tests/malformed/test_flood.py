@@ -18,8 +18,11 @@ def test_all_is_as_it_should_be(place):
     assert not any(found.values()), found
 
 
-def test_a_good_one_that_does_not_run_and_a_bad_one_that_is_no_letter_are_seen(place, monkeypatch):
-    monkeypatch.setattr(Flood, "_handle", lambda _, message: None)
-    found = Flood(place, 100).run(lambda _: None)
+def test_a_good_one_that_does_not_run_and_a_bad_one_that_is_no_letter_are_seen(place):
+    class Deaf(Flood):
+        def _handle(self, message):
+            pass
+
+    found = Deaf(place, 100).run(lambda _: None)
     assert len(found["good ones lost"]) == 10
     assert len(found["without a dead letter"]) == 100

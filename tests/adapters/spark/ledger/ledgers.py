@@ -20,6 +20,15 @@ ALL = ("memory", *SHARED)
 RETENTION_S = 3600.0
 
 
+class OverOneMemory(MemoryLedger):
+    """Over the memory of another ledger, if one is given."""
+
+    def __init__(self, first: MemoryLedger | None, **options: Any) -> None:
+        super().__init__(**options)
+        if first is not None:
+            self._store = first._store
+
+
 @dataclass
 class Place:
     """A store for one test, and the ledgers over it."""
@@ -37,9 +46,8 @@ class Place:
     def ledger(self, **options: Any) -> Ledger:
         """A ledger of its own over the same store, as another process has one."""
         if self.kind == "memory":
-            ledger: Any = MemoryLedger(**({"retention_s": RETENTION_S} | options))
+            ledger: Ledger = OverOneMemory(self.memory, **({"retention_s": RETENTION_S} | options))
             self.memory = self.memory or ledger
-            ledger._store = self.memory._store
         else:
             ledger = open_ledger(self.config(**options))
         self.opened.callback(ledger.close)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,13 @@ def test_docker_comes_before_a_private_process() -> None:
     assert choose(REDIS, {}, yes) is Source.DOCKER
 
 
-def test_without_docker_an_installed_program_is_run_privately(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrivateRedis, "missing", lambda: None)
-    assert choose(REDIS, {}, no) is Source.PRIVATE
+def test_without_docker_an_installed_program_is_run_privately() -> None:
+    class Installed(PrivateRedis):
+        @classmethod
+        def missing(cls) -> None:
+            return None
+
+    assert choose(replace(REDIS, private=Installed), {}, no) is Source.PRIVATE
 
 
 @pytest.mark.usefixtures("nothing_installed")
@@ -117,12 +122,13 @@ def test_processes_that_share_a_server_start_it_once(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv(REDIS.variable, raising=False)
     started = []
 
-    def start(server: PrivateRedis) -> None:
-        started.append(server)
+    class Noted(PrivateRedis):
+        def start(self) -> None:
+            started.append(self)
 
-    monkeypatch.setattr(PrivateRedis, "start", start)
-    with closing(ServicePool(docker=no)) as pool, closing(Lender(pool, [REDIS])) as lender:
-        urls = {ServicePool(docker=no, lent=lender.ports).url(REDIS) for _ in range(2)}
+    service = replace(REDIS, private=Noted)
+    with closing(ServicePool(docker=no)) as pool, closing(Lender(pool, [service])) as lender:
+        urls = {ServicePool(docker=no, lent=lender.ports).url(service) for _ in range(2)}
         (server,) = started
         assert urls == {server.url}
         assert server.folder.exists()
