@@ -15,6 +15,42 @@ PATCHED: Final[Mapping[tuple[str, str], str]] = {
     ("idempotent/testing/checker_contract/base.py", "cls"): "the suite takes tests out of the class it makes",
     ("idempotent/testing/checker_contract/base.py", "test"): "marks a test function, as pytest's marks do",
     ("idempotent/torture/faults/kinds.py", "kind"): "an enum gives its member a value so",
+    ("tests/adapters/activemq/member.py", "transport"): "reads the frames that stomp.py writes",
+    (
+        "tests/adapters/activemq/test_outcomes.py",
+        "type(consumer)",
+    ): "gives the worker a result of our choice",
+    (
+        "tests/adapters/kafka/transactions/test_failing.py",
+        "Transactions",
+    ): "the adapter makes it, with its group",
+    (
+        "tests/adapters/kafka/transactions/test_transactions.py",
+        "adapter._group._commits",
+    ): "made with the group",
+    ("tests/adapters/rabbitmq/test_working.py", "Session"): "the adapter makes one for each connection",
+    (
+        "tests/adapters/spark/ledger/test_round_trips.py",
+        "path",
+    ): "counts statements, which pass no object of ours",
+    ("tests/adapters/spark/ledger/test_round_trips.py", "RedisStore"): "counts commands",
+    (
+        "tests/checkers/sql/test_offsets.py",
+        "Unit",
+    ): "COMMIT fails: the checker makes a unit for each transaction",
+    (
+        "tests/guarantees/test_known_bugs.py",
+        "Unit",
+    ): "COMMIT fails: the checker makes a unit for each transaction",
+    (
+        "tests/guarantees/test_nothing_stays_open.py",
+        "ExceptionPolicy",
+    ): "a bug of ours, between handler and store",
+    (
+        "tests/processing/test_failing_store.py",
+        "Unit",
+    ): "COMMIT fails: the checker makes a unit for each transaction",
+    ("tests/processing/test_round_trips.py", "module"): "counts statements, which pass no object of ours",
 }
 
 
