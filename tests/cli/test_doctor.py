@@ -1,7 +1,7 @@
 """`idempotent doctor`: each thing that breaks a promise is found, and a healthy store is called so."""
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from tests.cli.support import BILLING, at, dead, done, fill
 from tests.support.stores import open_store
@@ -112,7 +112,7 @@ def test_keys_that_nobody_collects_are_found(cli, sql_store, own):
 def test_autocommit_in_the_url_is_found(cli, request):
     for store in open_store("mysql", request):
         words = at(store)
-        words[1] += "?autocommit=true"
+        words[1] = str(make_url(words[1]).update_query_dict({"autocommit": "true"}).render_as_string(False))
         answer = cli("doctor", *words, "--json")
         assert answer.code == 1
         assert any("autocommit" in line["what"] for line in problems(answer))
@@ -155,3 +155,9 @@ def test_dead_keys_of_a_healthy_server_come_with_what_to_type(cli, sqlite_store)
     assert answer.code == 1
     assert "idempotent keys list --status dead" in answer.out
     assert "0 errors, 1 warning." in answer.out
+
+
+def test_offsets_have_no_keys_and_the_error_says_what_to_do(cli, sqlite_store):
+    answer = cli("doctor", "--url", f"offsets+{sqlite_store.url}", "--table", sqlite_store.table)
+    assert answer.code == 3
+    assert "leave offsets+ out" in " ".join(answer.err.split())

@@ -152,6 +152,13 @@ print(*sys.modules)
     assert not {"sqlalchemy", "alembic"} & set(modules)
 
 
+def test_a_leased_checker_imports_nothing_of_the_orm(tmp_path: Path) -> None:
+    program = "import sys; from idempotent.checkers import SqlChecker; print(*sys.modules)"
+    modules = run(sys.executable, "-c", program, cwd=tmp_path).split()
+    assert "sqlalchemy" in modules
+    assert "sqlalchemy.orm" not in modules
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_wheel_alone_has_adapters_and_migrations_inside_and_runs_a_command(

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from idempotent.checkers.sql.checker import SqlChecker
-from idempotent.checkers.sql.offsets import OffsetChecker
-from idempotent.checkers.sql.transactional import TransactionalSqlChecker
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from idempotent.checkers.sql.checker import SqlChecker
+    from idempotent.checkers.sql.offsets import OffsetChecker
+    from idempotent.checkers.sql.transactional import TransactionalSqlChecker
 
 __all__ = ["OffsetChecker", "SqlChecker", "TransactionalSqlChecker"]
+
+# SqlChecker needs none of SQLAlchemy's ORM, which the transactional ones import.
+_MODULES: Final = {
+    "OffsetChecker": "offsets",
+    "SqlChecker": "checker",
+    "TransactionalSqlChecker": "transactional",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from idempotent.admin import KeyAdmin
 from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.sql.offset_ledger import OffsetLedger
+from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Position
 
@@ -36,6 +38,17 @@ class OffsetChecker(InTransactions):
 
     ledger_type = OffsetLedger
     _ledger: OffsetLedger
+
+    def admin(self) -> KeyAdmin:
+        """An OffsetChecker keeps no keys.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "an OffsetChecker keeps the offsets of partitions, not keys; for the keys in the same tables "
+            "leave offsets+ out of the URL"
+        )
 
     def begin(self, starts: Mapping[Key, int]) -> dict[Key, int]:
         """The next offset to read in each partition. One that is not stored yet starts at its offset in `starts`.
