@@ -135,8 +135,14 @@ def shared_store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 @pytest.fixture(params=SQL)
 def sql_store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """Every SQL database, in turn, with an effects table."""
+    """Every SQL database, in turn, with an effects table. Tests use its tables one after another."""
     yield from open_store(request.param, request, reuse=True)
+
+
+@pytest.fixture(params=SQL)
+def altered_sql_store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """As `sql_store`, with new tables whose definition a test may change."""
+    yield from open_store(request.param, request)
 
 
 @pytest.fixture

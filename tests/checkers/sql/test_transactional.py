@@ -128,29 +128,31 @@ def test_a_deferred_constraint_that_fails_at_commit_fails_its_own_message_only(s
         connection.execute(sa.text(f"DROP TABLE {parent}"))
 
 
-def test_an_orm_flush_that_violates_a_constraint_is_the_handlers_failure(sql_store):
-    engine = sql_store.engine()
+def test_an_orm_flush_that_violates_a_constraint_is_the_handlers_failure(altered_sql_store):
+    engine = altered_sql_store.engine()
     with engine.begin() as connection:
         connection.execute(
-            sa.text(f"CREATE UNIQUE INDEX {sql_store.table}_u ON {sql_store.effects.name} (id)")
+            sa.text(
+                f"CREATE UNIQUE INDEX {altered_sql_store.table}_u ON {altered_sql_store.effects.name} (id)"
+            )
         )
-        connection.execute(sql_store.effects.insert().values(id="2"))
+        connection.execute(altered_sql_store.effects.insert().values(id="2"))
     base = sa.orm.registry()
-    effects = sql_store.effects
+    effects = altered_sql_store.effects
 
     class Effect:
         pass
 
     base.map_imperatively(Effect, effects, primary_key=[effects.c.id])
 
-    @Registry().consumer("orders", checker=sql_store.transactional(engine))
+    @Registry().consumer("orders", checker=altered_sql_store.transactional(engine))
     def consumer(message, session: Session):
         effect = Effect()
         effect.id = message.id
         session.add(effect)  # nothing is sent before the flush
 
     assert outcomes(consumer.process_many(messages("1", "2", "3"))) == ["processed", "failed", "processed"]
-    assert sql_store.booked() == {"1": 1, "2": 1, "3": 1}
+    assert altered_sql_store.booked() == {"1": 1, "2": 1, "3": 1}
     base.dispose()
 
 
