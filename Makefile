@@ -34,7 +34,7 @@ demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and 
 	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python -m tests.demo $(BROKER),idempotent demo) \
 	  $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
 
-torture: $(STAMP) servers ## Harm consumers, brokers and stores for an hour, and examine the history
+torture: $(STAMP) servers ## Kill, pause and cut off consumers, brokers and stores for an hour, and examine the history
 	@$(BIN)/python -m tests.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(BROKER),--broker $(BROKER)) $(if $(CHECKER),--checker $(CHECKER)) $(ARGS)
 
@@ -70,10 +70,10 @@ types: $(STAMP) ## Check types
 pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(ARGS)
 
-faults: $(STAMP) servers ## Make each mistake of a catalogue in a copy, and see the test fail that has to
+faults: $(STAMP) servers ## Make each mistake of the catalogue in a copy, and check that its test fails
 	@$(BIN)/python -m tests.faults $(ARGS)
 
-fuzz: $(STAMP) ## Search for bytes and headers that the parsers do not bear, with atheris, e.g. make fuzz ARGS="--seconds 3600"
+fuzz: $(STAMP) ## Search for bytes and headers that break the parsers, with atheris, e.g. make fuzz ARGS="--seconds 3600"
 	@$(BIN)/python -m tests.malformed.fuzz $(ARGS)
 
 flood: $(STAMP) servers ## Send 100,000 malformed messages through each broker, good ones between them, e.g. make flood BROKER=kafka
@@ -94,7 +94,7 @@ audit: python ## Ask pip-audit about known weaknesses of the pinned libraries, w
 architecture: $(STAMP) ## Draw the picture in docs/architecture.md from the imports
 	@$(BIN)/python -m tests.project.architecture
 
-format: $(STAMP) ## Mend what of the style can be mended by a program
+format: $(STAMP) ## Fix the style problems that ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
