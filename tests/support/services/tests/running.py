@@ -18,7 +18,8 @@ def runs_no_more(server: PrivateServer) -> None:
     """It ends without `stop` or `kill`."""
     process = psutil.Process(server.pid)
     process.kill()
-    wait_for(lambda: not runs(process))
+    # Its parent, which the server object watches, may end a moment later.
+    wait_for(lambda: not runs(process) and server._process.poll() is not None)
 
 
 def runs_in(process: psutil.Process, folder_prefix: Path) -> bool:
