@@ -105,7 +105,9 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
     checker.desk.abandon(checker.desk.claim(consumer.binding.requests.of(message())).claim)
     clock[0] += 3600
     assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
-    assert checker.admin().get(ORDERS.key("1")).attempts == 0, "nobody knows yet whether it was one"
+    assert checker.admin().get(ORDERS.key("1")).attempts == 0, (
+        "whether the lapse was an attempt is not known yet"
+    )
     clock[0] += 3600
     assert consumer.process(message()).outcome is Outcome.PROCESSED
     assert (len(asked), len(ran)) == (2, 1)

@@ -163,7 +163,7 @@ def test_a_savepoint_undoes_its_own_message_and_nothing_runs_twice(transactional
 
 
 def test_a_lapsed_claim_is_taken_over_alone_beside_a_failing_neighbour(shop):
-    """Its group leaves it, whoever made the claim: alone, its lapse counts against nobody else."""
+    """A group leaves a lapsed key; it is claimed alone, so its lapse counts for that message only."""
     lapsing = shop.store.leased()
     if shop.store.kind == "memory":
         shop.checker = lapsing

@@ -70,7 +70,7 @@ def test_what_must_not_be_forgotten_has_no_time_to_live_until_it_is_final(make, 
 def test_a_parked_key_and_its_reason_stay_for_a_person(make, client):
     checker = make(lease_s=0.05, retention_s=HOUR_S)
     park = ClaimRequest(KEYS.key("7"), status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
-    claim = checker._claim(park).claim  # nobody renews it
+    claim = checker._claim(park).claim  # claimed past the desk, so not renewed
     time.sleep(0.1)
     other = make(lease_s=0.05, retention_s=HOUR_S)
     assert other.desk.claim(ClaimRequest(KEYS.key("7"), on_lapsed=Lapsed.PARK)).verdict is Verdict.DEAD

@@ -20,7 +20,7 @@ from tests.support.services import PrivateKafka
 
 # Errors
 
-# The broker ends a transaction that hangs after so long, and the client waits for that. Not too short for a busy
+# The broker ends a transaction that hangs after this time, and the client waits for that. Not too short for a busy
 # machine: a transaction that is aborted too early is repeated.
 TIMES_OUT = {"transaction.timeout.ms": 3000}
 
