@@ -8,6 +8,7 @@ BROKER ?=
 ONLY ?=
 SECONDS ?= 3600
 SEED ?=
+SERVERS ?=
 CHOICE :=
 IN_CI := $(filter true 1,$(CI))
 
@@ -15,11 +16,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench
+# hatchling builds this package, setuptools builds PySpark, which has no wheel.
+BUILD := hatchling setuptools
+NEWEST := $(if $(filter newest,$(SERVERS)),$(BIN)/python -m tests.support.services.newest)
+ON_NEWEST := tests/checkers/contract tests/checkers/sql tests/stores tests/migrations tests/guarantees \
+  tests/adapters/test_conformance.py tests/adapters/rabbitmq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers python
+.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -27,6 +33,7 @@ help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  ARGS= (more words for pytest or the demo)  CHECKER= (URL for the demo)"
+	@echo "  SERVERS=newest (test on MySQL 9, MariaDB 11.8, PostgreSQL 17, Redis 8 and RabbitMQ 4, from make servers-newest)"
 	@echo "  ONLY= (parts of the benchmark)  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
 	@echo "  SECONDS=$(SECONDS) (of torture and soak)  SEED=  (of torture, which also takes BROKER= and CHECKER=redis, for one pair)"
 
@@ -68,7 +75,7 @@ types: $(STAMP) ## Check types
 	@$(BIN)/mypy examples
 
 pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(ARGS)
+	@$(NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(ON_NEWEST)) $(ARGS)
 
 faults: $(STAMP) servers ## Make each mistake of the catalogue in a copy, and check that its test fails
 	@$(BIN)/python -m tests.faults $(ARGS)
@@ -101,10 +108,10 @@ format: $(STAMP) ## Fix the style problems that ruff can fix
 lock: python ## Write the newest versions of the dependencies into constraints.txt
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(PYTHON) -m venv "$$folder" && \
-	"$$folder/bin/python" -m pip install --quiet --upgrade hatchling && \
+	"$$folder/bin/python" -m pip install --quiet --upgrade $(BUILD) && \
 	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,demo,dev,bench]' && \
 	{ echo "# Exact versions for make and CI; written by \`make lock\`."; \
-	  "$$folder/bin/python" -m pip freeze --exclude idempotent-consumer; \
+	  "$$folder/bin/python" -m pip freeze --all --exclude pip --exclude idempotent-consumer; \
 	} > "$$folder/constraints.txt" && \
 	cp "$$folder/constraints.txt" constraints.txt
 	@echo "make lock: wrote $$(grep -c == constraints.txt) versions to constraints.txt"
@@ -117,6 +124,9 @@ clean: ## Remove everything these commands made
 servers:
 	@.ci/debian-packages servers
 
+servers-newest: ## Download newer servers than this machine's own, for make test SERVERS=newest; takes root on Debian
+	@.ci/newest-servers
+
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
@@ -127,7 +137,7 @@ python:
 $(STAMP): pyproject.toml constraints.txt | python
 	@echo "Making $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(BUILD)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  --no-build-isolation -e '.[all,demo,dev]'
 	@touch $@
