@@ -1,21 +1,30 @@
-"""FlightBroker: an at-least-once broker with copies, disorder and lost acknowledgements."""
+"""FlightBroker: at least once, with disorder and lost acknowledgements. PipeAdapter: its client in another process."""
 
 from __future__ import annotations
 
 import heapq
 import json
 import random
+import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Final, NamedTuple
 
+from idempotent.adapters.base import Adapter, Delivery
+from idempotent.consumer import Consumer
+from idempotent.demo.consumers import SUBJECT
 from idempotent.demo.flights import Flight
-from idempotent.outcomes import Action, Outcome
+from idempotent.errors import AdapterError
+from idempotent.message import Message
+from idempotent.outcomes import Action, Outcome, Result
 
 ACKS_LOST: Final = 0.001
 """The share of acknowledgements that never arrive."""
 REDELIVERED_WITHIN: Final = 5_000
 """A message whose acknowledgement was lost is delivered again within this many deliveries."""
+_PAUSE_S: Final = 0.02
 
 
 class Parcel(NamedTuple):
@@ -35,13 +44,7 @@ class Answer(NamedTuple):
 
 
 class FlightBroker:
-    """Delivers flights until each delivery of `order` is acknowledged.
-
-    Args:
-        flights: the messages.
-        order: their numbers in order of delivery, some of them twice.
-        seed: decides which acknowledgements are lost.
-    """
+    """Delivers flights by their numbers in `order`, some of them twice, until each delivery is acknowledged."""
 
     def __init__(self, flights: Sequence[Flight], order: Sequence[int], *, seed: int) -> None:
         self._flights = flights
@@ -117,3 +120,88 @@ class FlightBroker:
     def _redeliver(self, number: int, *, within: int) -> None:
         heapq.heappush(self._again, (self.delivered + self._rng.randrange(within), number))
         self.expected += 1
+
+
+class PipeAdapter(Adapter):
+    """Asks the broker at the other end of two pipes, a line of JSON each way."""
+
+    def __init__(self, source: IO[str], report: Callable[[Any], None]) -> None:
+        self._source = source
+        self._report = report
+        self._answers: list[tuple[int, str | None]] = []
+        self._finished = False
+        self._woken = threading.Event()
+
+    def open(self, consumers: Sequence[Consumer]) -> None:
+        """Nothing to do: the pipes are open."""
+
+    def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
+        """Report what was settled, and get the next deliveries."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if limit or self._answers:
+                deliveries = self._ask(limit)
+                if deliveries:
+                    return deliveries
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self._finished:
+                return []
+            # A pipe cannot be waited for together with `wake`, so an idle consumer asks again now and then.
+            if self._woken.wait(min(left_s, _PAUSE_S)):
+                self._woken.clear()
+                return []
+
+    def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
+        return self._answer(delivery, result.outcome)
+
+    def _delay(self, delivery: Delivery, after_s: float) -> bool:
+        del after_s
+        return self._answer(delivery, Outcome.FAILED)
+
+    def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
+        return self._answer(delivery, result.outcome)
+
+    def _give_back(self, delivery: Delivery) -> bool:
+        return self._answer(delivery, None)
+
+    def _answer(self, delivery: Delivery, outcome: Outcome | None) -> bool:
+        """Keep it for the next request, which carries the answers of a whole batch."""
+        self._answers.append((delivery.token, outcome and outcome.value))
+        return True
+
+    def publish(self, message: Message) -> None:
+        """Refuse: the flights come from the data set. Raises AdapterError, as every adapter that only reads."""
+        raise AdapterError(f"{message.subject}: the demonstration takes its flights from the data set only")
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    @property
+    def finished(self) -> bool:
+        """The broker has nothing left."""
+        return self._finished
+
+    def close(self) -> None:
+        """Report what was settled last."""
+        if self._answers:
+            self._ask(0)
+
+    def _ask(self, limit: int) -> list[Delivery]:
+        answers, self._answers = self._answers, []
+        self._report([answers, limit])
+        line = self._source.readline()
+        if not line.endswith("\n"):
+            sys.exit("the broker is gone")
+        parcels, self._finished = json.loads(line)
+        return [_delivery(Parcel(*parcel)) for parcel in parcels]
+
+
+def request_of(line: bytes) -> tuple[list[Answer], int]:
+    """The consumer's request in a line: the answers to deliveries, and how many more it can take."""
+    answers, limit = json.loads(line)
+    return [Answer(tag, outcome and Outcome(outcome)) for tag, outcome in answers], limit
+
+
+def _delivery(parcel: Parcel) -> Delivery:
+    message = Message(SUBJECT, parcel.body.encode(), id=parcel.message_id, redelivered=parcel.redelivered)
+    return Delivery(message, parcel.tag)

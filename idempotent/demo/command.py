@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,13 +13,11 @@ from rich.console import Console
 from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.live.report import LiveReport
-from idempotent.demo.live.run import LiveRun
-from idempotent.demo.progress import progress
-from idempotent.demo.report import Report
+from idempotent.demo.live import LiveRun
+from idempotent.demo.report import LiveReport, Report
 from idempotent.demo.run import Run
-from idempotent.demo.screen import introduce, introduce_live, show, show_live
-from idempotent.demo.settings import Settings
+from idempotent.demo.schedule import Settings
+from idempotent.demo.screen import introduce, introduce_live, progress, show, show_live
 from idempotent.demo.stores import Stores
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.testing.stage.places import place_at
@@ -108,7 +105,7 @@ def _simulated(console: Console, settings: Settings, checker: str | None, *, kee
         introduce(console, settings, stores)
         with console.status("Reading the flights"):
             run = Run(settings, stores, folder)
-        with progress(console, run.lanes) as tick:
+        with progress(console, {lane.name: lane.state for lane in run.lanes}) as tick:
             run.deliver(tick)
         with console.status("Comparing every row with the data set"):
             report = run.compare()
@@ -125,18 +122,7 @@ def over_broker(
     keep: bool = False,
     restart: Callable[[], object] | None = None,
 ) -> LiveReport:
-    """The run over a real broker.
-
-    Args:
-        console: where it is shown.
-        settings: how much of everything.
-        broker: the adapter's URL.
-        checker: the checker's; None: a transactional one, on SQLite.
-        keep: leave files and tables.
-        restart: kills the broker and starts it again, once in the middle.
-    """
-    # What an adapter has to say about a broker that is away is no news here.
-    logging.getLogger("idempotent").addHandler(logging.NullHandler())
+    """The run over a real broker. `restart` kills the broker and starts it again, once in the middle."""
     place = place_at(broker, f"demo_flights_{secrets.token_hex(4)}", settings.batch_size)
     with own_folder(console, keep=keep) as folder, prepared(Stores(checker, folder), keep=keep) as stores:
         if stores.keys.by_position and not place.has_offsets:
@@ -146,7 +132,7 @@ def over_broker(
             run = LiveRun(settings, stores, place, folder, restart)
         place.make()
         try:
-            with progress(console, [run]) as tick:
+            with progress(console, {"two consumers": run.state}) as tick:
                 run.deliver(tick)
             with console.status("Comparing every row with the data set"):
                 report = run.compare()

@@ -9,10 +9,8 @@ from sqlalchemy import Connection, Engine, Table, insert
 
 from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.base import Adapter
-from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Guarantee
-from idempotent.demo.bookings import bookings_table
-from idempotent.demo.stores import keys_at
+from idempotent.demo.stores import bookings_table, keys_at
 from idempotent.testing.stage.databases import tuned_engine
 
 SUBJECT: Final = "flights"
@@ -20,16 +18,7 @@ GROUP: Final = "demo"
 
 
 class Job(NamedTuple):
-    """The first line that a consuming process reads.
-
-    Attributes:
-        checker_url: the checker's URL; None: no checker.
-        database_url: the database of the bookings.
-        table: the table of the bookings.
-        batch_size: messages booked together.
-        subject: the queue or topic.
-        broker_url: the adapter's URL; None: the simulated broker.
-    """
+    """The first line that a consuming process reads. No checker: it only books; no broker: one is simulated."""
 
     checker_url: str | None
     database_url: str
@@ -41,36 +30,24 @@ class Job(NamedTuple):
 
 def consume(job: Job, adapter: Adapter, on_result: Callable[[Message, Result], object] | None = None) -> None:
     """Consume from any adapter until it has finished, or a signal comes."""
-    table = bookings_table(job.table)
+    table, engine = bookings_table(job.table), tuned_engine(job.database_url)
     if job.checker_url is None:
-        _consume_plainly(adapter, tuned_engine(job.database_url), table, job.batch_size)
+        _consume_plainly(adapter, engine, table, job.batch_size)
         return
     checker = keys_at(job.checker_url).checker()
     registry = Registry()
-    if checker.guarantee is Guarantee.TRANSACTIONAL:
-        _book_in_the_checkers_transaction(registry, job.subject, checker, table)
-    else:
-        engine = tuned_engine(job.database_url)
-        _book_in_a_transaction_of_its_own(registry, job.subject, checker, table, engine)
+    register = registry.consumer(job.subject, group=GROUP, checker=checker, batch=True)
+
+    def book(messages: list[Message], connection: Connection) -> None:
+        connection.execute(insert(table), [message.json() for message in messages])
+
+    def book_alone(messages: list[Message]) -> None:
+        with engine.begin() as connection:
+            book(messages, connection)
+
+    register(book if checker.guarantee is Guarantee.TRANSACTIONAL else book_alone)
     Worker(registry, adapter, batch_size=job.batch_size, on_result=on_result).run()
     registry.close()
-
-
-def _book_in_the_checkers_transaction(
-    registry: Registry, subject: str, checker: AbstractIdempotentChecker, bookings: Table
-) -> None:
-    @registry.consumer(subject, group=GROUP, checker=checker, batch=True)
-    def book(messages: list[Message], connection: Connection) -> None:
-        connection.execute(insert(bookings), [message.json() for message in messages])
-
-
-def _book_in_a_transaction_of_its_own(
-    registry: Registry, subject: str, checker: AbstractIdempotentChecker, bookings: Table, engine: Engine
-) -> None:
-    @registry.consumer(subject, group=GROUP, checker=checker, batch=True)
-    def book(messages: list[Message]) -> None:
-        with engine.begin() as connection:
-            connection.execute(insert(bookings), [message.json() for message in messages])
 
 
 def _consume_plainly(adapter: Adapter, engine: Engine, bookings: Table, batch_size: int) -> None:

@@ -1,17 +1,28 @@
-"""The result of a run, as JSON and as rows of a table."""
+"""The results of a run over the simulated broker and over a real one, as JSON and as rows of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from idempotent.demo.broker import FlightBroker
-from idempotent.demo.settings import Settings
+from idempotent.demo.schedule import Settings
 from idempotent.demo.stores import Stores
 from idempotent.demo.truth import Comparison, Totals
 from idempotent.outcomes import Action, Outcome
+from idempotent.testing.stage.places import Place
 from idempotent.testing.stage.screen import Row, should_be_zero
+
+
+class State(NamedTuple):
+    """How far a consumer, or a group of them, is. `seconds` is 0 until the end."""
+
+    expected: int
+    delivered: int
+    skipped: int
+    crashes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +30,9 @@ class VariantReport:
     """One consumer's run. `delivered` is the sum of the four that follow it.
 
     Attributes:
-        delivered: messages handed over, redeliveries included.
-        processed: answered PROCESSED: booked now.
-        duplicates: answered DUPLICATE: booked before, skipped.
         unanswered: in the consumer's hands when it was killed.
-        others: every other answer.
-        dead: the other answers that ended as dead letters.
-        crashes: kills of the consuming process.
-        seconds: from start to end.
-        comparison: its table against the truth.
+        others: neither PROCESSED nor DUPLICATE.
+        dead: the others that ended as dead letters.
     """
 
     delivered: int
@@ -60,9 +65,8 @@ class VariantReport:
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
         values = asdict(self)
-        compared = values.pop("comparison")
-        del compared["truth"]
-        return {**values, "seconds": round(self.seconds, 1), **compared, "equal": self.comparison.equal}
+        del values["comparison"]
+        return {**values, "seconds": round(self.seconds, 1), **self.comparison.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +110,21 @@ def described(stores: Stores, settings: Settings) -> dict[str, Any]:
     }
 
 
-def compared_rows(compared: Sequence[Comparison], left: int | None = None) -> Iterator[list[Row]]:
-    """The sections of the table that compare bookings with the truth.
+def compared_rows(
+    compared: Sequence[Comparison], done: str = "booked", left: int | None = None
+) -> Iterator[list[Row]]:
+    """The sections of the table that compare bookings with the truth, in a column for each comparison.
 
-    Args:
-        compared: a comparison for each column.
-        left: messages left on the broker; None: not known.
+    `done` is what was done with the flights; `left`, if known, the number of messages left on the broker.
     """
     totals = [*(each.booked for each in compared), compared[0].truth]
     yield [
-        Row("flights booked", [each.flights for each in totals], "bold"),
+        Row(f"flights {done}", [each.flights for each in totals], "bold"),
         Row("distance, miles", [each.distance for each in totals], "bold"),
         Row("arrival delay, minutes", [each.arr_delay for each in totals], "bold"),
     ]
     found = {
-        "booked again": [each.repeated for each in compared],
+        f"{done} again": [each.repeated for each in compared],
         "lost": [each.lost for each in compared],
         "strange": [each.strange for each in compared],
     }
@@ -131,3 +135,63 @@ def compared_rows(compared: Sequence[Comparison], left: int | None = None) -> It
         for name, numbers in found.items()
         if name != "strange" or any(numbers) or left is not None
     ]
+
+
+@dataclass(slots=True)
+class Counts:
+    """The numbers of one run.
+
+    Attributes:
+        delivered: settled deliveries that the consumers reported: the last ones of a killed consumer are missing.
+        left: what the broker still holds at the end.
+        kills: of consuming processes.
+        restarts: of the broker, by SIGKILL.
+        rewinds: how often the broker's offsets were set back to 0.
+    """
+
+    sent: int
+    sent_again: int = 0
+    delivered: int = 0
+    processed: int = 0
+    duplicates: int = 0
+    left: int = 0
+    kills: int = 0
+    restarts: int = 0
+    rewinds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReport:
+    """One run: what was sent and settled, and the bookings against the truth."""
+
+    settings: Settings
+    stores: Stores
+    place: Place
+    counts: Counts
+    seconds: float
+    comparison: Comparison
+
+    @property
+    def truth(self) -> Totals:
+        """The sums over the data set."""
+        return self.comparison.truth
+
+    @property
+    def kept_promise(self) -> bool:
+        """Nothing lost, strange or left. A leased checker may repeat the batch that met a kill, and no more."""
+        compared, counts = self.comparison, self.counts
+        repeats = 0 if self.stores.keys.is_transactional else counts.kills * self.settings.batch_size
+        return not (compared.lost or compared.strange or counts.left) and compared.repeated <= repeats
+
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+        return {
+            "ok": self.kept_promise,
+            "equal": self.comparison.equal,
+            **described(self.stores, self.settings),
+            "broker": self.place.broker,
+            "broker_url": self.place.shown_url,
+            **asdict(self.counts),
+            "seconds": round(self.seconds, 1),
+            **asdict(self.comparison),
+        }

@@ -1,28 +1,65 @@
-"""The words and the tables around a run."""
+"""The words, the progress and the tables around a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final
 
 from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn
 from rich.text import Text
 
 from idempotent.claims import Guarantee
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.live.report import LiveReport
-from idempotent.demo.report import Report, compared_rows
-from idempotent.demo.settings import Settings
+from idempotent.demo.report import LiveReport, Report, State, compared_rows
+from idempotent.demo.schedule import Settings
 from idempotent.demo.stores import Stores
 from idempotent.testing.stage import screen
-from idempotent.testing.stage.place import Place
+from idempotent.testing.stage.places import Place
 from idempotent.testing.stage.screen import Row, verdict
 
+_WIDE: Final = 110
 _PROMISES: Final = {
     Guarantee.TRANSACTIONAL: "transactional: the booking and its key commit together, so each flight is booked once",
     Guarantee.LEASED: "leased: nothing is lost, and only what was in flight at a kill may be booked again",
     Guarantee.CLAIM_ONCE: "claim once: nothing is booked twice, and what was in flight at a kill may be lost",
 }
+
+
+def progress(
+    console: Console, watched: Mapping[str, Callable[[], State]]
+) -> AbstractContextManager[Callable[[], None]]:
+    """Show how far the consumers are. Call the function that it gives often."""
+    began = time.monotonic()
+    wide = console.width >= _WIDE
+    columns = (
+        "[bold]{task.description}",
+        BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
+        TaskProgressColumn(),
+        "{task.completed:>7,.0f} delivered",
+        "[cyan]{task.fields[speed]:>6,.0f}/s",
+        f"[green]{{task.fields[skipped]:>6,}} {'duplicates skipped' if wide else 'skipped'}",
+        "[red]{task.fields[crashes]:>2} crashes",
+    )
+
+    def bar(name: str) -> dict[str, Any]:
+        total, completed, skipped, crashes, seconds = watched[name]()
+        speed = completed / (seconds or time.monotonic() - began or 1.0)
+        fields = {"speed": speed, "skipped": skipped, "crashes": crashes}
+        return {"description": name, "total": total, "completed": completed, **fields}
+
+    def lines() -> list[str]:
+        return [
+            "{description}: {completed:,} of {total:,} delivered, {speed:,.0f}/s, {skipped:,} duplicates skipped, "
+            "{crashes} crashes".format(**bar(name))
+            for name, state in watched.items()
+            if not state().seconds
+        ]
+
+    return screen.progress(console, columns, [partial(bar, name) for name in watched], lines, expand=not wide)
 
 
 def introduce(console: Console, settings: Settings, stores: Stores) -> None:
@@ -100,7 +137,7 @@ def show_live(console: Console, report: LiveReport) -> None:
         del deliveries[7]
     if not counts.sent_again:
         del deliveries[1]
-    sections = [deliveries, *compared_rows([report.comparison], counts.left)]
+    sections = [deliveries, *compared_rows([report.comparison], left=counts.left)]
     screen.show(console, screen.results(("with the checker", "truth"), sections), _live_verdict(report))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import make_url
+from sqlalchemy import Column, Integer, MetaData, String, Table, make_url
 
-from idempotent.demo.bookings import WITH_CHECKER, WITHOUT_CHECKER, drop_table, make_table
+from idempotent.testing.stage.databases import RunTable
 from idempotent.testing.stage.stores import RunStore
 
 _KEYS: Final = "demo_deduplicate_tbl"
@@ -20,19 +20,22 @@ def keys_at(checker_url: str) -> RunStore:
     return RunStore(checker_url, _KEYS, lease_s=LEASE_S)
 
 
+def bookings_table(name: str) -> Table:
+    """The business table."""
+    return Table(
+        name,
+        MetaData(),
+        Column("id", Integer, primary_key=True),
+        Column("flight", String(64), nullable=False),
+        Column("distance", Integer, nullable=False),
+        Column("arr_delay", Integer),
+    )
+
+
 class Stores:
-    """The keys and the bookings of one run.
+    """The keys, and the bookings made with the checker and without it.
 
     With a transactional checker the bookings are in its database, otherwise in files of the demo's own.
-
-    Args:
-        checker_url: the checker; None: a transactional one on a file in `folder`.
-        folder: for files.
-
-    Attributes:
-        keys: the checker's store.
-        with_checker: URL of the database of the bookings made with the checker.
-        without_checker: URL of the database of the other bookings.
 
     Raises:
         ConfigurationError: the URL is invalid, or names a checker that the demo cannot use.
@@ -40,17 +43,18 @@ class Stores:
     """
 
     def __init__(self, checker_url: str | None, folder: Path) -> None:
-        """Check the URL; create nothing yet."""
         # Two files, so that the two consumers do not wait for each other's lock.
-        own = (
-            f"sqlite:///{folder / 'with-checker.sqlite3'}",
-            f"sqlite:///{folder / 'without-checker.sqlite3'}",
+        own = f"sqlite:///{folder}/with-checker.sqlite3", f"sqlite:///{folder}/without-checker.sqlite3"
+        self.keys: Final = keys_at(checker_url or f"transactional+{own[0]}")
+
+        def bookings(name: str, url: str) -> RunTable:
+            return RunTable(url, bookings_table(f"demo_flights_{name}"), write_ahead=url in own)
+
+        shared, database = self.keys.is_transactional, self.keys.store_url
+        self.with_checker: Final = bookings("with_checker", database if shared else own[0])
+        self.without_checker: Final = bookings(
+            "without_checker", database if shared and not self.keys.is_file else own[1]
         )
-        keys = keys_at(checker_url or f"transactional+{own[0]}")
-        self.keys: Final = keys
-        self.with_checker: Final = keys.store_url if keys.is_transactional else own[0]
-        self.without_checker: Final = keys.store_url if keys.is_transactional and not keys.is_file else own[1]
-        self._own_files = own
 
     @property
     def shown_url(self) -> str:
@@ -58,25 +62,11 @@ class Stores:
         return make_url(self.keys.url).render_as_string(hide_password=True)
 
     def prepare(self) -> None:
-        """Create everything, empty.
-
-        Raises:
-            StoreError: a store cannot be used; says which and what to do.
-        """
-        self.keys.prepare()
-        for url, table in self._tables():
-            make_table(url, table, own_file=url in self._own_files)
+        """Create everything, empty. Raises StoreError: a store cannot be used."""
+        for each in (self.keys, self.with_checker, self.without_checker):
+            each.prepare()
 
     def clean(self) -> None:
-        """Remove what `prepare` created; files of the demo's own are removed with their folder.
-
-        Raises:
-            StoreError: the store does not answer any more.
-        """
-        self.keys.clean()
-        for url, table in self._tables():
-            if url not in self._own_files:
-                drop_table(url, table)
-
-    def _tables(self) -> list[tuple[str, str]]:
-        return [(self.with_checker, WITH_CHECKER), (self.without_checker, WITHOUT_CHECKER)]
+        """Remove what `prepare` created. Raises StoreError: a store does not answer."""
+        for each in (self.keys, self.with_checker, self.without_checker):
+            each.clean()

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from idempotent.demo.flights import Flight
+from idempotent.testing.stage.databases import RunTable
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over rows.
-
-    Attributes:
-        flights: rows.
-        distance: miles.
-        arr_delay: minutes, over the flights that arrived.
-    """
+    """Sums over rows: their number, miles, and minutes of the flights that arrived."""
 
     flights: int
     distance: int
@@ -29,13 +25,10 @@ class Comparison:
     """Where two multisets of rows differ.
 
     Attributes:
-        truth: sums over the data set.
-        booked: sums over the table.
         lost: flights of the data set that are not booked, or not with these values.
         repeated: bookings of a flight beyond its first.
         strange: bookings that are not in the data set: an unknown flight, or other values.
         unexplained: repeats beyond those that `explained` allows.
-        examples: some of the flights that differ.
     """
 
     truth: Totals
@@ -56,16 +49,19 @@ class Comparison:
         """Nothing lost, nothing strange, and no repeat that is not explained."""
         return not (self.lost or self.strange or self.unexplained)
 
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`, without the truth, which other comparisons share."""
+        values = asdict(self)
+        del values["truth"]
+        return {**values, "equal": self.equal}
+
 
 def compare(
     truth: Iterable[Flight], booked: Iterable[Flight], *, explained: Mapping[str, int] | None = None
 ) -> Comparison:
-    """Compare bookings with the data set.
+    """Compare bookings with the rows that should be booked, each once.
 
-    Args:
-        truth: the rows that should be booked, each once.
-        booked: the rows that are.
-        explained: for each flight, how many repeats the kills can explain; 0 by default.
+    `explained` has for each flight how many repeats the kills can explain; by default none.
     """
     expected, found = Counter(truth), Counter(booked)
     lost, surplus = expected - found, found - expected
@@ -82,6 +78,11 @@ def compare(
         unexplained=sum(count - allowed.get(row.flight, 0) for row, count in unexplained.items()),
         examples=[row.flight for rows in (lost, strange, unexplained or repeated) for row in list(rows)[:2]],
     )
+
+
+def flights_in(bookings: RunTable) -> Iterator[Flight]:
+    """Every row of a table of bookings."""
+    return map(Flight._make, bookings.rows(*Flight._fields))
 
 
 def _totals(rows: Counter[Flight]) -> Totals:

@@ -4,7 +4,7 @@
 """
 
 from idempotent.torture.examination.report import TortureReport
-from idempotent.torture.faults.servers import Servers
+from idempotent.torture.faults.schedule import Servers
 from idempotent.torture.run import TortureRun
 from idempotent.torture.settings import Settings
 

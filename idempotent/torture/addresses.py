@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from idempotent.checkers.urls import scheme_of
+from idempotent.testing.kafka_addresses import KafkaAddresses
 from idempotent.testing.proxy import Proxy
-from idempotent.torture.faults.kafka_addresses import KafkaAddresses
 
 _PORTS: Final = {
     "amqp": 5672,

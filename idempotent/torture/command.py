@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import shlex
 import subprocess
@@ -18,7 +17,7 @@ from idempotent.cli.demonstration import demonstrate, own_folder
 from idempotent.cli.options import JsonOption
 from idempotent.errors import ConfigurationError
 from idempotent.torture import Servers, Settings, TortureReport, TortureRun
-from idempotent.torture.examination.figures import write_figures
+from idempotent.torture.examination.report import write_figures
 from idempotent.torture.screen import introduce, show, watching
 
 _LONGEST_SEED: Final = 1_000_000
@@ -106,17 +105,7 @@ def torture(
 def over_servers(
     console: Console, settings: Settings, servers: Servers, *, figures: Path | None = None, keep: bool = False
 ) -> TortureReport:
-    """One run, shown.
-
-    Args:
-        console: where it is shown.
-        settings: how much of everything.
-        servers: where they are, and what may be done to them.
-        figures: folder for the figures.
-        keep: leave journals and logs.
-    """
-    # What an adapter has to say about a broker that is away is no news here.
-    logging.getLogger("idempotent").addHandler(logging.NullHandler())
+    """One run, shown; its figures are written into the folder `figures`."""
     with own_folder(console, keep=keep, name="torture", beside="") as folder:
         run = TortureRun(settings, servers, f"torture_{secrets.token_hex(4)}", folder)
         introduce(console, run)

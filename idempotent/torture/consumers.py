@@ -14,24 +14,16 @@ from idempotent.testing.children import ChildEndedError, ChildProcess
 from idempotent.testing.crashpoints import CrashKind, CrashPlan
 from idempotent.torture.addresses import proxied
 from idempotent.torture.clocks import shifted_clock
-from idempotent.torture.faults.incidents import Incident, Mishap
-from idempotent.torture.faults.kinds import FaultKind
-from idempotent.torture.job import Job
+from idempotent.torture.faults.kinds import FaultKind, Incident, Mishap
 from idempotent.torture.journal import Tail, What
+from idempotent.torture.settings import Job
 
 _STOP_S: Final = 60.0
 _AT_POINT: Final = re.compile(r"^(kill|pause) at (\w+)$", re.MULTILINE)
 
 
 class ConsumerSlot:
-    """One consumer.
-
-    Args:
-        number: the consumer's number, from 0.
-        job: what it does; the URLs are those of the servers themselves.
-        folder: for its journal and log.
-        record: called with each incident.
-    """
+    """One consumer. The URLs of its job are those of the servers themselves; `record` is called with each incident."""
 
     def __init__(self, number: int, job: Job, folder: Path, record: Callable[[Incident], object]) -> None:
         """Start the proxies only."""

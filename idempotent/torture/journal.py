@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from idempotent.claims import ClaimRequest, Decision, Verdict
+from idempotent.errors import StoreError
+from idempotent.message import Message
+from idempotent.observe.observers import Observer
+from idempotent.outcomes import Action, Result
 
 
 class What(Enum):
@@ -31,14 +37,9 @@ class Journal:
     """Appends lines to a file, each with one write to the OS, which keeps it when the process is killed.
 
     Times are the system's monotonic clock: one for all processes, and right in one whose clock is shifted.
-
-    Args:
-        path: the file.
-        process: the name of the process that writes.
     """
 
     def __init__(self, path: str, process: str) -> None:
-        """Open it."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._process = process
 
@@ -58,7 +59,6 @@ class Tail:
     """Reads the lines that were appended to a journal since the last call."""
 
     def __init__(self, path: Path) -> None:
-        """Begin with the first line."""
         self._path = path
         self._place = 0
 
@@ -73,3 +73,40 @@ class Tail:
                     return
                 self._place += len(line)
                 yield json.loads(line)
+
+
+class JournalObserver(Observer):
+    """Writes down each settlement, and the messages that may take effect after later ones of their partition.
+
+    Later messages of a group do not wait for one whose key another delivery has. That is written when the claim is
+    answered: when the group is done, the later ones have happened, and this process may have been killed in between.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def claimed(
+        self, consumer: str, message: Message, request: ClaimRequest, answer: Decision | StoreError
+    ) -> None:
+        del consumer, request
+        # A lapsed key is claimed again immediately, and may not be late.
+        if isinstance(answer, StoreError) or (answer.verdict is Verdict.IN_PROGRESS and not answer.lapsed):
+            self._write(message)
+
+    def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
+        del consumer
+        for message, result in zip(messages, results, strict=True):
+            if result.action is Action.HOLD:
+                self._write(message)
+
+    def settling(self, message: Message, result: Result) -> None:
+        self._journal.write(
+            What.SETTLED,
+            id=message.id,
+            position=str(message.position or ""),
+            outcome=result.outcome.value,
+            error=str(result.error or "")[:200],
+        )
+
+    def _write(self, message: Message) -> None:
+        self._journal.write(What.HELD, id=message.id, position=str(message.position or ""))

@@ -14,29 +14,21 @@ from idempotent.adapters.base import Adapter
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome
-from idempotent.testing.stage.leftovers import LOOKS, FindLeft, left_over, letters
+from idempotent.testing.stage.leftovers import LOOKS, FindLeft, Silence, left_over, letters
 from idempotent.testing.stage.places import place_at
 from idempotent.testing.stage.producer import Producer
-from idempotent.testing.stage.silence import Silence
 from idempotent.torture.addresses import proxied
 from idempotent.torture.consumers import ConsumerSlot
-from idempotent.torture.examination.effects import Effect
 from idempotent.torture.examination.expected import Explanations
-from idempotent.torture.examination.history import EXAMPLES, examine
+from idempotent.torture.examination.history import EXAMPLES, examine, traces
 from idempotent.torture.examination.report import TortureReport
-from idempotent.torture.examination.traces import traces
-from idempotent.torture.faults.feasible import FeasibleFaults
-from idempotent.torture.faults.incidents import Incident, Mishap
 from idempotent.torture.faults.injector import FaultInjector
-from idempotent.torture.faults.schedule import schedule
-from idempotent.torture.faults.servers import Servers
-from idempotent.torture.handlers import SLOW
-from idempotent.torture.job import GROUP, Job
+from idempotent.torture.faults.kinds import Incident, Mishap
+from idempotent.torture.faults.schedule import FeasibleFaults, Servers, schedule
 from idempotent.torture.journal import What
-from idempotent.torture.messages import Behaviour, behaviour_of, id_of
-from idempotent.torture.settings import Settings
-from idempotent.torture.stores import Store
-from idempotent.torture.traffic import Traffic
+from idempotent.torture.settings import GROUP, SLOW, Job, Settings
+from idempotent.torture.stores import Effect, Store
+from idempotent.torture.traffic import Behaviour, Traffic, behaviour_of, id_of
 
 _LOOK_EVERY_S: Final = 0.03
 _START_S: Final = 60.0
@@ -118,9 +110,6 @@ class TortureRun:
     def run(self, on_tick: Callable[[], object] = lambda: None) -> None:
         """Send, consume and inject faults; then process the rest, and read what the servers hold.
 
-        Args:
-            on_tick: called often meanwhile, in this thread.
-
         Raises:
             AdapterError: the broker cannot be used at the beginning or the end.
             StoreError: the store cannot.
@@ -193,12 +182,9 @@ class TortureRun:
     def _slot(self, number: int) -> ConsumerSlot:
         shape = self._shapes[number]
         job = Job(
-            process="",
             broker_url=self._place.url,
             checker_url=self.store.url,
             name=self.store.name,
-            subject=self.store.name,
-            journal="",
             lease_s=self.settings.lease_s,
             concurrency=shape.concurrency,
             batch_size=shape.batch_size,

@@ -14,13 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from idempotent.claims import Guarantee
-from idempotent.cli.terminal.masking import mask
+from idempotent.errors import mask
 from idempotent.outcomes import Outcome
 from idempotent.testing.stage import screen
 from idempotent.testing.stage.screen import Row
 from idempotent.torture import TortureReport, TortureRun
-from idempotent.torture.faults.incidents import Incident
-from idempotent.torture.faults.kinds import FaultGroup, FaultKind
+from idempotent.torture.faults.kinds import FaultGroup, FaultKind, Incident
 
 _LATEST: Final = 8
 _COUNTED: Final = (FaultGroup.KILL, FaultGroup.PAUSE, FaultGroup.CUT, FaultGroup.RESTART)

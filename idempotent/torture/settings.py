@@ -1,12 +1,16 @@
-"""The settings of a run."""
+"""The settings of a run, and the job of one of its processes."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from idempotent.errors import ConfigurationError
+
+GROUP: Final = "torture"
+SLOW: Final = 1.3
+"""How many leases a slow handler takes: without renewal the first one would end."""
 
 
 class Shape(NamedTuple):
@@ -49,13 +53,23 @@ class Settings:
             raise ConfigurationError(f"duplicates must be from 0 to below 1, not {self.duplicates}")
 
     def shape(self, slot: int, *, in_order: bool) -> Shape:
-        """How a consumer works: one message at a time, in threads, or in groups.
-
-        Args:
-            slot: the consumer's number.
-            in_order: keep the order of a partition, which takes one thread, or single messages.
-        """
+        """How a consumer works: one message at a time, in threads, or in groups; `in_order` keeps the order."""
         chance = random.Random(f"shape {self.seed} {slot}")
         if slot % 3 == 0 or (in_order and slot % 3 == 1):
             return Shape(chance.choice((1, 3)), 1)
         return Shape(1 if in_order else chance.choice((1, 2)), chance.choice((5, 20, 50)))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One consuming process: its name, what it connects to, and how it works. Its clock is `shift_s` seconds wrong."""
+
+    broker_url: str
+    checker_url: str
+    name: str
+    lease_s: float
+    concurrency: int
+    batch_size: int
+    process: str = ""
+    journal: str = ""
+    shift_s: float = 0.0

@@ -1,28 +1,70 @@
-"""Traffic: the messages of a run in the order of sending, some of them twice on purpose."""
+"""The messages of a run, what each makes its handler do, and the order of sending."""
 
 from __future__ import annotations
 
 import heapq
+import json
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Final
 
 from idempotent.message import Message
-from idempotent.torture.messages import Behaviour, behaviour_of, message_of
 from idempotent.torture.settings import Settings
 
 _LARGEST_BATCH: Final = 20
 _LATEST_COPY: Final = 400
 
 
+class Behaviour(Enum):
+    """What a message makes its handler do."""
+
+    PLAIN = "plain"
+    SLOW = "slow"
+    """The handler takes longer than a lease, which must be renewed meanwhile."""
+    FLAKY = "flaky"
+    """The handler sometimes fails before the effect."""
+    UNDONE = "undone"
+    """The handler sometimes fails after the effect, if the checker rolls it back."""
+    POISON = "poison"
+    """The handler always fails, so the message ends as a dead letter."""
+
+
+_SHARES: Final = {
+    Behaviour.SLOW: 0.0015,
+    Behaviour.FLAKY: 0.01,
+    Behaviour.UNDONE: 0.01,
+    Behaviour.POISON: 0.0025,
+}
+
+
+def id_of(number: int) -> str:
+    """The id of a message."""
+    return f"m-{number}"
+
+
+def behaviour_of(seed: int, number: int) -> Behaviour:
+    """What a message makes its handler do; the same for the same seed."""
+    place = random.Random(f"behaviour {seed} {number}").random()
+    for behaviour, share in _SHARES.items():
+        place -= share
+        if place < 0:
+            return behaviour
+    return Behaviour.PLAIN
+
+
+def message_of(subject: str, seed: int, number: int) -> Message:
+    """The message with this number."""
+    body = json.dumps({"number": number, "behaviour": behaviour_of(seed, number).value})
+    return Message(subject, body.encode(), id=id_of(number))
+
+
 class Traffic:
     """Batches of messages for a `Producer`, until `finish`.
 
     Args:
-        subject: the queue or topic.
-        settings: how many.
         resends: whether messages are sent twice on purpose.
         unfinished: returns how many messages are sent and not processed.
 
@@ -35,7 +77,6 @@ class Traffic:
     def __init__(
         self, subject: str, settings: Settings, *, resends: bool, unfinished: Callable[[], int]
     ) -> None:
-        """Nothing is sent yet."""
         self.begun = 0
         self.confirmed = 0
         self.duplicates = 0

@@ -15,12 +15,12 @@ from rich.console import Console
 from idempotent.cli.demonstration import demonstrate
 from idempotent.demo.command import SHARE, over_broker
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.live.report import LiveReport
-from idempotent.demo.settings import Settings
+from idempotent.demo.report import LiveReport
+from idempotent.demo.schedule import Settings
 from idempotent.demo.spark.command import over_spark
-from idempotent.demo.spark.report import SparkReport
-from idempotent.demo.spark.settings import SHARE as SPARK_SHARE
-from idempotent.demo.spark.settings import SparkSettings
+from idempotent.demo.spark.run import SparkReport
+from idempotent.demo.spark.schedule import SHARE as SPARK_SHARE
+from idempotent.demo.spark.schedule import SparkSettings
 from idempotent.errors import IdempotentError
 from tests.support.pairs import BROKERS, started
 from tests.support.services import PrivateMariaDb

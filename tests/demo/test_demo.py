@@ -73,10 +73,12 @@ def test_behind_the_checker_every_flight_is_booked_once_and_without_it_some_are_
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_so_it_is_on_mariadb(temporary, mysql_url):
     demand_truth(report_of(temporary, "--checker", f"transactional+{mysql_url}"))
 
 
+@pytest.mark.slow
 def test_so_it_is_on_postgresql(temporary, postgres_url):
     demand_truth(report_of(temporary, "--checker", f"transactional+{postgres_url}"))
 
@@ -90,6 +92,7 @@ def test_a_leased_checker_on_redis_loses_nothing_and_repeats_only_what_was_in_fl
     assert report["guarantee"] == "leased"
 
 
+@pytest.mark.slow
 def test_with_the_checker_switched_off_the_demo_fails_and_says_what_differs(temporary):
     done = demo(temporary, "--checker", f"sqlite:///{temporary}/keys.db", IDEMPOTENT_DISABLED="all")
     assert done.returncode == 1

@@ -11,8 +11,8 @@ from rich.console import Console
 from idempotent.cli.demonstration import prepared
 from idempotent.demo.command import over_broker
 from idempotent.demo.flights import read_flights
-from idempotent.demo.live.run import LiveRun, batches
-from idempotent.demo.settings import Settings
+from idempotent.demo.live import LiveRun, batches
+from idempotent.demo.schedule import Settings
 from idempotent.demo.stores import Stores
 from idempotent.testing.stage.leftovers import left_over
 from idempotent.testing.stage.places import place_at
@@ -38,6 +38,7 @@ def demand_truth(report):
     assert (report.counts.left, report.counts.kills >= FEW.kills, report.counts.restarts) == (0, True, 1)
 
 
+@pytest.mark.slow
 def test_each_flight_is_booked_once_over_rabbitmq(private_rabbitmq, mysql_url):
     server = private_rabbitmq()
     report = report_of(server, server.url, f"transactional+{mysql_url}")
@@ -63,6 +64,7 @@ def test_each_flight_is_booked_once_over_kafka(checker, private_kafka, mysql_url
     assert report.counts.rewinds == (checker == "offsets")
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_silence_is_consumed_too(rabbitmq_url, tmp_path):
     """After a kill a group may take long to rebalance: silence does not mean that the broker has nothing."""
     settings, sent = Settings(flights=100, kills=0, duplicates=0.0), []
@@ -105,6 +107,7 @@ def test_the_command_shows_what_it_did_and_no_password(rabbitmq_url):
     assert "broker_" not in done.stderr
 
 
+@pytest.mark.slow
 def test_with_the_checker_switched_off_it_fails_and_says_what_differs(rabbitmq_url):
     done = demo("--broker", rabbitmq_url, "--json", IDEMPOTENT_DISABLED="all")
     assert done.returncode == 1

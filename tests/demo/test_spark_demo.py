@@ -12,12 +12,10 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from idempotent.demo.spark.deliveries import files_of_runs
+from idempotent.demo.spark.deliveries import files_of_runs, flights_by_month
 from idempotent.demo.spark.run import SparkRun
-from idempotent.demo.spark.schedule import STEPS, kills_of
-from idempotent.demo.spark.settings import SparkSettings
+from idempotent.demo.spark.schedule import STEPS, SparkSettings, kills_of
 from idempotent.demo.spark.stores import SparkStores
-from idempotent.demo.spark.year import flights_by_month
 
 FEW = SparkSettings(flights=600, months=2, kills=2, duplicates=0.2)
 
@@ -118,7 +116,7 @@ def test_output_that_is_missing_repeated_or_changed_fails_it(tmp_path):
     assert run.compare().table.lost == 600
     (flight, *_), *_ = flights_by_month(FEW)
     row = {**flight._asdict(), "carrier_name": "Nobody", "punctuality": "on time"}
-    stores.replace("2013-01", [row, row])
+    stores.insert("2013-01", [row, row])
     report = run.compare()
     assert (report.table.lost, report.table.strange, report.kept_promise) == (600, 2, False)
 

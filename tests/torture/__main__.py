@@ -18,7 +18,7 @@ from idempotent.cli.demonstration import demonstrate
 from idempotent.errors import IdempotentError
 from idempotent.torture import Settings, TortureReport
 from idempotent.torture.command import over_servers
-from idempotent.torture.examination.figures import write_figures
+from idempotent.torture.examination.report import write_figures
 from tests.support.pairs import BROKERS, CHECKERS, PAIRS, started
 from tests.support.services.small_disk import on_a_small_disk
 from tests.torture.servers import servers_of

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
+from idempotent.testing.kafka_addresses import KafkaAddresses
 from idempotent.torture.addresses import address_of, behind
-from idempotent.torture.faults.kafka_addresses import KafkaAddresses
 
 
 @pytest.mark.parametrize(

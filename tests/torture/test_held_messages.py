@@ -5,8 +5,7 @@ import pytest
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import StoreUnavailableError
-from idempotent.torture.held_messages import HeldMessages
-from idempotent.torture.journal import What
+from idempotent.torture.journal import JournalObserver, What
 
 
 class Lines:
@@ -28,7 +27,7 @@ def lines():
 
 
 def watched(checker, lines, handle=lambda _: None):
-    registry = Registry(observers=[HeldMessages(lines)])
+    registry = Registry(observers=[JournalObserver(lines)])
     return registry.consumer("orders", checker=checker)(handle)
 
 

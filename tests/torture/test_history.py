@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from idempotent.claims import Guarantee
-from idempotent.torture.examination.effects import Effect
 from idempotent.torture.examination.expected import Explanations
 from idempotent.torture.examination.history import examine
-from idempotent.torture.faults.incidents import Incident, Mishap
-from idempotent.torture.faults.kinds import FaultKind
+from idempotent.torture.faults.kinds import FaultKind, Incident, Mishap
+from idempotent.torture.stores import Effect
 
 LEASE_S = 4.0
 

@@ -22,9 +22,9 @@ from idempotent.torture import Servers, Settings, TortureRun
 from idempotent.torture.command import over_servers
 from idempotent.torture.faults.injector import FaultInjector
 from idempotent.torture.faults.kinds import Fault, FaultGroup, FaultKind
-from idempotent.torture.job import GROUP
-from idempotent.torture.messages import message_of
+from idempotent.torture.settings import GROUP
 from idempotent.torture.stores import Store
+from idempotent.torture.traffic import message_of
 from tests.torture.servers import servers_of
 
 
@@ -116,7 +116,7 @@ def test_a_late_packet_arrives_although_another_is_to_be_lost_meanwhile(tmp_path
         assert client.recv(100) == b"", "the connection was cut"
     assert arrived.empty()
     injector.act(0.1)
-    assert injector.done
+    assert not injector._due
     until = time.monotonic() + 30
     while not ended.is_set() and time.monotonic() < until:
         injector.act(1.0)

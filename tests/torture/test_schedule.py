@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from idempotent.torture import Servers, Settings
-from idempotent.torture.faults.feasible import FeasibleFaults
 from idempotent.torture.faults.kinds import FaultKind
-from idempotent.torture.faults.schedule import schedule
-from idempotent.torture.messages import Behaviour, behaviour_of
+from idempotent.torture.faults.schedule import FeasibleFaults, schedule
 from idempotent.torture.stores import Store
+from idempotent.torture.traffic import Behaviour, behaviour_of
 
 POINTS = tuple(f"{when}_{step}" for step in ("claim", "effect", "ack") for when in ("before", "after"))
 KINDS = tuple(FaultKind)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from idempotent.torture.examination.effects import Effect
-from idempotent.torture.examination.traces import traces
+from idempotent.torture.examination.history import traces
 from idempotent.torture.journal import Journal, What
+from idempotent.torture.stores import Effect
 
 
 def effect(id, at, position=""):

@@ -5,37 +5,52 @@ It reads its job from standard input, does all runs in order, and reports each f
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from idempotent.demo.spark.pipeline import run_month
-from idempotent.demo.spark.session import start_session
 from idempotent.demo.spark.stores import SparkStores
+from idempotent.testing.children import told_by_parent
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+    # A JVM that lives for seconds gains nothing from the second compiler.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
 
 def main() -> None:
     """Read the job, and do it."""
-    ledger_url, database_url, folder, dates = json.loads(sys.stdin.readline())
-    reports = os.dup(1)
-    os.dup2(2, 1)  # Spark's own output goes to the log
-    _report(reports, "", "starting")
-    spark = start_session()
-    _report(reports, "", "started")
+    (ledger_url, database_url, folder, dates), report = told_by_parent()
+    stores = SparkStores(ledger_url, database_url)
+    report(["", "starting"])
+    spark = _start_session()
+    report(["", "started"])
     for date in dates:
-        run_month(
-            spark, SparkStores(ledger_url, database_url), Path(folder), date, partial(_report, reports, date)
-        )
+        run_month(spark, stores, Path(folder), date, report)
     spark.stop()
 
 
-def _report(reports: int, date: str, step: str) -> None:
-    try:
-        os.write(reports, f"{json.dumps([date, step])}\n".encode())
-    except BrokenPipeError:
-        os._exit(1)  # the demo that reads the reports has ended
+def _start_session() -> SparkSession:
+    """A local session, quiet, and quick to start again."""
+    from pyspark.sql import SparkSession
+
+    # Spark starts the python3 of PATH otherwise.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2,4]").appName("idempotent spark-demo")
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 if __name__ == "__main__":

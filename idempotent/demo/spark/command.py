@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from importlib.util import find_spec
 from typing import Annotated, Final
 
 import typer
@@ -10,12 +13,11 @@ from rich.console import Console
 from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.spark.report import SparkReport
-from idempotent.demo.spark.run import SparkRun
+from idempotent.demo.spark.run import SparkReport, SparkRun
+from idempotent.demo.spark.schedule import MONTHS, SHARE, SparkSettings
 from idempotent.demo.spark.screen import introduce, progress, show
-from idempotent.demo.spark.session import check_spark
-from idempotent.demo.spark.settings import MONTHS, SHARE, SparkSettings
 from idempotent.demo.spark.stores import SparkStores
+from idempotent.errors import ConfigurationError, MissingExtraError
 
 _DEFAULTS: Final = SparkSettings()
 
@@ -73,13 +75,16 @@ def over_spark(
 ) -> SparkReport:
     """Run the demo, and show it.
 
-    Args:
-        console: for the output.
-        settings: the amounts.
-        store: URL of the store; None: SQLite.
-        keep: keep files, tables and keys.
+    Raises:
+        MissingExtraError: pyspark is not installed.
+        ConfigurationError: Java is not installed.
     """
-    check_spark()
+    if find_spec("pyspark") is None:
+        raise MissingExtraError("pyspark", "spark")
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        raise ConfigurationError(
+            "Spark needs Java 17 or newer: install it, and put java into PATH or set JAVA_HOME"
+        )
     with (
         own_folder(console, keep=keep) as folder,
         prepared(SparkStores.at(store, folder), keep=keep) as stores,

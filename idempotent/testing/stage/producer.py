@@ -28,7 +28,6 @@ class Producer:
     """
 
     def __init__(self, make_adapter: Callable[[], Adapter], batches: Iterable[list[Message]]) -> None:
-        """Send from `start` on."""
         self.sent_again = 0
         self._make_adapter = make_adapter
         self._batches = batches
@@ -43,11 +42,7 @@ class Producer:
 
     @property
     def finished(self) -> bool:
-        """Whether the broker has confirmed everything.
-
-        Raises:
-            AdapterError: the broker did not confirm a batch within two minutes.
-        """
+        """Whether the broker has confirmed everything. Raises AdapterError: it took longer than two minutes."""
         if self._failure is not None:
             raise self._failure
         return not self._thread.is_alive()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
 from rich import box
 from rich.console import Console, RenderableType
+from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,12 +25,7 @@ class Row(NamedTuple):
 
 
 def results(titles: Sequence[str], sections: Iterable[Iterable[Row]]) -> Table:
-    """A table of numbers.
-
-    Args:
-        titles: of the columns, without the first; all empty: no header.
-        sections: rows, a rule between two sections.
-    """
+    """A table of numbers. `titles` are those of the columns without the first; if all are empty, it has no header."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(titles))
     table.add_column("")
     for title in titles:
@@ -41,15 +38,9 @@ def results(titles: Sequence[str], sections: Iterable[Iterable[Row]]) -> Table:
 
 
 class Lines:
-    """Prints lines every few seconds; call it often.
-
-    Args:
-        console: where.
-        lines: returns what to print now.
-    """
+    """Prints lines every few seconds; call it often."""
 
     def __init__(self, console: Console, lines: Callable[[], Iterable[Text | str]]) -> None:
-        """Wait before the first lines."""
         self._console = console
         self._lines = lines
         self._last = time.monotonic()
@@ -60,6 +51,34 @@ class Lines:
             self._last = time.monotonic()
             for line in self._lines():
                 self._console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def progress(
+    console: Console,
+    columns: Sequence[str | ProgressColumn],
+    states: Sequence[Callable[[], dict[str, Any]]],
+    lines: Callable[[], Iterable[Text | str]],
+    *,
+    expand: bool = False,
+) -> Iterator[Callable[[], None]]:
+    """Show bars on a terminal, and lines elsewhere. Call the yielded function often.
+
+    `states` has a function for each bar: it returns what `Progress.update` takes.
+    """
+    if not console.is_terminal:
+        yield Lines(console, lines)
+        for line in lines():
+            console.print(line, soft_wrap=True)
+        return
+    with Progress(*columns, console=console, expand=expand) as bars:
+        tasks = [(bars.add_task("", **state()), state) for state in states]
+
+        def tick() -> None:
+            for task, state in tasks:
+                bars.update(task, **state())
+
+        yield tick
 
 
 def should_be_zero(number: int) -> Text:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
 from sqlalchemy import make_url
 
-from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.base import DEFAULT_LEASE_S, AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, checker_from_url, scheme_of
 from idempotent.claims import Guarantee
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.migrations import downgrade, upgrade
-from idempotent.testing.stage import redis_keys
 from idempotent.testing.stage.databases import engine_at, tuned_engine
+
+_BATCH: Final = 1_000
 
 
 class RunStore:
@@ -34,8 +36,7 @@ class RunStore:
         MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(self, url: str, name: str, *, lease_s: float) -> None:
-        """Check the URL; connect to nothing yet."""
+    def __init__(self, url: str, name: str, *, lease_s: float = DEFAULT_LEASE_S) -> None:
         self._scheme = scheme_of(url)
         if self._scheme.kind is StoreKind.MEMORY:
             raise ConfigurationError(
@@ -79,24 +80,16 @@ class RunStore:
         return checker
 
     def prepare(self) -> None:
-        """Create an empty table, or delete left-over keys.
-
-        Raises:
-            StoreError: the store cannot be used; says which and what to do.
-        """
+        """Create an empty table, or delete left-over keys. Raises StoreError: the store cannot be used."""
         self.clean()
         if not self.is_redis:
             with engine_at(self.store_url, self.name) as engine:
                 upgrade(engine, table=self.name)
 
     def clean(self) -> None:
-        """Remove the table or the keys.
-
-        Raises:
-            StoreError: the store does not answer any more.
-        """
+        """Remove the table or the keys. Raises StoreError: the store does not answer any more."""
         if self.is_redis:
-            redis_keys.delete_all(self.store_url, self._prefix)
+            delete_keys(self.store_url, self._prefix)
             return
         with engine_at(self.store_url, self.name) as engine:
             downgrade(engine, table=self.name)
@@ -104,3 +97,20 @@ class RunStore:
     @property
     def _prefix(self) -> str:
         return f"{self.name}:"
+
+
+def delete_keys(url: str, prefix: str, chosen: Callable[[], bool] = lambda: True) -> None:
+    """Delete the keys under a prefix, those for which `chosen` returns true. Raises StoreUnavailableError."""
+    from idempotent.stores.redis.client import open_client, redis
+
+    with open_client(url) as client:
+        try:
+            cursor = None
+            while cursor != 0:
+                cursor, keys = client.scan(cursor or 0, match=f"{prefix}*", count=_BATCH)
+                if keys := [key for key in keys if chosen()]:
+                    client.unlink(*keys)
+        except redis.RedisError as error:
+            raise StoreUnavailableError(
+                f"cannot use Redis: {error}. Check that the server runs, the host, port and password."
+            ) from error

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from idempotent.claims import Guarantee
-from idempotent.torture.examination.effects import Effect
-from idempotent.torture.faults.incidents import Incident, Mishap
-from idempotent.torture.faults.kinds import FaultGroup, FaultKind
+from idempotent.torture.faults.kinds import FaultGroup, FaultKind, Incident, Mishap
+from idempotent.torture.stores import Effect
 
 KILLS: Final = frozenset({*FaultGroup.KILL.kinds, Mishap.ENDED})
 PAUSES: Final = frozenset({*FaultGroup.PAUSE.kinds, Mishap.STARVED})
@@ -39,11 +38,7 @@ _OLDEST_CLAIM: Final = 3.0
 class Explanations:
     """Finds the incident that explains a repeated effect.
 
-    Attributes:
-        guarantee: what the checker promises.
-        incidents: what happened.
-        settled: when (id, process) was first settled as processed: from then on its completion was recorded.
-        lease_s: seconds a claim of a leased checker lasts.
+    `settled` has the time when (id, process) was first settled as processed: from then on its completion was recorded.
     """
 
     guarantee: Guarantee

@@ -1,29 +1,28 @@
-"""Findings: what the ledger, the incidents and the dead letters say about the promise."""
+"""What the ledger, the incidents and the dead letters say about the promise, and traces of messages that broke it."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from idempotent.torture.examination.effects import Effect
 from idempotent.torture.examination.expected import Explanations
-from idempotent.torture.faults.incidents import Incident
+from idempotent.torture.faults.kinds import Incident
+from idempotent.torture.journal import What
+from idempotent.torture.stores import Effect
 
 EXAMPLES: Final = 5
+_LATEST: Final = 12
+_TOLD: Final = ("outcome", "error", "attempt", "fence", "position")
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An effect that happened again.
-
-    Attributes:
-        first: the effect before.
-        second: the repeated one.
-        why: the incident that explains it, if the guarantee allows one.
-    """
+    """An effect that happened again, and the incident that explains it, if the guarantee allows one."""
 
     first: Effect
     second: Effect
@@ -148,3 +147,32 @@ def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[Effec
             late.append(effect)
         furthest[partition] = max(furthest.get(partition, -1), int(offset))
     return late
+
+
+def traces(
+    journals: Iterable[Path], ledger: Iterable[Effect], suspects: Collection[str], began: float
+) -> Mapping[str, list[str]]:
+    """The latest lines about each of these messages, in the order of time.
+
+    The suspects are ids of messages, or their positions; `began` is a time on the clock of the journals.
+    """
+    found: dict[str, list[tuple[float, str]]] = {suspect: [] for suspect in suspects}
+    for line in _lines(journals, ledger) if found else ():
+        for name in found.keys() & {line.get("id"), line.get("position")}:
+            found[name].append((line["at"], _described(line, began)))
+    return {suspect: [line for _, line in sorted(lines)[-_LATEST:]] for suspect, lines in found.items()}
+
+
+def _lines(journals: Iterable[Path], ledger: Iterable[Effect]) -> Iterable[Mapping[str, Any]]:
+    for effect in ledger:
+        yield {"what": What.EFFECT.value, **asdict(effect)}
+    for journal in journals:
+        for text in journal.read_text().splitlines() if journal.exists() else ():
+            line = json.loads(text)
+            if line["what"] != What.EFFECT.value:  # it is in the ledger, too
+                yield line
+
+
+def _described(line: Mapping[str, Any], began: float) -> str:
+    more = "  ".join(f"{name} {line[name]}" for name in _TOLD if line.get(name))
+    return f"{line['at'] - began:7.2f} s  consumer {line['process']}  {line['what']}  {more}".rstrip()

@@ -16,9 +16,8 @@ from idempotent.errors import StoreError
 from idempotent.testing.crashpoints import CrashKind, CrashPlan
 from idempotent.testing.proxy import Loss, Proxy
 from idempotent.torture.consumers import ConsumerSlot
-from idempotent.torture.faults.incidents import Incident
-from idempotent.torture.faults.kinds import Fault, FaultKind, Target
-from idempotent.torture.faults.servers import Servers
+from idempotent.torture.faults.kinds import Fault, FaultKind, Incident, Target
+from idempotent.torture.faults.schedule import Servers
 from idempotent.torture.stores import Store
 
 # A fault waits this long for a consumer to start: one that has just started shows nothing.
@@ -30,17 +29,7 @@ _PASSES_S: Final = 0.5
 
 
 class FaultInjector:
-    """Carries out faults.
-
-    Args:
-        faults: the schedule.
-        slots: the consumers.
-        producer_proxy: between the producer and the broker.
-        servers: with the functions that restart them.
-        store: the run's keys and effects.
-        seed: chooses the keys that are lost.
-        record: called with each incident.
-    """
+    """Carries out faults. The seed chooses the keys that are lost; `record` is called with each incident."""
 
     def __init__(
         self,
@@ -52,7 +41,6 @@ class FaultInjector:
         seed: int,
         record: Callable[[Incident], object],
     ) -> None:
-        """Do nothing yet."""
         self._due = list(faults)
         self._slots = slots
         self._producer_proxy = producer_proxy
@@ -68,11 +56,6 @@ class FaultInjector:
         self._restarts: list[Future[None]] = []
         self._store_turn = threading.Lock()
 
-    @property
-    def done(self) -> bool:
-        """Whether every fault of the schedule was carried out."""
-        return not self._due
-
     def act(self, elapsed_s: float) -> None:
         """Carry out the faults that are due, and end those whose time is over."""
         now = time.monotonic()
@@ -87,11 +70,7 @@ class FaultInjector:
                 self._apply(fault, slot_of)
 
     def calm(self) -> None:
-        """End every fault, and wait until the servers that are being restarted answer.
-
-        Raises:
-            Exception: from a restart.
-        """
+        """End every fault, and wait until the servers that are being restarted answer. Raises what a restart raised."""
         self._due.clear()
         while self._later:
             heapq.heappop(self._later)[2]()

@@ -1,4 +1,4 @@
-"""FaultKind and Fault: what is done to consumers, connections, brokers and stores."""
+"""What can be done to consumers, connections, brokers and stores, what is planned, and what really happened."""
 
 from __future__ import annotations
 
@@ -34,13 +34,7 @@ class FaultGroup(Enum):
 
 
 class FaultKind(Enum):
-    """One kind of fault.
-
-    Attributes:
-        target: what it hits.
-        group: how it is counted.
-        every_s: it happens about this often, and at least once.
-    """
+    """One kind of fault: its target, how it is counted, and about how often it happens, at least once."""
 
     target: Target
     group: FaultGroup
@@ -116,3 +110,37 @@ class Fault:
     point: str = ""
     nth: int = 1
     amount: float = 0.0
+
+
+class Mishap(Enum):
+    """An incident outside the schedule."""
+
+    STARVED = "starved"
+    """The OS did not schedule a consumer for a while, without a planned pause."""
+    ENDED = "ended by itself"
+    """A consumer ended without a kill or a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One incident.
+
+    Attributes:
+        at: its start, on the system's monotonic clock, in seconds.
+        until: its end; the same as `at` for an incident without a length.
+        process: the process that it hit; empty: all of them, or the producer.
+        point: the crash point at which it happened, if any.
+        detail: more, for people.
+    """
+
+    kind: FaultKind | Mishap
+    at: float
+    until: float
+    process: str = ""
+    point: str = ""
+    detail: str = ""
+
+    @property
+    def lasted_s(self) -> float:
+        """Its length in seconds."""
+        return self.until - self.at

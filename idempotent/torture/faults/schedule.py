@@ -1,14 +1,21 @@
-"""schedule: which fault happens when; a pure function of the settings and of the feasible faults."""
+"""Which faults can happen to the servers and consumers of a run, and which of them happens when."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Final
 
+from idempotent.torture.addresses import address_of
+from idempotent.torture.clocks import no_wrong_clocks
 from idempotent.torture.faults.kinds import Fault, FaultKind, Target
 from idempotent.torture.settings import Settings
+from idempotent.torture.stores import Store
 
+# The steps of a consumer; a Spark batch has others.
+_STEPS: Final = ("claim", "effect", "complete", "release", "ack")
 # No faults in the first and the last part: consumers start, and the effects of the faults show.
 _CALM: Final = 0.05
 _LONGEST_NTH: Final = 15
@@ -17,15 +24,73 @@ _WRONG_CLOCKS_S: Final = (-86_400.0, -3_600.0, -30.0, 45.0, 7_200.0, 86_400.0)
 _DELAYS_S: Final = (0.02, 0.1, 0.3)
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers of a run.
+
+    Attributes:
+        broker_url: the adapter's URL.
+        checker_url: the checker's URL.
+        restart_broker: kills the broker, leaves it down for the given seconds, starts it, and returns when it answers.
+        restart_store: the same for the store, which must keep everything that it had acknowledged.
+        full_disk: while the context lasts, the disk of the store is full.
+    """
+
+    broker_url: str
+    checker_url: str
+    restart_broker: Callable[[float], object] | None = None
+    restart_store: Callable[[float], object] | None = None
+    full_disk: Callable[[], AbstractContextManager[object]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeasibleFaults:
+    """The faults that can happen in a run, why the others cannot, and the crash points that consumers pass."""
+
+    kinds: tuple[FaultKind, ...]
+    missing: Mapping[FaultKind, str]
+    points: tuple[str, ...]
+
+    @classmethod
+    def of(cls, servers: Servers, store: Store, *, is_kafka: bool) -> FeasibleFaults:
+        """What can be done to these servers."""
+        reasons = {kind: _obstacle(kind, servers, store, is_kafka=is_kafka) for kind in FaultKind}
+        steps = (*_STEPS, "commit" if store.is_transactional else "renew")
+        return cls(
+            kinds=tuple(kind for kind, reason in reasons.items() if reason is None),
+            missing={kind: reason for kind, reason in reasons.items() if reason is not None},
+            points=tuple(f"{when}_{step}" for step in steps for when in ("before", "after")),
+        )
+
+
+def _obstacle(kind: FaultKind, servers: Servers, store: Store, *, is_kafka: bool) -> str | None:
+    """Why this fault cannot happen; None: it can."""
+    urls = {Target.STORE_CONNECTION: servers.checker_url, Target.BROKER_CONNECTION: servers.broker_url}
+    if kind.target in urls and address_of(urls[kind.target]) is None:
+        return "no proxy can stand before a file, several servers, or TLS"
+    match kind:
+        case FaultKind.SHIFT_CLOCK if store.is_file:
+            return "SQLite's clock is its machine's"
+        case FaultKind.SHIFT_CLOCK if is_kafka:
+            return "under libfaketime the waits of librdkafka end at once or never"
+        case FaultKind.SHIFT_CLOCK:
+            return no_wrong_clocks()
+        case FaultKind.RESTART_STORE if servers.restart_store is None:
+            return "no command was given (--restart-store)"
+        case FaultKind.RESTART_BROKER if servers.restart_broker is None:
+            return "no command was given (--restart-broker)"
+        case FaultKind.FORGET | FaultKind.EVICT if not store.is_redis:
+            return "only Redis can lose keys"
+        case FaultKind.FILL_DISK if servers.full_disk is None:
+            return "the store's disk cannot be filled from here"
+        case _:
+            return None
+
+
 def schedule(settings: Settings, kinds: Collection[FaultKind], points: Sequence[str]) -> tuple[Fault, ...]:
     """All faults of a run, in the order of their time.
 
-    A kind that cannot happen changes nothing about the others.
-
-    Args:
-        settings: with the seed.
-        kinds: the faults that can happen.
-        points: the crash points that consumers pass. Each has its turn before one comes again.
+    A kind that cannot happen changes nothing about the others. Each crash point has its turn before one comes again.
     """
     faults = [fault for kind in kinds for fault in _of_kind(kind, settings, points)]
     return tuple(sorted(faults, key=lambda fault: (fault.at_s, fault.kind.value)))

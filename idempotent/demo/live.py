@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,24 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from idempotent.demo.bookings import WITH_CHECKER, count_bookings, read_bookings
 from idempotent.demo.consumers import GROUP, Job
 from idempotent.demo.flights import Flight, read_flights
-from idempotent.demo.live.process import ConsumerProcess
-from idempotent.demo.live.report import Counts, LiveReport
-from idempotent.demo.progress import State
-from idempotent.demo.schedule import delivery_order, kill_points
-from idempotent.demo.settings import Settings
+from idempotent.demo.report import Counts, LiveReport, State
+from idempotent.demo.schedule import Settings, delivery_order, kill_points
 from idempotent.demo.stores import LEASE_S, Stores
-from idempotent.demo.truth import compare
+from idempotent.demo.truth import compare, flights_in
 from idempotent.message import Message
 from idempotent.outcomes import Outcome
-from idempotent.testing.children import ChildEndedError
-from idempotent.testing.stage.leftovers import LOOKS, FindLeft, left_over
-from idempotent.testing.stage.place import Place
+from idempotent.testing.children import ChildEndedError, ChildProcess, last_words
+from idempotent.testing.stage.leftovers import LOOKS, FindLeft, Silence, left_over
+from idempotent.testing.stage.places import Place
 from idempotent.testing.stage.producer import Producer
-from idempotent.testing.stage.silence import Silence
 
+_STOP_S: Final = 60.0
 _PROCESSES: Final = 2
 _LOOK_EVERY_S: Final = 0.05
 _STALLED_S: Final = 120.0
@@ -36,6 +33,66 @@ _LONGEST_MOMENT_S: Final = 0.2
 _RESTART_AT: Final = 0.5
 _REWIND_AT: Final = 0.75
 _TOGETHER: Final = 500
+
+
+class ConsumerProcess:
+    """One of the consumers, killed and started again."""
+
+    def __init__(self, job: Job, log: Path) -> None:
+        self._job = job
+        self._log = log
+        self._child: ChildProcess | None = None
+        self._before: Counter[Outcome] = Counter()
+        self._now: Counter[Outcome] = Counter()
+        self.is_up = False
+        """The current process has reported something."""
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """What its processes reported so far; the last outcomes of a killed one are missing."""
+        return self._before + self._now
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the current process has settled anything."""
+        return self._now.total() > 0
+
+    def start(self) -> None:
+        """Start a process."""
+        self._before, self._now = self.outcomes, Counter()
+        self.is_up = False
+        self._child = ChildProcess("idempotent.demo.child", self._job, self._log, on_line=self._listen)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._child is not None:
+            self._child.kill()
+
+    def stop(self) -> None:
+        """SIGTERM: it finishes and settles what it has. Raises ChildEndedError: not in time, or it failed."""
+        if self._child is not None:
+            code = self._child.stop(_STOP_S)
+            # A process that has just started does not handle the signal yet.
+            if code and (code != -signal.SIGTERM or self.at_work):
+                raise self._ended(code)
+            self._child = None
+
+    def check(self) -> None:
+        """Raise ChildEndedError if it ended without a kill or a signal."""
+        code = None if self._child is None else self._child.poll()
+        if code is not None:
+            raise self._ended(code)
+
+    def last_words(self) -> str:
+        """The end of what it printed, as one line."""
+        return last_words(self._log)
+
+    def _ended(self, code: int) -> ChildEndedError:
+        return ChildEndedError(f"a consumer ended unexpectedly with code {code}: {self.last_words()}")
+
+    def _listen(self, line: bytes) -> None:
+        self.is_up = True
+        self._now = Counter({Outcome(name): count for name, count in json.loads(line).items()})
 
 
 @dataclass(slots=True)
@@ -50,15 +107,9 @@ class LiveRun:
     """One run.
 
     Args:
-        settings: the options.
-        stores: prepared.
-        place: made.
-        folder: for the consumers' logs.
         restart: kills the broker and starts it again, once in the middle; None: the broker is not restarted.
         find_left: returns the messages that the broker still holds for the consumers.
     """
-
-    name: Final = "two consumers"
 
     def __init__(
         self,
@@ -70,12 +121,7 @@ class LiveRun:
         *,
         find_left: FindLeft = left_over,
     ) -> None:
-        """Read the flights."""
-        self.crashes = 0
-        self.restarts = 0
-        self.rewinds = 0
         self.seconds = 0.0
-        self._left = 0
         self._settings = settings
         self._stores = stores
         self._place = place
@@ -88,11 +134,12 @@ class LiveRun:
             duplicates=0.0 if stores.keys.by_position else settings.duplicates,
             seed=settings.seed,
         )
+        self._counts = Counts(sent=len(self._order))
         self._producer = Producer(place.adapter, batches(place.subject, flights, self._order))
         job = Job(
             stores.keys.url,
-            stores.with_checker,
-            WITH_CHECKER,
+            stores.with_checker.url,
+            stores.with_checker.table.name,
             settings.batch_size,
             place.subject,
             place.url,
@@ -106,13 +153,10 @@ class LiveRun:
         """How far the consumers are, as far as they reported."""
         delivered = self._delivered
         expected = delivered if self.seconds else max(len(self._order), delivered + 1)
-        return State(expected, delivered, self._outcomes[Outcome.DUPLICATE], self.crashes, self.seconds)
+        return State(expected, delivered, self._outcomes[Outcome.DUPLICATE], self._counts.kills, self.seconds)
 
     def deliver(self, on_tick: Callable[[], object]) -> None:
         """Send, consume, kill, restart; until everything is booked and nothing is left on the broker.
-
-        Args:
-            on_tick: called often meanwhile.
 
         Raises:
             ChildEndedError: a consumer ended unexpectedly, or nothing was settled for two minutes.
@@ -132,8 +176,8 @@ class LiveRun:
                     consumer.stop()
                 self.seconds = time.monotonic() - began
                 on_tick()
-                self._left = self._count_left()
-                if not self._left:
+                self._counts.left = self._count_left()
+                if not self._counts.left:
                     return
         finally:
             for consumer in self._consumers:
@@ -143,19 +187,10 @@ class LiveRun:
     def compare(self) -> LiveReport:
         """Compare the bookings with the data set, row by row."""
         truth = read_flights(self._settings.flights)
-        outcomes = self._outcomes
-        counts = Counts(
-            sent=len(self._order),
-            sent_again=self._producer.sent_again,
-            delivered=outcomes.total(),
-            processed=outcomes[Outcome.PROCESSED],
-            duplicates=outcomes[Outcome.DUPLICATE],
-            left=self._left,
-            kills=self.crashes,
-            restarts=self.restarts,
-            rewinds=self.rewinds,
-        )
-        booked = compare(truth, read_bookings(self._stores.with_checker, WITH_CHECKER))
+        counts, outcomes = self._counts, self._outcomes
+        counts.sent_again, counts.delivered = self._producer.sent_again, outcomes.total()
+        counts.processed, counts.duplicates = outcomes[Outcome.PROCESSED], outcomes[Outcome.DUPLICATE]
+        booked = compare(truth, flights_in(self._stores.with_checker))
         return LiveReport(self._settings, self._stores, self._place, counts, self.seconds, booked)
 
     # Private
@@ -209,7 +244,7 @@ class LiveRun:
                 raise ChildEndedError(f"nothing was settled for {_STALLED_S:.0f} s. {words}")
 
     def _all_booked(self) -> bool:
-        return count_bookings(self._stores.with_checker, WITH_CHECKER) >= self._settings.flights
+        return self._stores.with_checker.count() >= self._settings.flights
 
     def _kill_one(self) -> bool:
         """Kill a consumer that has settled something: a death at birth shows nothing. Once all is booked, kill any."""
@@ -222,22 +257,22 @@ class LiveRun:
         time.sleep(self._rng.uniform(0.0, _LONGEST_MOMENT_S))
         victim = self._rng.choice(at_work)
         victim.kill()
-        self.crashes += 1
+        self._counts.kills += 1
         victim.start()
         return True
 
     def _restart_broker(self) -> bool:
         assert self._restart is not None
         self._restart()
-        self.restarts += 1
+        self._counts.restarts += 1
         return True
 
     def _rewind_offsets(self) -> bool:
         for consumer in self._consumers:
             consumer.kill()
-            self.crashes += 1
+            self._counts.kills += 1
         self._place.rewind(GROUP)
-        self.rewinds += 1
+        self._counts.rewinds += 1
         for consumer in self._consumers:
             consumer.start()
         return True
