@@ -1,13 +1,24 @@
-"""choice: finds the enum member that an option names."""
+"""Checks of options: each returns a usable value, or raises a ConfigurationError that says what to write."""
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from enum import Enum
-from typing import TypeVar
+from numbers import Real
+from typing import Any, Final, TypeVar
 
 from idempotent.errors import ConfigurationError
 
 E = TypeVar("E", bound=Enum)
+F = TypeVar("F", bound=Callable[..., Any])
+
+LONGEST_S: Final = 100 * 365 * 86400.0
+"""A hundred years: the stores' clocks and the timeouts of threads and drivers still hold it."""
+_PLAIN: Final = {"bool": bool, "int": int, "float": float, "str": str, "None": None}
+_TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def choice(kind: type[E], value: E | str, option: str, more: str = "") -> E:
@@ -27,3 +38,178 @@ def choice(kind: type[E], value: E | str, option: str, more: str = "") -> E:
     except ValueError:
         known = ", ".join(repr(member.value) for member in kind)
         raise ConfigurationError(f"{option} must be one of {known}{more}, not {value!r}") from None
+
+
+def seconds(
+    value: object, option: str, *, zero: bool = False, most_s: float = LONGEST_S, more: str = ""
+) -> float:
+    """A duration: a number of seconds, above 0 unless `zero`, and at most `most_s`.
+
+    Args:
+        value: the number.
+        option: the name of the option, for the error.
+        zero: whether 0 is allowed.
+        most_s: the longest duration, in seconds.
+        more: other values that the option takes, for the error: `" or None"`.
+
+    Raises:
+        ConfigurationError: another type, not a finite number, or out of range.
+    """
+    wanted = (
+        f"{option} must be {'seconds from 0' if zero else 'positive seconds'}, at most {most_s:.0f}{more}"
+    )
+    if isinstance(value, timedelta):
+        raise ConfigurationError(f"{wanted}, not a timedelta: write {value.total_seconds():g}")
+    number = _real(value, wanted)
+    if not (number >= 0 if zero else number > 0) or number > most_s:  # NaN fails every comparison
+        raise ConfigurationError(f"{wanted}, not {value!r}")
+    return number
+
+
+def seconds_or_none(value: object, option: str) -> float | None:
+    """A duration above 0, or None. Raises as `seconds`."""
+    return None if value is None else seconds(value, option, more=" or None")
+
+
+def number(value: object, option: str, *, least: float) -> float:
+    """A finite number that is at least `least`.
+
+    Raises:
+        ConfigurationError: another type, not finite, or too small.
+    """
+    wanted = f"{option} must be a number, at least {least:g}"
+    found = _real(value, wanted)
+    if not least <= found < math.inf:
+        raise ConfigurationError(f"{wanted}, not {value!r}")
+    return found
+
+
+def whole(value: object, option: str, *, least: int | None = 1, most: int | None = None) -> int:
+    """A whole number from `least` to `most`; None: without that bound.
+
+    Raises:
+        ConfigurationError: another type, or out of range.
+    """
+    bounds = [
+        f", at {word} {bound}" for word, bound in (("least", least), ("most", most)) if bound is not None
+    ]
+    wanted = f"{option} must be a whole number{''.join(bounds)}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{wanted}, not {value!r}{_from_text(value, 'int')}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise ConfigurationError(f"{wanted}, not {value}")
+    return value
+
+
+def flag(value: object, option: str) -> bool:
+    """True or False; a text such as "false" would count as true.
+
+    Raises:
+        ConfigurationError: another type.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{option} must be True or False, not {value!r}")
+    return value
+
+
+def text(value: object, option: str) -> str:
+    """A text that is not empty.
+
+    Raises:
+        ConfigurationError: another type, or empty.
+    """
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{option} must be a str, not {_kind(value)}")
+    if not value:
+        raise ConfigurationError(f"{option} must not be empty")
+    return value
+
+
+def function(value: F, option: str, example: str) -> F:
+    """Something to call, which answers when it returns.
+
+    Raises:
+        ConfigurationError: it cannot be called, or is async; the error shows the `example`.
+    """
+    given: object = value
+    if not callable(given) or inspect.iscoroutinefunction(given):
+        kind = "an `async def`" if callable(given) else repr(given)
+        raise ConfigurationError(f"{option} must be a plain function, such as {example}, not {kind}")
+    return value
+
+
+def keywords(made: type) -> dict[str, type]:
+    """The keyword-only parameters of a constructor that a text can stand for, with their types."""
+    kinds = {}
+    for parameter, members in _hints(made):
+        plain = [member for member in members if isinstance(member, type)]
+        if plain and parameter.kind is parameter.KEYWORD_ONLY:
+            kinds[parameter.name] = plain[0]
+    return kinds
+
+
+def check_types(made: type, given: Mapping[str, Any]) -> None:
+    """Check the arguments of a constructor that its annotations call a plain type, or that or None.
+
+    Args:
+        made: the class whose annotations say what each argument is.
+        given: the arguments by name; other names are passed over.
+
+    Raises:
+        ConfigurationError: another type, a number that is not finite, a negative duration, or an empty text.
+    """
+    for parameter, members in _hints(made):
+        name = parameter.name
+        if given[name] is None and None in members:
+            continue
+        match [member for member in members if member is not None]:
+            case [kind] if kind is bool:
+                flag(given[name], name)
+            case [kind] if kind is int:
+                whole(given[name], name, least=None)
+            case [kind] if kind is float and name.endswith("_s"):
+                seconds(given[name], name, zero=True)
+            case [kind] if kind is float:
+                number(given[name], name, least=0)
+            case [kind] if kind is str:
+                text(given[name], name)
+
+
+def from_text(name: str, value: str, kinds: Mapping[str, type]) -> Any:
+    """The value of an option of a URL, converted to its type.
+
+    Raises:
+        ConfigurationError: the text does not name such a value.
+    """
+    kind = kinds[name]
+    try:
+        return _TRUTH[value.lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError):
+        raise ConfigurationError(f"option {name!r} must be of type {kind.__name__}, not {value!r}") from None
+
+
+def _hints(made: type) -> Iterator[tuple[inspect.Parameter, list[object]]]:
+    """The parameters of a constructor, each with the plain types in its annotation, and what is not plain."""
+    for parameter in inspect.signature(made).parameters.values():
+        hint = parameter.annotation
+        # As written: evaluated, it might need an import for type checkers alone.
+        written = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+        yield parameter, [_PLAIN.get(member.strip(), member) for member in written.split("|")]
+
+
+def _real(value: object, wanted: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigurationError(f"{wanted}, not {value!r}{_from_text(value, 'float')}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _from_text(value: object, kind: str) -> str:
+    """What to write for a text from the environment, or for a number of another type."""
+    return f": write {kind}({value!r})" if isinstance(value, (str, float)) else ""
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"{type(value).__name__}"

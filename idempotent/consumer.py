@@ -6,13 +6,13 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.errors import ConfigurationError
-from idempotent.keys import Key, KeySpace
+from idempotent.errors import ConfigurationError, MessageError
+from idempotent.keys import Key, KeySpace, consumer_named
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import Result
@@ -58,7 +58,8 @@ class Consumer:
         self._binding: Binding | None = None
         self._keys = KeySpace(subject, group)
         self.name: Final = self._keys.name
-        functools.update_wrapper(self, handler.function)
+        # Without the handler's own attributes, which could replace this object's.
+        functools.update_wrapper(self, handler.function, updated=())
 
     @property
     def checker(self) -> AbstractIdempotentChecker:
@@ -89,17 +90,23 @@ class Consumer:
 
     def process(self, message: Message) -> Result:
         """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
+        if not isinstance(message, Message):
+            raise _no_message(message)
         result = process_one(self.binding, message)
         self.observers.count(self.name, result.outcome)
         if self.observers.watch_results:
             self.observers.processed(self.name, (message,), (result,))
         return result
 
-    def process_many(self, messages: Sequence[Message]) -> list[Result]:
+    def process_many(self, messages: Iterable[Message]) -> list[Result]:
         """Process messages together: one statement claims their keys, one completes them. Raises what `checker` raises.
 
         Returns the results in the order of the messages.
         """
+        messages = list(messages)
+        for message in messages:
+            if not isinstance(message, Message):
+                raise _no_message(message)
         results = process_many(self.binding, messages)
         for outcome, count in Counter([result.outcome for result in results]).items():
             self.observers.count(self.name, outcome, count)
@@ -115,7 +122,8 @@ class Consumer:
         """Bind the consumer to a checker, and read the kill switch.
 
         Raises:
-            ConfigurationError: the checker does not support the consumer's options or handler.
+            ConfigurationError: the checker does not support the consumer's options or handler, or the kill switch has
+                another form than it should.
         """
         self._check(checker)
         disabled = _is_disabled(self.name)
@@ -131,6 +139,8 @@ class Consumer:
                 f"{self.handler.name} takes a {self.handler.takes.__name__}, but {kind} has no transaction to "
                 "share; use a TransactionalSqlChecker, or remove the parameter"
             )
+        if self.handler.takes and isinstance(checker, TransactionHooks):
+            checker.check_argument(self.handler.takes)
         if transactional and not self.handler.takes:
             log.warning(
                 "handler_outside_transaction",
@@ -155,7 +165,32 @@ class Consumer:
         """The key of a message id under this consumer."""
         return self._keys.key(message_id)
 
+    def key_in(self, message: Message) -> Key | None:
+        """The key of a message; None: it has none, or it cannot be computed. Raises what `checker` raises."""
+        try:
+            return self.binding.requests.of(message).key
+        except MessageError:
+            return None
+
 
 def _is_disabled(name: str) -> bool:
-    names = [part.strip() for part in os.environ.get(DISABLED_VARIABLE, "").split(",")]
-    return "all" in names or name in names
+    words = [word.strip() for word in os.environ.get(DISABLED_VARIABLE, "").split(",")]
+    for word in filter(None, words):
+        # Read by a person in a hurry: a word without effect must not look like one.
+        if word.lower() == "all":
+            return True
+        named = consumer_named(word)
+        if named is None:
+            raise ConfigurationError(
+                f"{DISABLED_VARIABLE}={word!r} is not understood: write all, or names of consumers as subject:group, "
+                "separated by commas"
+            )
+        if named == name:
+            return True
+    return False
+
+
+def _no_message(given: object) -> TypeError:
+    return TypeError(
+        f"a consumer takes Messages, not {type(given).__name__}: write Message(subject, body, id=...)"
+    )

@@ -15,23 +15,65 @@
     ├── MessageError                  this message can never be processed as it is
     │   ├── MissingKeyError           no message id, or the key expression returned no key
     │   ├── UndecodableMessageError   the key or fingerprint expression failed on the message
+    │   ├── UndecodableBodyError      the body is not what the handler reads it as (also a ValueError)
     │   ├── FingerprintMismatchError  a message with a known key has other content
     │   └── OutputError               the handler's return value cannot be sent as output
     ├── RunError                      a run cannot continue
-    │   ├── RunFencedError            the run's state does not allow the step; usually another process aborted it
+    │   ├── RunFencedError            the step is not allowed: another process aborted the run or took it over
     │   ├── RunInputChangedError      the run was begun with other input
-    │   ├── RunConflictError          another run holds a key, and the wait for it ended or was not wanted
+    │   ├── RunConflictError          another run holds a key, or another driver the run, and the wait for it ended
+    │   ├── UnpublishedClaimsError    the run claimed other keys than it is about to publish
     │   └── ClaimsExpiredError        the store may have forgotten claims of the run
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
-    ├── TransactionEscapedError       a handler tried to end the transaction that holds its key
+    ├── TransactionEscapedError       a handler tried to end, or to leave, the transaction that holds its key
     ├── DoomedTransactionError        the transaction is lost; nothing was committed, run it again
     └── AdapterError                  a broker, or its client, failed or refused
         └── UndecodableRecordError    a record could not be decoded; it goes to the adapter's reject target
 
-The first line of each docstring is the default message.
+The first line of each docstring is the default message. No message contains a password of a URL, or a value of a
+statement that a database's error quotes.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+# To the last @ of the word: a password may contain an unquoted @.
+_USERINFO: Final = re.compile(r"(://[^:/@\s]*:)[^\s'\"]*@")
+# One slash or colon is missing: `postgresql:/me:secret@host`, `amqp//me:secret@host`.
+_MISTYPED: Final = re.compile(
+    r"(\b(?:mysql|mariadb|postgres|redis|amqp|stomp|kafka|https?)[\w+]*:*/[:/]*[^:/@\s]*:)[^\s'\"]*@"
+)
+_PARAMETER: Final = re.compile(
+    r"([?&][\w.-]*(?:password|passwd|passcode|pwd|secret|token)[\w.-]*=)[^&\s'\"]*", re.IGNORECASE
+)
+# What SQLAlchemy, PostgreSQL and MySQL quote from a statement.
+_PARAMETERS: Final = re.compile(r"\s?\[parameters: (?:.*\](?=\s*\(Background on this error)|.*)", re.DOTALL)
+_DETAIL: Final = re.compile(r"\s(?:DETAIL|CONTEXT):.*")
+_IN_MYSQL: Final = re.compile(
+    r"(?<=\bDuplicate entry )'.*'(?= for key )|(?<=\bvalue: )'.*'(?= for |\W{0,4}$)|(?<=\bnear )'.*'(?= at line)",
+    re.MULTILINE,
+)
+_IN_POSTGRESQL: Final = re.compile(r"(\b(?:invalid input|out of range)\b[^\n\"]*: )\".*\"")
+# The patterns take a quadratic time, and a text may come from a message.
+_LONGEST: Final = 10_000
+
+
+def mask(text: str) -> str:
+    """The text with the passwords of its URLs replaced by `***`."""
+    for secret, visible in ((_USERINFO, r"\1***@"), (_MISTYPED, r"\1***@"), (_PARAMETER, r"\1***")):
+        text = secret.sub(visible, text)
+    return text
+
+
+def without_values(text: str) -> str:
+    """The text of an error without passwords, and without the values of a statement that a database's error quotes.
+
+    At most 10,000 characters of it.
+    """
+    text = _DETAIL.sub("", _PARAMETERS.sub("", text[:_LONGEST]))
+    return mask(_IN_POSTGRESQL.sub(r"\1***", _IN_MYSQL.sub("***", text)))
 
 
 class IdempotentError(Exception):
@@ -39,7 +81,7 @@ class IdempotentError(Exception):
 
     def __init__(self, message: str | None = None) -> None:
         """Use `message`, or the first line of the class docstring."""
-        super().__init__(message or (type(self).__doc__ or "").split("\n", 1)[0])
+        super().__init__(without_values(message or (type(self).__doc__ or "").split("\n", 1)[0]))
 
 
 class ConfigurationError(IdempotentError):
@@ -94,6 +136,10 @@ class UndecodableMessageError(MessageError):
     """The message's key or fingerprint could not be computed."""
 
 
+class UndecodableBodyError(MessageError, ValueError):
+    """The message's body cannot be decoded."""
+
+
 class FingerprintMismatchError(MessageError):
     """A message with a known key has other content."""
 
@@ -115,7 +161,11 @@ class RunInputChangedError(RunError):
 
 
 class RunConflictError(RunError):
-    """Another run that has not ended holds a key of this run."""
+    """Another run that has not ended holds a key of this run, or another driver has this run."""
+
+
+class UnpublishedClaimsError(RunError):
+    """The run claimed another number of keys than it is about to publish: they would be lost."""
 
 
 class ClaimsExpiredError(RunError):
@@ -127,7 +177,7 @@ class DeadKeyError(IdempotentError):
 
 
 class TransactionEscapedError(IdempotentError):
-    """A handler tried to end the transaction that holds its deduplication key."""
+    """A handler tried to end, or to leave, the transaction that holds its deduplication key."""
 
 
 class DoomedTransactionError(IdempotentError):
@@ -140,3 +190,12 @@ class AdapterError(IdempotentError):
 
 class UndecodableRecordError(AdapterError):
     """The record could not be decoded as a message."""
+
+
+def described(error: BaseException) -> str:
+    """`Type: text` of an exception, also of one whose own text cannot be made; without passwords and values."""
+    try:
+        text = str(error)
+    except Exception:  # the application's __str__ raises
+        text = "(its message cannot be shown)"
+    return without_values(f"{type(error).__name__}: {text}")

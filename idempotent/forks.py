@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+L = TypeVar("L")
 
 
 def in_child(function: Callable[[], object]) -> None:
@@ -31,3 +34,20 @@ class _Generation:
 
 generation: Final = _Generation()
 in_child(generation.count)
+
+
+_locks: Final[WeakSet[Any]] = WeakSet()
+
+
+def free_in_child(lock: L) -> L:
+    """Let a Lock, RLock, Condition or Event be free in every child: a fork does not copy the thread that holds it."""
+    _locks.add(lock)
+    return lock
+
+
+def _free_locks() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # noqa: SLF001 - as the standard library does
+
+
+in_child(_free_locks)

@@ -13,6 +13,8 @@ _SEPARATOR: Final = ":"
 _MARK: Final = "~"
 SHOWN: Final = TEXT_LIMIT - 2 * HASH_BYTES - len(_MARK)
 """How many characters of a long text are kept before the mark and the hash."""
+# The end of a consumer's name that was too long: this, and its hash.
+_CUT_NAME: Final = f"{_SEPARATOR}{_MARK}"
 # A character has at most four bytes, and the readable text needs only the part of a 1 MB id that fits the column.
 _READ_BYTES: Final = 4 * (TEXT_LIMIT + 1)
 _tuple: Final = tuple.__new__
@@ -36,7 +38,7 @@ class Key(NamedTuple):
 
     @property
     def consumer(self) -> str:
-        """The name of the consumer, `subject:group`, as far as the text shows it."""
+        """The name of the consumer, `subject:group`; see `KeySpace.name`."""
         return consumer_in(self.text)
 
     def __str__(self) -> str:
@@ -49,6 +51,9 @@ class KeySpace:
     Args:
         subject: the consumer's subject.
         group: the consumer's group. Two groups of one subject each process every message once.
+
+    Attributes:
+        name: the consumer's name, `subject:group`, printable; one of more than `SHOWN` characters ends in a hash.
     """
 
     __slots__ = ("_head", "_prefix", "name")
@@ -56,8 +61,14 @@ class KeySpace:
     def __init__(self, subject: str, group: str) -> None:
         """Hash the part that all keys share, once."""
         self._prefix = hashlib.blake2b(_framed(subject) + _framed(group), digest_size=HASH_BYTES)
-        self.name: Final = _SEPARATOR.join(_readable(_encoded(part), _SEPARATOR) for part in (subject, group))
-        self._head = f"{self.name}{_SEPARATOR}"
+        name = _SEPARATOR.join(_readable(_encoded(part), _SEPARATOR) for part in (subject, group))
+        self._head = f"{name}{_SEPARATOR}"
+        if len(name) > SHOWN:
+            # A key's text is cut after `SHOWN` characters, and must still show which consumer it belongs to.
+            tail = _CUT_NAME + self._prefix.hexdigest()
+            name = name[: SHOWN - len(tail)].replace(_SEPARATOR, _MARK) + tail
+            self._head = name.ljust(TEXT_LIMIT + 1)  # so that every text is cut: it shows no id
+        self.name: Final = name
 
     def key(self, message_id: str | bytes) -> Key:
         """The key of one message id. Text and its UTF-8 bytes are the same id; all other differences count."""
@@ -76,10 +87,7 @@ class KeySpace:
 
 
 def consumer_in(text: str) -> str:
-    """The consumer's name, `subject:group`, in the readable text of a key; the same for all its keys.
-
-    A name of more than `SHOWN` characters is cut there, with the text.
-    """
+    """The consumer's name, `KeySpace.name`, in the readable text of a key."""
     return _SEPARATOR.join(text[:SHOWN].split(_SEPARATOR, 2)[:2])
 
 
@@ -125,15 +133,30 @@ def key_from_text(text: str) -> Key | None:
             return Key(bytes.fromhex(text), text)
         except ValueError:
             return None
-    parts = text.split(_SEPARATOR, 2)
-    if len(parts) != 3:  # noqa: PLR2004 - subject, group, id
-        return None
     if _looks_cut(text):
         try:
             return Key(bytes.fromhex(text[SHOWN + len(_MARK) :]), text)
         except ValueError:
             return None
-    subject, group, message_id = (unquote_to_bytes(part) for part in parts)
-    return KeySpace(subject.decode("utf-8", "surrogatepass"), group.decode("utf-8", "surrogatepass")).key(
-        message_id
-    )
+    parts = text.split(_SEPARATOR, 2)
+    if len(parts) != 3:  # noqa: PLR2004 - subject, group, id
+        return None
+    return _space_of(parts[0], parts[1]).key(unquote_to_bytes(parts[2]))
+
+
+def consumer_named(name: str) -> str | None:
+    """The name of a consumer, `KeySpace.name`, that a person wrote as `subject:group`; None: not of this form."""
+    if len(name) == SHOWN and name[: -2 * HASH_BYTES].endswith(_CUT_NAME):
+        return name
+    subject, _, group = name.partition(_SEPARATOR)
+    if not subject or not group or _SEPARATOR in group:
+        return None
+    try:
+        return _space_of(subject, group).name
+    except UnicodeDecodeError:
+        return None  # %XX that is not UTF-8
+
+
+def _space_of(subject: str, group: str) -> KeySpace:
+    """The key space of a subject and a group as they are shown."""
+    return KeySpace(*(unquote_to_bytes(part).decode("utf-8", "surrogatepass") for part in (subject, group)))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from idempotent.errors import UndecodableBodyError
 
 _NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
 
@@ -22,7 +26,7 @@ class Message:
         headers: application headers; copied, and read-only in the message.
         redelivered: the broker's hint that it was delivered before. True and False are both unreliable.
         position: its place in the broker's own terms (offset, delivery tag); for people and logs.
-        raw: the client library's own object.
+        raw: the client library's own object. Copies in this process share it; a pickled message has none.
 
     Raises:
         TypeError: the body is not bytes, or the subject not a string.
@@ -69,9 +73,34 @@ class Message:
         """The body as JSON.
 
         Raises:
-            ValueError: the body is not UTF-8 encoded JSON.
+            UndecodableBodyError: the body is not UTF-8 encoded JSON. A handler that raises it makes the message dead
+                at once: another try would read the same body.
         """
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise UndecodableBodyError(f"the body of {len(self.body)} bytes is not JSON: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(
+            Message,
+            self.subject,
+            self.body,
+            id=self.id,
+            headers=dict(self.headers),
+            redelivered=self.redelivered,
+            position=self.position,
+        )
+        return make, ()
+
+    def __copy__(self) -> Message:
+        return self  # it is immutable
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Message:
+        # `raw` may hold a connection, which cannot be copied.
+        return replace(
+            self, headers=deepcopy(dict(self.headers), memo), position=deepcopy(self.position, memo)
+        )
 
 
 _SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW = (
@@ -87,12 +116,16 @@ class Position(NamedTuple):
         partition: the partition's number.
         offset: the message's offset.
         expected: the offset after the previous message. Offsets have gaps, so it may be smaller than `offset`.
+        epoch: the leader epoch in which the message was written; -1 if unknown. After a broker lost the end of a
+            partition, other messages have the same offsets in a later epoch.
     """
 
     topic_id: str
     partition: int
     offset: int
     expected: int
+    epoch: int = -1
 
     def __str__(self) -> str:
-        return f"{self.topic_id}/{self.partition}/{self.offset}"
+        place = f"{self.topic_id}/{self.partition}/{self.offset}"
+        return place if self.epoch < 0 else f"{place}/{self.epoch}"

@@ -70,12 +70,14 @@ class Result:
         value: what the handler returned; for a DUPLICATE the stored result, if results are stored.
         error: the exception behind an outcome that is not PROCESSED.
         retry_after_s: seconds to wait before the next check or delivery; None when the outcome is final.
+        attempt: how many executions of the message have failed, this one included; None: unknown, or none failed.
     """
 
     outcome: Outcome
     value: Any = None
     error: BaseException | None = None
     retry_after_s: float | None = None
+    attempt: int | None = None
 
     @property
     def action(self) -> Action:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from idempotent.errors import ConfigurationError
+from idempotent.choices import number, seconds
+from idempotent.errors import ConfigurationError, MessageError
 
 
 class OnMissingKey(Enum):
@@ -48,7 +49,8 @@ class Backoff:
         multiplier: growth from one delay to the next.
 
     Raises:
-        ConfigurationError: a duration is negative, the maximum below the initial, or the multiplier below 1.
+        ConfigurationError: a duration is negative or not finite, the maximum below the initial, or the multiplier
+            below 1.
     """
 
     initial_s: float = 1.0
@@ -57,10 +59,9 @@ class Backoff:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if not 0 <= self.initial_s <= self.maximum_s:
+        if seconds(self.initial_s, "initial_s", zero=True) > seconds(self.maximum_s, "maximum_s", zero=True):
             raise ConfigurationError(f"Backoff needs 0 <= initial_s <= maximum_s, not {self}")
-        if self.multiplier < 1:
-            raise ConfigurationError(f"Backoff needs multiplier >= 1, not {self.multiplier}")
+        number(self.multiplier, "multiplier", least=1)
 
     def delay_s(self, attempts: int) -> float:
         """Seconds to wait after this many failed attempts."""
@@ -75,7 +76,7 @@ class ExceptionPolicy:
 
     Both tuples are matched against the exception and every exception it was raised `from`, so a wrapped exception is
     found. `idempotent_for` wins. An exception group is harmless only if every member is; it is retried if at least one
-    member is.
+    member is. A `MessageError`, such as that of `Message.json()`, is never retried: the message stays as it is.
     """
 
     retry_for: tuple[type[BaseException], ...] = (Exception,)
@@ -85,7 +86,7 @@ class ExceptionPolicy:
         """What the exception means to this consumer."""
         if _matches(error, self.idempotent_for, all):
             return Handling.IGNORE
-        if _matches(error, self.retry_for, any):
+        if _matches(error, self.retry_for, any) and not _matches(error, (MessageError,), all):
             return Handling.RETRY
         return Handling.DEAD
 
@@ -100,11 +101,11 @@ def _matches(
             isinstance(link, BaseExceptionGroup)
             and members(_matches(member, kinds, members) for member in link.exceptions)
         )
-        for link in _causes(error)
+        for link in causes(error)
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """The exception and its `__cause__` chain, which may contain a cycle."""
     seen: set[int] = set()
     link: BaseException | None = error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.choices import choice
+from idempotent.choices import choice, flag, function, text, whole
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from idempotent.observe.counting import counters
@@ -18,6 +19,8 @@ from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissin
 from idempotent.processing.handler import handler_of
 from idempotent.processing.options import ConsumerOptions, ExpiredLeasePolicy, KeyFunction
 
+# The stores count attempts in 32 bits.
+_MOST_ATTEMPTS: Final = 2**31 - 1
 _Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 
@@ -58,16 +61,26 @@ class Registry:
         Raises:
             ConfigurationError: the name looks like a URL, or the URL is invalid, or the object is not a checker.
         """
-        if "://" in name:
+        if "://" in text(name, "name"):
             raise ConfigurationError(f"{name!r} is a URL; give the checker a short name")
-        made = checker if isinstance(checker, AbstractIdempotentChecker) else _from_url(checker)
+        made = _checker(checker)
+        if isinstance(made, str):
+            made = _from_url(made)
         self._checkers[name] = made
         return made
 
     def override(
         self, name: str, checker: AbstractIdempotentChecker
     ) -> contextlib.AbstractContextManager[None]:
-        """Use another checker under a name from now on; leaving the returned context undoes that. For tests."""
+        """Use another checker under a name from now on; leaving the returned context undoes that. For tests.
+
+        Raises:
+            ConfigurationError: the object is not a checker.
+        """
+        if not isinstance(_checker(checker), AbstractIdempotentChecker):
+            raise ConfigurationError(
+                "override() takes a checker, such as MemoryChecker(), not its name or URL"
+            )
         before = self._overrides.get(name)
         self._overrides[name] = checker
 
@@ -100,6 +113,7 @@ class Registry:
         fingerprint: KeyFunction | None = None,
         store_result: bool = False,
         batch: bool = False,
+        concurrency: int | None = None,
     ) -> Callable[[Callable[..., Any]], Consumer]:
         """Decorate a handler `(message)` or `(message, session)` so that its effect happens once.
 
@@ -107,11 +121,11 @@ class Registry:
             subject: queue, destination or topic.
             checker: an instance, a URL, or the name of a registered checker.
             group: name of the consumer among those of the subject; part of the key.
-            key: returns what identifies a message, as str or bytes; default: the message id. A LookupError, None or
-                an empty value means that the message has no key.
+            key: returns what identifies a message, as str, bytes or int (its digits); default: the message id. A
+                LookupError, None or an empty text means that the message has no key.
             retry_for: exceptions after which the message is redelivered.
             idempotent_for: exceptions that count as processed; they win over `retry_for`. An exception in neither
-                makes the message dead at once.
+                makes the message dead at once, and so does a `MessageError`, such as that of `Message.json()`.
             max_attempts: real executions that may fail before the message is dead.
             backoff: delays between attempts.
             on_missing_key: `reject`, or `process` without protection.
@@ -122,59 +136,68 @@ class Registry:
                 differs is rejected.
             store_result: store what the handler returns, as JSON, and return it for duplicates.
             batch: the handler takes a list of messages, all or nothing; a failed batch is tried one by one.
+            concurrency: how many of its messages (or batches) a worker runs at once; None: as many as the worker
+                runs. A slow consumer with a limit leaves threads to the others.
 
         Raises:
             ConfigurationError: invalid or contradictory options, or a handler with other parameters.
         """
-        if not subject:
-            raise ConfigurationError("subject must not be empty")
-        if max_attempts < 1:
-            raise ConfigurationError(f"max_attempts must be at least 1, not {max_attempts}")
+        text(subject, "subject")
+        text(group, "group")
+        named = _checker(checker)
         expired = (
-            on_expired_lease
+            function(on_expired_lease, "on_expired_lease", "lambda key: effect_happened(key)")
             if callable(on_expired_lease)
             else choice(OnExpiredLease, on_expired_lease, "on_expired_lease", ", or a callable")
         )
-        if batch and expired is not OnExpiredLease.RETRY:
+        if backoff is not None and not isinstance(backoff, Backoff):
+            raise ConfigurationError(
+                f"backoff must be a Backoff, such as Backoff(initial_s=5), not {backoff!r}"
+            )
+        if flag(batch, "batch") and expired is not OnExpiredLease.RETRY:
             raise ConfigurationError(
                 "on_expired_lease other than 'retry' cannot go with batch=True: when a process dies, it is unknown "
                 "which messages of its batch ran"
             )
-        if batch and store_result:
+        if flag(store_result, "store_result") and batch:
             raise ConfigurationError(
                 "store_result cannot go with batch=True: a batch returns no result per message"
             )
         options = ConsumerOptions(
-            key=key,
+            key=None
+            if key is None
+            else function(key, "key", "lambda message: message.headers['payment-id']"),
             exceptions=ExceptionPolicy(
                 _exceptions(retry_for, "retry_for"), _exceptions(idempotent_for, "idempotent_for")
             ),
-            max_attempts=max_attempts,
+            max_attempts=whole(max_attempts, "max_attempts", most=_MOST_ATTEMPTS),
             backoff=backoff or Backoff(),
             on_missing_key=choice(OnMissingKey, on_missing_key, "on_missing_key"),
             on_expired_lease=expired,
             on_store_error=choice(OnStoreError, on_store_error, "on_store_error"),
-            fingerprint=fingerprint,
+            fingerprint=None
+            if fingerprint is None
+            else function(fingerprint, "fingerprint", "lambda message: message.body"),
             store_result=store_result,
+            concurrency=None if concurrency is None else whole(concurrency, "concurrency"),
         )
 
         # An instance cannot be overridden; a name is looked up at every message.
         resolve = (
-            (lambda: checker)
-            if isinstance(checker, AbstractIdempotentChecker)
-            else partial(self._resolve, checker)
+            (lambda: named) if isinstance(named, AbstractIdempotentChecker) else partial(self._resolve, named)
         )
 
-        def decorate(function: Callable[..., Any]) -> Consumer:
-            handler = handler_of(function, batch=batch)
+        def decorate(handled: Callable[..., Any]) -> Consumer:
+            _refuse_consumer(handled)
+            handler = handler_of(handled, batch=batch)
             made = Consumer(subject, group, handler, options, resolve, self.observers)
             if made.name in self._consumers:
                 raise ConfigurationError(
                     f"{made.name} has a consumer already, {self._consumers[made.name].handler.name}; give this one "
                     "another group"
                 )
-            if isinstance(checker, AbstractIdempotentChecker) or "://" in checker:
-                made.bind(self._resolve(checker))
+            if isinstance(named, AbstractIdempotentChecker) or "://" in named:
+                made.bind(self._resolve(named))
             self._consumers[made.name] = made
             return made
 
@@ -210,19 +233,51 @@ class Registry:
         )
 
 
-def _from_url(url: object) -> AbstractIdempotentChecker:
+def _from_url(url: str) -> AbstractIdempotentChecker:
     from idempotent.checkers import checker_from_url
 
-    if not isinstance(url, str):
-        raise ConfigurationError(f"a checker is an instance, a registered name, or a URL, not {url!r}")
     return checker_from_url(url)
+
+
+def _checker(given: object) -> AbstractIdempotentChecker | str:
+    """A checker, or the name or URL of one.
+
+    Raises:
+        ConfigurationError: another object.
+    """
+    if isinstance(given, AbstractIdempotentChecker):
+        return given
+    if isinstance(given, str):
+        return text(given, "checker")
+    if isinstance(given, type):
+        raise ConfigurationError(f"checker={given.__name__} is a class: write {given.__name__}(...)")
+    raise ConfigurationError(
+        "a checker is an instance, such as MemoryChecker(), a registered name, or a URL, not of type "
+        f"{type(given).__name__}"
+    )
+
+
+def _refuse_consumer(handled: object) -> None:
+    """Refuse a consumer, or its method, as a handler: the outer one would hide the inner one's failure."""
+    inner: Any = handled
+    while isinstance(inner, partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner, stop=lambda each: isinstance(each, Consumer))
+    inner = getattr(inner, "__self__", inner)
+    if isinstance(inner, Consumer):
+        raise ConfigurationError(
+            f"{inner.name} is a consumer already: decorate its plain handler, {inner.handler.name}, which is its "
+            "__wrapped__"
+        )
 
 
 def _exceptions(value: _Exceptions, name: str) -> tuple[type[BaseException], ...]:
     classes: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     for each in classes:
         if not (isinstance(each, type) and issubclass(each, BaseException)):
-            raise ConfigurationError(f"{name} takes exception classes, not {each!r}")
+            raise ConfigurationError(
+                f"{name} takes an exception class, or a tuple of them such as (ValueError, KeyError), not {each!r}"
+            )
     return classes
 
 

@@ -86,7 +86,8 @@ def validate_table_name(name: str) -> str:
     Raises:
         ConfigurationError: the name is invalid. The message states the rule.
     """
-    if not _NAME.fullmatch(name) or len(name) > MAX_TABLE_NAME:
+    given: object = name
+    if not isinstance(given, str) or not _NAME.fullmatch(given) or len(given) > MAX_TABLE_NAME:
         raise ConfigurationError(
             f"invalid table name {name!r}: use 1 to {MAX_TABLE_NAME} ASCII letters, digits and underscores, "
             "not starting with a digit, without a schema prefix"
@@ -218,6 +219,8 @@ def _runs(metadata: MetaData, name: str) -> Table:
         Column("began_at", BigInteger, nullable=False),
         Column("update_at", BigInteger, nullable=False),
         Column("ended_at", BigInteger, nullable=True),
+        Column("prepared_epoch", Integer, nullable=True),
+        Column("manifest", LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=True),
         Index(f"uq_{name}_generation", "run_hash", "generation", unique=True),
         Index(f"ix_{name}_ended_at", "ended_at"),
         key="token",
@@ -236,7 +239,9 @@ def _run_claims(metadata: MetaData, name: str) -> Table:
         Column("lease_until", BigInteger, nullable=True),
         Column("fingerprint", _binary(8), nullable=True),
         Column("result", LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=True),
-        Index(f"ix_{name}_run", "run"),
+        Column("frame", SmallInteger, nullable=True),
+        # PREPARE counts the claims of one attempt, and reads no rows for it.
+        Index(f"ix_{name}_mark", "run", "state", "epoch"),
     )
 
 

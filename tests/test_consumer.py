@@ -137,10 +137,51 @@ def test_a_key_expression_that_fails_rejects_the_message_with_its_cause():
     assert "not json" not in str(result.error), "bodies stay out of errors"
 
 
-def test_a_key_that_is_neither_text_nor_bytes_is_refused():
-    result = consumer_of(Ran(), key=lambda m: 7).process(message())
-    assert result.outcome is Outcome.REJECTED
-    assert "str or bytes, not int" in str(result.error)
+@pytest.mark.parametrize(
+    "key", [False, True, [], {}, (), 0.0, 1.5, object(), pytest.param(1 << 20_000, id="huge")]
+)
+@pytest.mark.parametrize("on_missing_key", ["reject", "process"])
+def test_a_key_of_another_type_rejects_the_message_and_never_counts_as_missing(key, on_missing_key):
+    ran = Ran()
+    consumer = consumer_of(ran, key=lambda m: key, on_missing_key=on_missing_key)
+    for result in (consumer.process(message()), *consumer.process_many([message(), message()])):
+        assert result.outcome is Outcome.REJECTED
+        assert f"a key must be str, bytes or int, not {type(key).__name__}" in str(result.error)
+    assert ran.messages == []
+
+
+@pytest.mark.parametrize("key", [0, 7, -1, 1 << 64])
+def test_an_int_is_the_key_of_its_digits(key):
+    consumer = consumer_of(Ran(), key=lambda m: m.raw, on_missing_key="process")
+    assert consumer(message(raw=key)).outcome is Outcome.PROCESSED
+    assert consumer(message(raw=str(key))).outcome is Outcome.DUPLICATE
+    assert str(consumer.key_of(str(key))) == f"orders:default:{key}"
+
+
+def test_an_int_is_a_message_id_and_a_fingerprint_too():
+    consumer = consumer_of(Ran(), fingerprint=lambda m: m.raw)
+    assert consumer(message(0, raw=0)).outcome is Outcome.PROCESSED
+    assert consumer(message("0", raw=0)).outcome is Outcome.DUPLICATE
+    assert consumer(message("0", raw=1)).outcome is Outcome.REJECTED
+
+
+@pytest.mark.parametrize("many", [iter, tuple, lambda messages: (each for each in messages), dict.fromkeys])
+def test_any_iterable_of_messages_is_processed_in_its_order(many):
+    ran = Ran()
+    results = consumer_of(ran).process_many(many([message("1"), message("2"), message("3")]))
+    assert [result.outcome for result in results] == [Outcome.PROCESSED] * 3
+    assert [each.id for each in ran.messages] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("wrong", [b"{}", "orders", None, {"id": "1"}])
+def test_what_is_no_message_is_refused_before_anything_runs(wrong):
+    ran = Ran()
+    consumer = consumer_of(ran)
+    for use in (lambda: consumer(wrong), lambda: consumer.process_many([message(), wrong])):
+        with pytest.raises(TypeError, match="a consumer takes Messages"):
+            use()
+    assert ran.messages == []
+    assert not consumer.checker.keys.entries
 
 
 def test_text_and_its_utf8_bytes_are_one_key():

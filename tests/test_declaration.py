@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from sqlalchemy.orm import Session
 
@@ -65,7 +67,7 @@ def generator_handler(message):
         (lambda: declare(takes_a_string), "Session or Connection"),
         (lambda: declare(print_message, on_expired_lease="ask"), "'retry', 'park', or a callable"),
         (lambda: declare(print_message, on_missing_key="drop"), "'reject', 'process'"),
-        (lambda: declare(print_message, retry_for=("ValueError",)), "exception classes"),
+        (lambda: declare(print_message, retry_for=("ValueError",)), "exception class, or a tuple"),
         (lambda: declare(print_message, max_attempts=0), "at least 1"),
         (lambda: declare(print_message, batch=True, on_expired_lease="park"), "cannot go with batch"),
         (lambda: declare(print_message, batch=True, store_result=True), "cannot go with batch"),
@@ -100,3 +102,66 @@ def test_one_subject_and_group_has_one_consumer():
     registry.consumer("orders", checker=MemoryChecker())(print_message)
     with pytest.raises(ConfigurationError, match="another"):
         registry.consumer("orders", checker=MemoryChecker())(print_message)
+
+
+def test_attributes_of_a_handler_are_not_those_of_its_consumer():
+    def handle(message):
+        """Ship it."""
+
+    handle.subject, handle.group, handle.options, handle._binding, handle.note = "other", "x", 5, "y", "kept"
+    consumer = declare(handle)
+    assert (consumer.subject, consumer.group) == ("orders", "default")
+    assert consumer(message()).outcome is Outcome.PROCESSED
+    assert (consumer.__name__, consumer.__doc__) == ("handle", "Ship it.")
+    assert consumer.__wrapped__.note == "kept"
+
+
+def wrapping(function):
+    @functools.wraps(function)
+    def call(*arguments):
+        return function(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "handler_of",
+    [
+        lambda inner: inner,
+        lambda inner: inner.process,
+        functools.partial,
+        wrapping,
+        lambda inner: functools.partial(wrapping(inner)),
+    ],
+    ids=["itself", "its method", "partial", "wrapped", "both"],
+)
+def test_a_consumer_is_no_handler_of_another(handler_of):
+    registry = Registry()
+    inner = registry.consumer("orders", checker=MemoryChecker())(print_message)
+    with pytest.raises(ConfigurationError, match="orders:default is a consumer already"):
+        registry.consumer("orders", group="outer", checker=MemoryChecker())(handler_of(inner))
+    assert list(registry.consumers) == ["orders:default"]
+
+
+@pytest.mark.parametrize(
+    "word", ["1", "true", "yes", "orders", ":", "orders:", "a:b:c", "orders.paid billing"]
+)
+def test_the_kill_switch_refuses_a_word_that_it_does_not_know(monkeypatch, word):
+    monkeypatch.setenv("IDEMPOTENT_DISABLED", f"mail:default,{word}")
+    with pytest.raises(ConfigurationError, match="write all, or names of consumers"):
+        declare(print_message)
+    registry = Registry()
+    registry.checker("db", MemoryChecker())
+    consumer = registry.consumer("orders", checker="db")(print_message)
+    with pytest.raises(ConfigurationError, match="IDEMPOTENT_DISABLED"):
+        registry.check()
+    with pytest.raises(ConfigurationError, match="IDEMPOTENT_DISABLED"):
+        consumer.process(message())
+
+
+@pytest.mark.parametrize(
+    "word", ["all", "ALL", " All ", "orders:default", "mail:default, orders:default,", ""]
+)
+def test_the_kill_switch_knows_all_and_names(monkeypatch, word):
+    monkeypatch.setenv("IDEMPOTENT_DISABLED", word)
+    assert declare(print_message).binding.disabled is bool(word)

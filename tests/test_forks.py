@@ -1,13 +1,28 @@
 """What a child of a fork must not share with its parent."""
 
 import os
+import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from idempotent import Message
+from idempotent.adapters.memory import MemoryBroker
+from idempotent.adapters.memory import broker as memory_broker
+from idempotent.adapters.memory.broker import named_broker
+from idempotent.adapters.spark.ledger.memory import MemoryLedger
+from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
-from idempotent.claims import OWNER_BYTES, Claim, new_owner
+from idempotent.claims import OWNER_BYTES, Claim, ClaimRequest, new_owner
 from idempotent.forks import generation
+from idempotent.keys import KeySpace
+from idempotent.observe import Counters, Event
 from idempotent.stores.idle import Idle
+from idempotent.testing.crashpoints import _Passings
+from idempotent.worker import python_gc
+from idempotent.worker.python_gc import relaxed_python_gc
 
 
 def test_no_two_claims_have_one_owner_in_threads_and_children():
@@ -72,7 +87,7 @@ def test_a_child_renews_its_own_claims_and_none_of_its_parents():
             return [True] * len(claims)
 
     renewing = Renewing()
-    keeper = LeaseKeeper(renewing.renew, 0.3)
+    keeper = LeaseKeeper(renewing.renew, lambda: None, 0.3)
     keeper.hold([Claim(None, 1)])
 
     def ask():
@@ -85,3 +100,88 @@ def test_a_child_renews_its_own_claims_and_none_of_its_parents():
 
     assert exit_code_of_a_child(ask) == 0
     keeper.close()
+
+
+def counts():
+    counters = Counters()
+    return counters._lock, lambda: counters.add("orders:default", Event.RAN_DISABLED)
+
+
+def claims_in_memory():
+    checker = MemoryChecker()
+    return checker.keys.lock, lambda: checker.desk.claim(ClaimRequest(KeySpace("s", "g").key("1")))
+
+
+def starts_renewing():
+    checker = MemoryChecker()
+    keeper = checker.desk._keeper
+    return keeper._start_lock, lambda: (keeper.hold([Claim(None, 1)]), checker.close())
+
+
+def stops_renewing():
+    checker = MemoryChecker()
+    checker.desk._keeper.hold([Claim(None, 1)])
+    return checker.desk._keeper._rounds._stopped._cond, checker.close
+
+
+def relaxes_gc():
+    return python_gc._lock, lambda: relaxed_python_gc(1).__enter__()
+
+
+def publishes():
+    broker = MemoryBroker()
+    return broker._changed, lambda: broker.publish(Message("orders"))
+
+
+def names_a_broker():
+    return memory_broker._naming, lambda: named_broker("forked")
+
+
+def asks_a_ledger():
+    ledger = MemoryLedger()
+    return ledger._store.lock, lambda: ledger.read("consumer", "run")
+
+
+def counts_crash_points():
+    passings = _Passings()
+    return passings._lock, lambda: passings.count("before_claim")
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        counts,
+        claims_in_memory,
+        starts_renewing,
+        stops_renewing,
+        relaxes_gc,
+        publishes,
+        names_a_broker,
+        asks_a_ledger,
+        counts_crash_points,
+    ],
+    ids=lambda owner: owner.__name__,
+)
+def test_a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_held(owner):
+    lock, use = owner()
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+
+    def ask():
+        signal.alarm(10)  # a child that waits for ever ends by it
+        use()
+        return 0
+
+    try:
+        assert exit_code_of_a_child(ask) == 0
+    finally:
+        done.set()
+        thread.join()

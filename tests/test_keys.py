@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key, KeySpace, key_from_text
+from idempotent.keys import HASH_BYTES, TEXT_LIMIT, Key, KeySpace, consumer_named, key_from_text
 
 # Characters that somebody's escaping, folding or column gets wrong, among any others.
 tricky = st.text(
@@ -139,3 +139,51 @@ def test_the_hash_of_a_key_never_changes():
     assert KeySpace("orders", "billing").key("1") == Key(
         bytes.fromhex("f1e03ec98c32e3f5b08f3eb2b5382094b31b6b2a"), "orders:billing:1"
     )
+
+
+LONG = [
+    ("t" * 249, "g" * 249),
+    ("t" * 249, "g"),
+    ("t" * 213, "g"),
+    ("t" * 212, "g"),
+    ("t" * 211, "g"),
+    ("s", "g" * 212),
+    ("\u00e9" * 249, "g"),
+    ("a:b%" * 62, "g"),
+    ("\x00" * 249, "\x00" * 249),
+]
+
+
+@pytest.mark.parametrize(("subject", "group"), LONG)
+@pytest.mark.parametrize("message_id", ["", "1", "x" * 40, "x" * 1000, b"\xff"])
+def test_the_text_of_a_long_consumers_key_leads_back_to_it(subject, group, message_id):
+    space = KeySpace(subject, group)
+    key = space.key(message_id)
+    assert len(key.text) <= TEXT_LIMIT
+    assert key_from_text(key.text).hash == key.hash
+    assert key.consumer == space.name
+    assert space.name.isprintable()
+    assert space.name.count(":") == 1
+
+
+@pytest.mark.parametrize(("subject", "group"), LONG)
+def test_a_persons_long_name_is_the_consumers_whole_or_as_it_is_shown(subject, group):
+    space = KeySpace(subject, group)
+    assert consumer_named(space.name) == space.name
+    whole = f"{subject}:{group}"
+    if whole.isprintable() and "%" not in whole:
+        assert consumer_named(whole) == space.name
+
+
+def test_long_consumers_that_differ_only_at_the_end_have_different_names():
+    names = {
+        KeySpace("t" * 248 + end, group).name
+        for end in "ab"
+        for group in ("g", "h", "g" * 249, "g" * 248 + "h")
+    }
+    assert len(names) == 8
+
+
+@pytest.mark.parametrize("name", ["", ":", "orders", "orders:", ":billing", "a:b:c", "%FF:b"])
+def test_what_is_no_name_of_a_consumer_is_none(name):
+    assert consumer_named(name) is None

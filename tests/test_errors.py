@@ -1,0 +1,86 @@
+"""No password of a URL, and no value of a statement, is shown, logged or stored."""
+
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from idempotent.claims import Failure
+from idempotent.errors import StoreError, mask, without_values
+
+CARD = "4111-1111"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("mysql+pymysql://me:secret@h/db", "mysql+pymysql://me:***@h/db"),
+        ("redis://:secret@h", "redis://:***@h"),
+        ("amqp://me:p@ss@h/", "amqp://me:***@h/"),
+        ("x://me:a/b@h and y://u:c@i", "x://me:***@h and y://u:***@i"),
+        ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
+        ("postgresql://h/db?sslpassword=secret", "postgresql://h/db?sslpassword=***"),
+        ("kafka://h?sasl.password=secret", "kafka://h?sasl.password=***"),
+        ("kafka://h?ssl.key.password=secret&x=1", "kafka://h?ssl.key.password=***&x=1"),
+        ("sqlite:///a@b.db", "sqlite:///a@b.db"),
+        ("http://host:80/path", "http://host:80/path"),
+        ("mysql+pymysql:/me:secret@h/db", "mysql+pymysql:/me:***@h/db"),
+        ("postgresql+psycopg//me:secret@h/db", "postgresql+psycopg//me:***@h/db"),
+        ("orders:billing:me@example.org", "orders:billing:me@example.org"),
+        ("redis:billing:me@example.org", "redis:billing:me@example.org"),
+    ],
+)
+def test_passwords_are_masked(text, masked):
+    assert mask(text) == masked
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            f"(1062, \"Duplicate entry '{CARD}' for key 'PRIMARY'\")",
+            "(1062, \"Duplicate entry *** for key 'PRIMARY'\")",
+        ),
+        (
+            f"Incorrect integer value: '{CARD}' for column 'n' at row 1",
+            "Incorrect integer value: *** for column 'n' at row 1",
+        ),
+        (f"Truncated incorrect INTEGER value: '{CARD}'", "Truncated incorrect INTEGER value: ***"),
+        (f"duplicate key\nDETAIL:  Key (card)=({CARD}) already exists.", "duplicate key"),
+        (
+            f'invalid input syntax for type integer: "{CARD}"\nLINE 1: x',
+            "invalid input syntax for type integer: ***\nLINE 1: x",
+        ),
+        ("ValueError: 'x' is no value", "ValueError: 'x' is no value"),
+    ],
+)
+def test_values_that_a_database_quotes_are_removed(text, shown):
+    assert without_values(text) == shown
+
+
+def test_no_error_of_the_library_and_no_stored_failure_shows_them():
+    text = f"cannot use postgresql://h/db?password={CARD}"
+    assert CARD not in str(StoreError(text))
+    assert CARD not in Failure(text, 1).error
+
+
+@pytest.mark.parametrize("card", [CARD, f"]\n(x) {CARD}", f"] (Background on this error {CARD}"])
+def test_parameters_of_any_text_are_removed(card):
+    engine = sa.create_engine("sqlite://")
+    with engine.connect() as connection, pytest.raises(sa.exc.OperationalError) as raised:
+        connection.execute(sa.text("INSERT INTO missing VALUES (:card)"), {"card": card})
+    engine.dispose()
+    assert CARD in str(raised.value)
+    shown = without_values(str(raised.value))
+    assert CARD not in shown
+    assert "no such table: missing" in shown
+    assert "INSERT INTO missing" in shown
+
+
+@pytest.mark.parametrize(
+    "part", ["://a:", " DETAIL", "value: '", "'", " ", "[parameters: ]", "\n", "http:/a:", "?password"]
+)
+def test_a_long_text_costs_little_time(part):
+    began = time.process_time()
+    assert len(without_values(part * 200_000)) <= 10_000
+    assert time.process_time() - began < 2.0

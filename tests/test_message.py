@@ -1,0 +1,92 @@
+"""A Message as a value: what it is after a copy, and what its body is as JSON."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+from idempotent import Action, Message, Outcome
+from idempotent.errors import UndecodableBodyError
+from idempotent.message import Position
+from tests.support.consumers import consumer_of, message
+
+FIELDS = ("subject", "body", "id", "headers", "redelivered", "position")
+ONE = Message(
+    "orders",
+    b"\xff{}",
+    id=b"\x00",
+    headers={"a": [1, {"b": "\N{GRINNING FACE}"}]},
+    redelivered=True,
+    position=Position("t", 1, 2, 3),
+    raw=threading.Lock(),
+)
+
+
+def fields(message):
+    return {name: getattr(message, name) for name in FIELDS}
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_message_is_the_same_but_for_the_clients_object(protocol):
+    again = pickle.loads(pickle.dumps(ONE, protocol))
+    assert fields(again) == fields(ONE)
+    assert again.raw is None
+    with pytest.raises(TypeError):
+        again.headers["a"] = 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_is_the_same_and_shares_the_clients_object(copied):
+    assert fields(copied(ONE)) == fields(ONE)
+    assert copied(ONE).raw is ONE.raw
+
+
+def test_a_deep_copy_shares_no_list_of_the_headers_and_knows_itself():
+    first, second = copy.deepcopy([ONE, ONE])
+    assert first is second
+    first.headers["a"].append(2)
+    assert ONE.headers["a"] == [1, {"b": "\N{GRINNING FACE}"}]
+
+
+BAD = [b"", b"not json", b"\xff\xfe\xfd", b'{"a": ', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("body", BAD, ids=["empty", "text", "bytes", "half", "deep"])
+def test_a_body_that_is_no_json_is_dead_at_once_with_the_reason(body):
+    ran = []
+
+    def read(message):
+        ran.append(message.id)
+        return message.json()
+
+    consumer = consumer_of(read, max_attempts=5)
+    result = consumer.process(message(body=body))
+    assert (result.outcome, result.action) == (Outcome.DEAD, Action.DEAD_LETTER)
+    assert isinstance(result.error, UndecodableBodyError)
+    assert f"the body of {len(body)} bytes is not JSON" in str(result.error)
+    again = consumer.process(message(body=body))
+    assert (again.outcome, "UndecodableBodyError" in str(again.error), len(ran)) == (Outcome.DEAD, True, 1)
+
+
+def test_in_a_group_only_the_message_with_the_bad_body_is_dead():
+    consumer = consumer_of(lambda message: message.json())
+    results = consumer.process_many([message(str(n), body=body) for n, body in enumerate((b"1", b"x", b"2"))])
+    assert [result.outcome for result in results] == [Outcome.PROCESSED, Outcome.DEAD, Outcome.PROCESSED]
+
+
+def test_an_error_raised_from_it_is_not_tried_again_either():
+    def read(message):
+        try:
+            return message.json()
+        except ValueError as error:
+            raise RuntimeError("no order") from error
+
+    assert consumer_of(read).process(message(body=b"x")).outcome is Outcome.DEAD
+
+
+def test_a_consumer_may_ignore_it():
+    consumer = consumer_of(lambda message: message.json(), idempotent_for=UndecodableBodyError)
+    assert consumer.process(message(body=b"x")).outcome is Outcome.IGNORED
