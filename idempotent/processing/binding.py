@@ -7,18 +7,17 @@ import logging
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
-from types import CoroutineType
 from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.desk import ClaimDesk
-from idempotent.checkers.transactions import transactions_of
+from idempotent.checkers.transactions import TransactionHooks, transactions_of
 from idempotent.claims import Claim
-from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.observe.observers import Observers
+from idempotent.processing.finished import finished
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
 from idempotent.processing.requests import Requests
@@ -58,6 +57,7 @@ class Binding:
         desk: claims, completes and releases its keys.
         transactions: the checker's transaction hooks.
         requests: makes the requests for its keys.
+        counts_starts: a redelivered message is counted before it runs, because no lease tells that its process died.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Binding:
         self.disabled: Final = disabled
         self.desk: Final[ClaimDesk] = checker.desk
         self.transactions: Final = transactions_of(checker)
+        self.counts_starts: Final = isinstance(checker, TransactionHooks)
         self.requests: Final = Requests(keys, options, by_position=checker.keeps_positions)
 
     def invoke(self, claim: Claim, message: Message) -> Any:
@@ -92,7 +93,7 @@ class Binding:
                 returned = handler.function(first)
             else:
                 returned = handler.function(first, self.transactions.handler_argument(claim, handler.takes))
-            return None if returned is None else _finished(returned)
+            return None if returned is None else finished(returned)
         finally:
             _current_claim.reset(token)
 
@@ -102,7 +103,7 @@ class Binding:
         if self.observers.watch_runs:
             self._watched(messages, arguments)
         else:
-            _finished(self.handler.function(*arguments))
+            finished(self.handler.function(*arguments))
 
     def _arguments(self, claim: Claim, first: Any) -> tuple[Any, ...]:
         takes = self.handler.takes
@@ -112,7 +113,7 @@ class Binding:
         began = time.perf_counter()
         error: BaseException | None = None
         try:
-            return _finished(self.handler.function(*arguments))
+            return finished(self.handler.function(*arguments))
         except BaseException as raised:
             error = raised
             raise
@@ -142,13 +143,3 @@ class Binding:
     def _result_not_stored(self, why: str) -> None:
         self.observers.count(self.name, Event.RESULT_NOT_STORED)
         log.warning("result_not_stored", extra={"consumer": self.name, "why": why})
-
-
-def _finished(value: Any) -> Any:
-    """The handler's value. A coroutine is refused: a wrapped `async def` looks like any function, and has not run."""
-    if isinstance(value, CoroutineType):
-        value.close()
-        raise ConfigurationError(
-            "the handler returned a coroutine, which was never awaited; run it with asyncio.run()"
-        )
-    return value

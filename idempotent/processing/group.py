@@ -51,9 +51,14 @@ class _Group:
         always_alone = (
             self._binding.options.on_expired_lease is not OnExpiredLease.RETRY or self._binding.disabled
         )
+        if self._binding.counts_starts and any(message.redelivered for message in self._messages):
+            if self._binding.checker.keeps_positions:
+                always_alone = True
+            else:
+                firsts = self._not_redelivered(firsts)
         start = list(islice(firsts, _MIN_GROUP))
         if len(start) < _MIN_GROUP or always_alone:
-            self._run.alone = [*start, *firsts]
+            self._run.alone += [*start, *firsts]
         else:
             claimed = self._claim(chain(start, firsts))
             if claimed:
@@ -85,6 +90,14 @@ class _Group:
                 )
             else:
                 self._copies.append((member, first))
+
+    def _not_redelivered(self, firsts: Iterator[Member]) -> Iterator[Member]:
+        """A redelivered message may have killed the process of its first group: it is counted, and runs alone."""
+        for member in firsts:
+            if member.message.redelivered:
+                self._run.alone.append(member)
+            else:
+                yield member
 
     def _claim(self, firsts: Iterator[Member]) -> list[Member]:
         members: list[Member] = []

@@ -10,7 +10,7 @@ from idempotent.keys import Key
 from idempotent.message import Message
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
 
-KeyFunction: TypeAlias = Callable[[Message], "str | bytes | None"]
+KeyFunction: TypeAlias = Callable[[Message], "str | bytes | int | None"]
 ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool]"
 
 
@@ -27,3 +27,4 @@ class ConsumerOptions:
     on_store_error: OnStoreError
     fingerprint: KeyFunction | None
     store_result: bool
+    concurrency: int | None

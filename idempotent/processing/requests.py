@@ -16,6 +16,8 @@ from idempotent.values import changed
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP
 _LEAVE: Final = Lapsed.LEAVE
+# Python refuses to write larger numbers in decimal.
+_MOST_BITS: Final = 4096
 
 
 class Requests:
@@ -48,7 +50,7 @@ class Requests:
 
         Raises:
             MissingKeyError: the message has no id or position, or `key` returned nothing.
-            UndecodableMessageError: `key` or `fingerprint` raised, or returned another type than str or bytes.
+            UndecodableMessageError: `key` or `fingerprint` raised, or returned another type than they should.
         """
         position: Position | None = None
         partition: Key | None = None
@@ -59,16 +61,14 @@ class Requests:
                 )
             position = message.position
             partition = self.partition(position.topic_id, position.partition)
-            message_id: str | bytes | None = str(position)
+            message_id: str | bytes | int | None = str(position)
         else:
             message_id = message.id if self._key is None else _evaluate(self._key, message, "key")
+        if message_id is not None and not isinstance(message_id, (str, bytes)):
+            message_id = _digits(message_id, "key")
         if not message_id:
             what = "message id" if self._key is None else "key"
             raise MissingKeyError(f"{self._keys.name}: the message has no {what}; see on_missing_key")
-        if not isinstance(message_id, (str, bytes)):
-            raise UndecodableMessageError(
-                f"{self._keys.name}: a key must be str or bytes, not {type(message_id).__name__}"
-            )
         fingerprint = None if self._fingerprint is None else _fingerprint(self._fingerprint, message)
         key = self._keys.key(message_id)
         status, on_lapsed = (self._status, self._on_lapsed) if owner is None else (_IN_GROUP, _LEAVE)
@@ -92,7 +92,7 @@ class Requests:
         return self._keys.key(f"{topic_id}/{partition}")
 
 
-def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes | None:
+def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes | int | None:
     try:
         return function(message)
     except LookupError:
@@ -103,10 +103,17 @@ def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes
         ) from error
 
 
+def _digits(value: object, what: str) -> str:
+    """The decimal digits of an int. 0 is a key: databases begin to count there."""
+    if isinstance(value, bool) or not isinstance(value, int) or value.bit_length() > _MOST_BITS:
+        raise UndecodableMessageError(f"a {what} must be str, bytes or int, not {type(value).__name__}")
+    return f"{value:d}"
+
+
 def _fingerprint(function: KeyFunction, message: Message) -> bytes:
     content = _evaluate(function, message, "fingerprint")
+    if not isinstance(content, (str, bytes)):
+        content = _digits(content, "fingerprint")
     if isinstance(content, str):
         content = content.encode("utf-8", "surrogatepass")
-    if not isinstance(content, bytes):
-        raise UndecodableMessageError(f"a fingerprint must be str or bytes, not {type(content).__name__}")
     return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()

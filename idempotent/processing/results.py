@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from idempotent.claims import ClaimRequest, Decision, Failure, Verdict
-from idempotent.errors import DeadKeyError, FingerprintMismatchError
+from idempotent.claims import ClaimRequest, Decision, Failure, Released, Verdict
+from idempotent.errors import DeadKeyError, FingerprintMismatchError, described
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
@@ -27,6 +27,15 @@ def raised_by_handler(result: Result) -> BaseException | None:
     if result.outcome in (Outcome.FAILED, Outcome.DEAD) and not isinstance(result.error, DeadKeyError):
         return result.error
     return None
+
+
+def failed(binding: Binding, error: BaseException | None, released: Released | None) -> Result:
+    """The result of a handler that raised. `released`: None if the store did not record the failure."""
+    attempt = None if released is None else released.attempts
+    if released is not None and released.dead:
+        return Result(Outcome.DEAD, error=error, attempt=attempt)
+    wait_s = binding.options.backoff.delay_s(attempt or 1)
+    return Result(Outcome.FAILED, error=error, retry_after_s=wait_s, attempt=attempt)
 
 
 def unavailable(error: BaseException | None) -> Result:
@@ -58,12 +67,10 @@ def mismatch(request: ClaimRequest, stored: bytes | None) -> FingerprintMismatch
     )
 
 
-def failure_of(binding: Binding, error: BaseException, handling: Handling) -> Failure:
+def failure_of(
+    binding: Binding, error: BaseException, handling: Handling, *, counted: bool = False
+) -> Failure:
     """The failure that the store records for an exception."""
-    try:
-        text = str(error)
-    except Exception:  # the application's __str__ raises
-        text = "(its message cannot be shown)"
     return Failure(
-        f"{type(error).__name__}: {text}", binding.options.max_attempts, fatal=handling is Handling.DEAD
+        described(error), binding.options.max_attempts, fatal=handling is Handling.DEAD, counted=counted
     )

@@ -10,11 +10,11 @@ from typing import Any, Final
 from idempotent.claims import Completion
 from idempotent.errors import StoreError
 from idempotent.observe.events import Event
-from idempotent.outcomes import Outcome, Result
+from idempotent.outcomes import Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
 from idempotent.processing.members import Member, result_of
-from idempotent.processing.results import failure_of, unavailable
+from idempotent.processing.results import failed, failure_of, unavailable
 from idempotent.processing.single import count_lost
 
 log = logging.getLogger(__name__)
@@ -102,11 +102,13 @@ class GroupRun:
             self._free(raised)
 
     def _invoke(self, member: Member) -> Any:
-        return self._binding.invoke(member.claim, member.message)
+        returned = self._binding.invoke(member.claim, member.message)
+        self._binding.transactions.flush(member.claim)
+        return returned
 
     def _invoke_isolated(self, member: Member) -> Any:
         with self._binding.transactions.isolated(member.claim, self._binding.handler.takes):
-            return self._binding.invoke(member.claim, member.message)
+            return self._invoke(member)
 
     def _survives(self, member: Member, error: Exception, ran: list[Member], raised: list[Member]) -> bool:
         """Whether an atomic group can continue without the effect of a handler that raised."""
@@ -180,13 +182,10 @@ class GroupRun:
         except StoreError as error:
             log.warning("failure_not_recorded", extra={"consumer": self._binding.name, "error": str(error)})
             for member in raised:
-                self._failed(member, attempts=1)
+                self.results[member.index] = failed(self._binding, member.error, None)
             return
         for member, answer in zip(raised, released, strict=True):
-            if answer.dead:
-                self.results[member.index] = Result(Outcome.DEAD, error=member.error)
-            else:
-                self._failed(member, attempts=answer.attempts)
+            self.results[member.index] = failed(self._binding, member.error, answer)
 
     def _release(self, claimed: Sequence[Member]) -> None:
         if not claimed:
@@ -212,7 +211,3 @@ class GroupRun:
             Completion(member.claim, encode(member.returned) if member.error is None else None)
             for member in ran
         ]
-
-    def _failed(self, member: Member, *, attempts: int) -> None:
-        wait_s = self._binding.options.backoff.delay_s(attempts)
-        self.results[member.index] = Result(Outcome.FAILED, error=member.error, retry_after_s=wait_s)

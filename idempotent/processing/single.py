@@ -14,7 +14,15 @@ from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
-from idempotent.processing.results import STORE_RETRY_S, failure_of, processed, unavailable
+from idempotent.processing.finished import finished
+from idempotent.processing.results import (
+    STORE_RETRY_S,
+    failed,
+    failure_of,
+    processed,
+    raised_by_handler,
+    unavailable,
+)
 from idempotent.processing.unprotected import refused, release_quietly, store_failed, without_key
 from idempotent.values import changed
 
@@ -53,6 +61,8 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
         try:
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, decision)
+            if message.redelivered and binding.counts_starts:
+                return _run_counted(binding, message, request, decision.claim)
             return _run_claimed(binding, message, request, decision)
         except DoomedTransactionError as error:
             doomed = error
@@ -60,6 +70,27 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
             binding.desk.abandon(decision.claim)  # the claim must not outlive the error
             raise
     return unavailable(doomed)
+
+
+def _run_counted(binding: Binding, message: Message, request: ClaimRequest, claim: Claim) -> Result:
+    """Count the attempt before the handler runs: the message may have killed the process of its first delivery."""
+    try:
+        decision = binding.transactions.count_start(request, claim, binding.options.max_attempts)
+    except StoreError as error:
+        return unavailable(error)
+    if decision.claim is None:
+        return refused(binding, message, request, decision)
+    raised = False
+    try:
+        result = _run_claimed(binding, message, changed(request, counted=True), decision)
+        raised = raised_by_handler(result) is not None
+    except BaseException:
+        binding.desk.abandon(decision.claim)
+        raise
+    finally:
+        if not raised:
+            binding.transactions.uncount(request.key)
+    return result
 
 
 def _run_claimed(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
@@ -93,7 +124,7 @@ def _ask_consumer(binding: Binding, claim: Claim) -> Result | None:
     assert callable(ask)
     assert claim.key is not None
     try:
-        if not ask(claim.key):
+        if not finished(ask(claim.key)):
             return None
         binding.desk.complete(claim)
     except Exception as error:
@@ -143,14 +174,11 @@ def after_exception(binding: Binding, request: ClaimRequest, claim: Claim, error
             return unavailable(store_error)
         return Result(Outcome.IGNORED, error=error)
     try:
-        released = binding.desk.release(claim, failure_of(binding, error, handling))
+        released = binding.desk.release(claim, failure_of(binding, error, handling, counted=request.counted))
     except StoreError as store_error:
         log.warning("failure_not_recorded", extra={"consumer": binding.name, "error": str(store_error)})
-        return Result(Outcome.FAILED, error=error, retry_after_s=binding.options.backoff.delay_s(1))
-    if released.dead:
-        return Result(Outcome.DEAD, error=error)
-    wait_s = binding.options.backoff.delay_s(released.attempts)
-    return Result(Outcome.FAILED, error=error, retry_after_s=wait_s)
+        return failed(binding, error, None)
+    return failed(binding, error, released)
 
 
 def count_lost(binding: Binding, claim: Claim) -> None:

@@ -32,7 +32,8 @@ def refused(binding: Binding, message: Message, request: ClaimRequest, decision:
 
 def store_failed(binding: Binding, message: Message, error: StoreError) -> Result:
     """UNAVAILABLE, because the store did not answer; run the message unprotected if the consumer allows it."""
-    log.warning("store_failed", extra={"consumer": binding.name, "error": str(error)})
+    about = {"consumer": binding.name, "message_id": message.id, "position": message.position}
+    log.warning("store_failed", extra={**about, "error": str(error)})
     if binding.options.on_store_error is OnStoreError.PROCESS:
         return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
     if binding.disabled:
@@ -43,7 +44,8 @@ def store_failed(binding: Binding, message: Message, error: StoreError) -> Resul
 def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
     """Run the handler without a key; counted and logged every time."""
     binding.observers.count(binding.name, why)
-    log.warning(why.value, extra={"consumer": binding.name, "position": message.position})
+    about = {"consumer": binding.name, "message_id": message.id, "position": message.position}
+    log.warning("ran_without_protection", extra={**about, "why": why.value})
     try:
         claim = binding.transactions.claim_nothing()
     except StoreError as error:

@@ -43,8 +43,9 @@ def test_a_group_that_cannot_be_claimed_is_unavailable_and_did_not_run(shop):
 
 def test_a_group_whose_commit_did_not_happen_is_unavailable_and_runs_again(transactional_shop, monkeypatch):
     consumer = transactional_shop.consumer(max_attempts=1)
+    commit = Unit.commit
     with monkeypatch.context() as outage:
-        outage.setattr(Unit, "commit", lambda unit: lose_connection())
+        outage.setattr(Unit, "commit", lambda unit: (unit.driver.raw.close(), commit(unit)))
         results = consumer.process_many(messages("1", "2", "3"))
     assert outcomes(results) == ["unavailable"] * 3
     assert transactional_shop.effects() == {}
