@@ -26,8 +26,8 @@ class Idle(Generic[C]):
         self._connections: deque[C] = deque()
         self._generation = generation.number
 
-    def __bool__(self) -> bool:
-        return bool(self._connections)
+    def __len__(self) -> int:
+        return len(self._connections)
 
     def take(self) -> C | None:
         """Remove and return the most recently used connection; None when the stack is empty."""

@@ -15,23 +15,36 @@ import redis.backoff
 import redis.client
 import redis.retry
 
-__all__ = ["Client", "decodes", "is_cluster", "location", "open_client", "redis", "retries_itself"]
+__all__ = [
+    "LONGEST_ANSWER_S",
+    "Client",
+    "decodes",
+    "is_cluster",
+    "location",
+    "open_client",
+    "redis",
+    "retries_itself",
+]
 
 Client: TypeAlias = "redis.Redis | redis.RedisCluster"
 
 # redis-py waits forever by default (before 8); a handler must not. The URL may override it: `?socket_timeout=30`.
-_SOCKET_TIMEOUT_S: Final = 5.0
+LONGEST_ANSWER_S: Final = 5.0
 _EXAMPLE: Final = "redis://user:password@host:6379/0"
 
 
-def open_client(client_or_url: object) -> Client:
+def open_client(client_or_url: object, timeout_s: float = LONGEST_ANSWER_S) -> Client:
     """Return the given client, or create one from a URL. A new client connects when it is first used.
+
+    Args:
+        client_or_url: the client, or the URL.
+        timeout_s: how long a new client waits for an answer, unless the URL sets `?socket_timeout=`.
 
     Raises:
         ConfigurationError: the URL is invalid, the client is asyncio, or the argument is neither URL nor client.
     """
     if isinstance(client_or_url, str):
-        return _from_url(client_or_url)
+        return _from_url(client_or_url, timeout_s)
     if isinstance(client_or_url, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError(
             "RedisChecker was given an asyncio client, but handlers are synchronous: pass redis.Redis, "
@@ -87,12 +100,12 @@ def _options(client: Client) -> dict[str, Any]:
     return cast("dict[str, Any]", client.get_connection_kwargs())
 
 
-def _from_url(url: str) -> redis.Redis:
+def _from_url(url: str, timeout_s: float) -> redis.Redis:
     try:
         client = redis.Redis.from_url(
             url,
-            socket_timeout=_SOCKET_TIMEOUT_S,
-            socket_connect_timeout=_SOCKET_TIMEOUT_S,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
             # RedisStore retries once, immediately; the client's own retries are turned off.
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         )

@@ -9,47 +9,19 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Engine, create_engine, make_url
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
-from idempotent.errors import ConfigurationError, MissingExtraError, StoreError
+from idempotent.errors import StoreError
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.detached import Detached, DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect, dialect_for
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+from idempotent.stores.sql.silence import LONGEST_S
 
 T = TypeVar("T")
 
-_EXTRAS: Final = {"pymysql": "mysql", "psycopg": "postgres"}
 _TRIES_LEFT: Final = (2, 1, 0)
-
-
-def engine_from(engine_or_url: Engine | URL | str) -> Engine:
-    """Return the given engine, or create one from a URL.
-
-    Raises:
-        ConfigurationError: the URL is invalid, or names an unsupported or an in-memory database.
-        MissingExtraError: the database's driver is not installed.
-    """
-    if isinstance(engine_or_url, Engine):
-        engine = engine_or_url
-    else:
-        try:
-            engine = create_engine(make_url(engine_or_url))
-        except ModuleNotFoundError as error:
-            package = error.name or "the driver"
-            raise MissingExtraError(package, _EXTRAS.get(package, "all")) from error
-        except (ArgumentError, NoSuchModuleError) as error:
-            raise ConfigurationError(
-                "the URL is invalid or names an unsupported database. Examples: sqlite:///app.db, "
-                "mysql+pymysql://user:password@host/db, postgresql+psycopg://user:password@host/db"
-            ) from error
-    if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
-        raise ConfigurationError(
-            "an in-memory SQLite database exists only within one connection; use a file, or MemoryChecker"
-        )
-    return engine
 
 
 class Connections:
@@ -58,17 +30,23 @@ class Connections:
     Args:
         engine: creates the connections.
         table: the table's name, for error messages.
+        silence_s: see `limit_silence`.
+        waits_briefly: see `DetachedConnections`.
 
     Raises:
         ConfigurationError: the database or its driver is not supported.
     """
 
-    def __init__(self, engine: Engine, table: str) -> None:
+    def __init__(
+        self, engine: Engine, table: str, *, silence_s: float = LONGEST_S, waits_briefly: bool = False
+    ) -> None:
         """Check the dialect. The first statement connects."""
         dialect_for(engine.dialect)
         self.engine: Final = engine
         self._table = table
-        self._own = DetachedConnections(engine, autocommit=True)
+        self._own = DetachedConnections(
+            engine, autocommit=True, silence_s=silence_s, waits_briefly=waits_briefly
+        )
 
     @cached_property
     def dialect(self) -> SqlDialect:

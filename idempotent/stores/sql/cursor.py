@@ -22,9 +22,10 @@ class DriverConnection:
         raw: the driver's own connection.
         cursor: the cursor for all statements that name one key.
         keeps_plans: whether the driver prepares frequent statements, as psycopg does.
+        statement_limit: the longest statement that the server takes, in bytes; None: not asked yet.
     """
 
-    __slots__ = ("cursor", "keeps_plans", "raw")
+    __slots__ = ("cursor", "keeps_plans", "raw", "statement_limit")
 
     def __init__(self, raw: Any) -> None:
         """Create the cursor."""
@@ -32,6 +33,7 @@ class DriverConnection:
         psycopg = sys.modules.get("psycopg")
         self.keeps_plans: Final = psycopg is not None and isinstance(raw, psycopg.Connection)
         self.cursor: Final = self.new_cursor()
+        self.statement_limit: int | None = None
 
     def new_cursor(self) -> Any:
         """Another cursor, for a statement whose rows should not stay in memory until the next statement."""

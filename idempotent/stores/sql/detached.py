@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event
 
 from idempotent.stores.idle import Idle
-from idempotent.stores.sql.cursor import DriverConnection
+from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.dialects import dialect_for
+from idempotent.stores.sql.lent import LentConnection, check_in, check_out
+from idempotent.stores.sql.silence import LONGEST_S, limit_silence
+
+log = logging.getLogger(__name__)
+
+_POOL_SIZE: Final = 5  # SQLAlchemy's own, for a pool without a size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,39 +28,48 @@ class Detached:
     """A connection outside its engine's pool.
 
     Attributes:
-        connection: SQLAlchemy's connection.
+        connection: SQLAlchemy's connection, as the engine made it; a message gets `connection.lend()`.
         driver: the driver's connection behind it.
+        pool: the engine's pool when it was opened; `Engine.dispose()` makes another one.
+        opened_at: when it was opened, by the monotonic clock, in seconds.
     """
 
-    connection: Connection
+    connection: LentConnection
     driver: DriverConnection
+    pool: Pool
+    opened_at: float
 
     @property
     def intact(self) -> bool:
-        """Whether both are still the same open connection, after the application used it."""
-        connection = self.connection
-        if connection.closed or connection.invalidated:
-            return False
-        return connection.connection.dbapi_connection is self.driver.raw
+        """Whether the driver's connection is still open behind it, after the application used it."""
+        return self.connection.connection.is_valid
 
 
 class DetachedConnections:
     """Connections created by an engine and kept outside its pool, which stays free for the application.
 
-    A checkout, and the rollback with which a pool takes a connection back, cost half as much as a statement.
+    A checkout, and the rollback with which a pool takes a connection back, cost half as much as a statement. The
+    engine's `pool_size` and `pool_recycle` apply to these connections too, and `Engine.dispose()` closes them.
 
     Args:
         engine: creates the connections.
         autocommit: whether each statement commits immediately.
+        silence_s: see `limit_silence`.
+        waits_briefly: whether a lock wait ends after a second, where the session can say so.
     """
 
-    def __init__(self, engine: Engine, *, autocommit: bool) -> None:
+    def __init__(
+        self, engine: Engine, *, autocommit: bool, silence_s: float = LONGEST_S, waits_briefly: bool = False
+    ) -> None:
         """Start without connections."""
         self._engine = engine
         self._autocommit = autocommit
+        self._silence_s = silence_s
+        self._waits_briefly = waits_briefly
         self._idle: Idle[Detached] = Idle()
-        self.put: Final = self._idle.put
-        """Keep a connection whose transaction has ended."""
+        self._kept: Final = _kept_by(engine.pool)
+        self._recycle_s: Final = engine.pool._recycle  # noqa: SLF001 - SQLAlchemy has no other way to read it
+        _close_with(engine, self)
 
     def __bool__(self) -> bool:
         return bool(self._idle)
@@ -61,21 +80,74 @@ class DetachedConnections:
         Raises:
             SQLAlchemyError: the database is unreachable, or refuses the connection.
         """
-        return self._idle.take() or self._connected()
+        while (detached := self._idle.take()) is not None:
+            if self._is_usable(detached) and self._checks_out(detached):
+                return detached
+            self.discard(detached)
+        return self._connected()
+
+    def put(self, detached: Detached) -> None:
+        """Keep a connection that no message has used, or close it, as the engine's pool would."""
+        if len(self._idle) < self._kept and self._is_usable(detached):
+            self._idle.put(detached)
+        else:
+            self.discard(detached)
+
+    def give_back(self, detached: Detached) -> None:
+        """Keep a connection that a message has used and whose transaction has ended. Never raises."""
+        try:
+            check_in(detached.connection)
+        except Exception as error:
+            log.warning("connection_not_reset", extra={"error": " ".join(str(error).split())})
+            self.discard(detached)
+        else:
+            self.put(detached)
+
+    def _is_usable(self, detached: Detached) -> bool:
+        if detached.pool is not self._engine.pool:
+            return False
+        return self._recycle_s < 0 or time.monotonic() - detached.opened_at <= self._recycle_s
+
+    def _checks_out(self, detached: Detached) -> bool:
+        """Whether the listeners of the engine let a handler have this connection."""
+        if not self._autocommit:
+            try:
+                check_out(detached.connection)
+            except Exception:
+                return False  # the engine's pool would open another one too
+        return True
 
     def _connected(self) -> Detached:
-        connection = self._engine.connect()
+        pool = self._engine.pool
+        connection = LentConnection(self._engine, _allow_revalidate=False)
         raw = connection.connection.dbapi_connection
         try:
             if self._autocommit:
-                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+                self._read_only_committed(raw)
+                connection.execution_options(isolation_level="AUTOCOMMIT")
             # Detached from the pool: these connections must not use up the application's limit.
             connection.detach()
-            dialect_for(self._engine.dialect).prepare(raw)
-            return Detached(connection, DriverConnection(raw))
+            dialect = dialect_for(self._engine.dialect)
+            dialect.prepare(raw)
+            if self._autocommit:  # the others are the handlers' as well, who chose their character set
+                dialect.use_utf8(raw)
+            limit_silence(raw, self._silence_s)
+            driver = DriverConnection(raw)
+            if self._waits_briefly and dialect.lock_limit:
+                execute(driver, dialect.lock_limit)
+            return Detached(connection, driver, pool, time.monotonic())
         except BaseException:
             _close(connection, raw)
             raise
+
+    def _read_only_committed(self, raw: Any) -> None:
+        """Raise the isolation level READ UNCOMMITTED: a key that is rolled back later must not count as stored.
+
+        Only MySQL and MariaDB have it: PostgreSQL reads committed rows, and SQLite's connections share no cache.
+        """
+        dialect = self._engine.dialect
+        if dialect.name in ("mysql", "mariadb") and dialect.get_isolation_level(raw) == "READ UNCOMMITTED":
+            dialect.set_isolation_level(raw, "READ COMMITTED")
 
     @staticmethod
     def discard(detached: Detached) -> None:
@@ -86,6 +158,33 @@ class DetachedConnections:
         """Close the idle connections. A connection in use closes when its last reference is gone."""
         while (detached := self._idle.take()) is not None:
             self.discard(detached)
+
+
+def _kept_by(pool: Pool) -> int:
+    """How many idle connections a pool keeps."""
+    if isinstance(pool, NullPool):
+        return 0
+    size = pool.size() if isinstance(pool, QueuePool) else _POOL_SIZE
+    return size or sys.maxsize  # of a QueuePool, 0 means no limit
+
+
+_opened: Final[WeakKeyDictionary[Engine, WeakSet[DetachedConnections]]] = WeakKeyDictionary()
+
+
+def _close_with(engine: Engine, connections: DetachedConnections) -> None:
+    """Close these connections when the application disposes of the engine."""
+    if engine not in _opened:
+        _opened[engine] = WeakSet()
+        slower = engine._has_events  # noqa: SLF001 - see below
+        event.listen(engine, "engine_disposed", _close_all)
+        # SQLAlchemy would look for listeners at every statement of the application; this event belongs to connections.
+        engine._has_events = slower  # noqa: SLF001
+    _opened[engine].add(connections)
+
+
+def _close_all(engine: Engine) -> None:
+    for connections in list(_opened.get(engine, ())):
+        connections.close()
 
 
 def _close(connection: Connection, raw: Any) -> None:

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 
-from idempotent.errors import ConfigurationError
-from idempotent.stores.sql.cursor import NUMBERED
+from idempotent.stores.sql import charsets
+from idempotent.stores.sql.cursor import NUMBERED, DriverConnection
+from idempotent.stores.sql.engines import marker_of
 
 # The server's clock when the statement acts, not when the statement or its transaction began: a claim that waited for
 # a lock must not go back in time. SYSDATE uses the session's zone; the second difference removes it.
@@ -51,7 +52,11 @@ class SqlDialect:
         locking_read: the suffix with which a SELECT sees the newest committed rows inside a transaction.
         autocommits: whether a driver connection is in autocommit.
         in_transaction: whether, as far as the driver knows, the transaction is still open and usable.
+        lock_limit: limits the lock waits of a session to a second; empty: the claims do so, or nothing waits.
         prepare: prepares a driver connection for the library's statements; cheap, may be called again.
+        statement_limit: a query for the longest statement that the server takes, in bytes; None: longer than any.
+        use_utf8: makes UTF-8 the character set of a driver connection in autocommit.
+        fit: the text with `?` for each character that a driver connection cannot send, or its database not store.
     """
 
     name: str
@@ -60,9 +65,27 @@ class SqlDialect:
     blob: str
     conflict: Conflict
     locking_read: str
+    lock_limit: str
     autocommits: Callable[[Any], bool]
     in_transaction: Callable[[Any], bool]
     prepare: Callable[[Any], None]
+    statement_limit: str | None
+    use_utf8: Callable[[Any], None]
+    fit: Callable[[Any, str], str]
+
+    def storable(self, connection: DriverConnection, text: str) -> str:
+        """A readable text as a connection can store it: its character set must not make a key unstorable."""
+        return text if text.isascii() else self.fit(connection.raw, text)
+
+    def in_utf8(self, column: str) -> str:
+        """A text column as bytes in UTF-8: PostgreSQL refuses to send a text that the connection's encoding lacks."""
+        return (
+            f"convert_to({column}, 'UTF8')" if self.name == "postgresql" else f"CAST({column} AS {self.blob})"
+        )
+
+    def quoted(self, name: str) -> str:
+        """The name of a table as an identifier: the migrations keep its capitals, and it may be a reserved word."""
+        return f"`{name}`" if self.name == "mysql" else f'"{name}"'
 
     def waiting(self, insert: str, wait_s: float | None) -> str:
         """The INSERT with a limit of `wait_s` seconds for lock waits; 0: no wait. None: the server's own limit.
@@ -86,14 +109,9 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
     """The properties of an engine's dialect.
 
     Raises:
-        ConfigurationError: the database, or its driver's parameter style, is not supported.
+        ConfigurationError: the database, or its driver, is not supported.
     """
-    if dialect.paramstyle not in ("qmark", "format", "pyformat"):
-        raise ConfigurationError(
-            f"the driver {dialect.driver!r} uses the parameter style {dialect.paramstyle!r}, which is not supported; "
-            "use pymysql, psycopg or sqlite3"
-        )
-    marker = "?" if dialect.paramstyle == "qmark" else NUMBERED if dialect.driver == "psycopg" else "%s"
+    marker = marker_of(dialect.name, dialect.driver)
     if dialect.name in ("mysql", "mariadb"):
         mariadb = bool(getattr(dialect, "is_mariadb", False))
         return SqlDialect(
@@ -103,9 +121,13 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             blob="BINARY",
             conflict=Conflict.RETURNS_ALL if mariadb and dialect.insert_returning else Conflict.SILENT,
             locking_read=" LOCK IN SHARE MODE",
+            lock_limit="SET SESSION innodb_lock_wait_timeout = 1",
             autocommits=lambda connection: bool(connection.get_autocommit()),
             in_transaction=_mysql_in_transaction,
             prepare=_no_preparation,
+            statement_limit="SELECT @@max_allowed_packet",
+            use_utf8=charsets.mysql_utf8,
+            fit=charsets.mysql_storable,
         )
     if dialect.name == "postgresql":
         return SqlDialect(
@@ -115,23 +137,29 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             blob="bytea",
             conflict=Conflict.RETURNS_NEW,
             locking_read="",
+            lock_limit="",
             autocommits=lambda connection: bool(connection.autocommit),
             in_transaction=_postgresql_in_transaction,
             prepare=_no_preparation,
+            statement_limit=None,
+            use_utf8=charsets.postgresql_utf8,
+            fit=charsets.postgresql_storable,
         )
-    if dialect.name == "sqlite":
-        return SqlDialect(
-            name="sqlite",
-            marker=marker,
-            now_us="idempotent_now_us()",
-            blob="BLOB",
-            conflict=Conflict.RETURNS_NEW,
-            locking_read="",
-            autocommits=lambda connection: not connection.in_transaction,
-            in_transaction=lambda connection: bool(connection.in_transaction),
-            prepare=_add_sqlite_clock,
-        )
-    raise ConfigurationError(f"{dialect.name} is not supported; use MySQL, MariaDB, PostgreSQL or SQLite")
+    return SqlDialect(
+        name="sqlite",
+        marker=marker,
+        now_us="idempotent_now_us()",
+        blob="BLOB",
+        conflict=Conflict.RETURNS_NEW,
+        locking_read="",
+        lock_limit="",
+        autocommits=lambda connection: not connection.in_transaction,
+        in_transaction=lambda connection: bool(connection.in_transaction),
+        prepare=_add_sqlite_clock,
+        statement_limit=None,
+        use_utf8=charsets.sqlite_utf8,
+        fit=charsets.sqlite_storable,
+    )
 
 
 def _no_preparation(connection: Any) -> None:
@@ -139,13 +167,12 @@ def _no_preparation(connection: Any) -> None:
 
 
 def _mysql_in_transaction(connection: Any) -> bool:
-    return bool(getattr(connection, "server_status", _SERVER_STATUS_IN_TRANS) & _SERVER_STATUS_IN_TRANS)
+    return bool(connection.server_status & _SERVER_STATUS_IN_TRANS)
 
 
 def _postgresql_in_transaction(connection: Any) -> bool:
     # INERROR does not count: the server would answer COMMIT with ROLLBACK, without an error.
-    pgconn = getattr(connection, "pgconn", None)
-    return pgconn is None or pgconn.transaction_status == _PQTRANS_INTRANS
+    return bool(connection.pgconn.transaction_status == _PQTRANS_INTRANS)
 
 
 def _add_sqlite_clock(connection: Any) -> None:

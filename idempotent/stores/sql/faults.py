@@ -20,7 +20,7 @@ class Fault(Enum):
     LOCKED = "locked"
     """A lock was not granted in time. The transaction is still open (MySQL, SQLite)."""
     ABORTED = "aborted"
-    """A deadlock, a serialization failure, a lost savepoint: the server has rolled the transaction back."""
+    """A deadlock or a serialization failure: the server has rolled the transaction back."""
     SCHEMA = "schema"
     """A table or column is missing."""
     REFUSED = "refused"
@@ -33,7 +33,6 @@ _MYSQL: Final = {
     1205: Fault.LOCKED,
     3572: Fault.LOCKED,
     1213: Fault.ABORTED,
-    1305: Fault.ABORTED,
     1020: Fault.ABORTED,
     1146: Fault.SCHEMA,
     1054: Fault.SCHEMA,
@@ -63,6 +62,8 @@ _POSTGRESQL: Final = {
     "57P01": Fault.DISCONNECTED,
     "57P02": Fault.DISCONNECTED,
     "57P03": Fault.DISCONNECTED,
+    "57P05": Fault.DISCONNECTED,  # idle_session_timeout
+    "25P03": Fault.DISCONNECTED,  # idle_in_transaction_session_timeout
     "53300": Fault.DISCONNECTED,
     "25006": Fault.DISCONNECTED,  # a primary that has become a replica
 }

@@ -1,0 +1,82 @@
+"""Only databases and drivers that the tests run on are accepted; a refusal names the right URL."""
+
+from __future__ import annotations
+
+import pymysql
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+
+from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker, checker_from_url
+from idempotent.errors import ConfigurationError
+from idempotent.migrations import upgrade
+
+CHECKERS = [SqlChecker, TransactionalSqlChecker, OffsetChecker]
+WRONG = {
+    "postgresql+psycopg2://me:secret@h/db": "postgresql+psycopg://me:***@h/db",
+    "postgresql+asyncpg://me:secret@h/db": "postgresql+psycopg://me:***@h/db",
+    "postgresql+pg8000://me:secret@h/db?sslpassword=secret": "postgresql+psycopg://me:***@h/db?sslpassword=***",
+    "mysql://me:secret@h/db": "mysql+pymysql://me:***@h/db",
+    "mysql+aiomysql://me:secret@h/db": "mysql+pymysql://me:***@h/db",
+    "mariadb+mysqlconnector://me:secret@h/db": "mariadb+pymysql://me:***@h/db",
+    "sqlite+aiosqlite:///app.db": "sqlite:///app.db",
+}
+
+
+class AsyncEngine:
+    """Has what is known of SQLAlchemy's, which takes another library to be made."""
+
+    sync_engine = None
+
+
+@pytest.mark.parametrize("make", [*CHECKERS, checker_from_url, upgrade])
+@pytest.mark.parametrize("url", WRONG)
+def test_another_driver_is_refused_and_the_right_url_named(make, url):
+    with pytest.raises(ConfigurationError) as refused:
+        make(url)
+    assert f"like {WRONG[url]}" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("make", CHECKERS)
+@pytest.mark.parametrize("wrap", [lambda engine: engine, sessionmaker])
+def test_an_engine_of_another_driver_is_refused(make, wrap):
+    engine = wrap(sa.create_engine("mysql+mysqldb://me@h/db", module=pymysql))
+    if make is SqlChecker and isinstance(engine, sessionmaker):
+        return
+    with pytest.raises(ConfigurationError, match=r"begin the URL with mysql\+pymysql://"):
+        make(engine)
+
+
+@pytest.mark.parametrize("make", [*CHECKERS, upgrade])
+def test_an_async_engine_is_refused_with_what_to_pass(make):
+    with pytest.raises(ConfigurationError, match=r"AsyncEngine .* pass create_engine\(url\)"):
+        make(AsyncEngine())
+
+
+@pytest.mark.parametrize("make", [*CHECKERS, checker_from_url, upgrade])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql+pymysql//me:secret@h/db",
+        "mysql+pymysql:/me:secret@h/db",
+        "mysql+pymysql://h:port/db?password=secret",
+        "oracle://me:secret@h/db",
+        "nonsense://me:secret@h/db",
+        "postgresql+psycopg://me:secret@h:port/db",
+    ],
+)
+def test_an_invalid_url_is_not_repeated(make, url):
+    with pytest.raises(ConfigurationError) as refused:
+        make(url)
+    assert "secret" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite:///app.db", "sqlite+pysqlite:///app.db", "mariadb+pymysql://h/db", "postgresql+psycopg://h/db"],
+)
+def test_each_name_of_a_supported_driver_is_accepted(url):
+    checker = SqlChecker(url)
+    checker.close()
