@@ -8,8 +8,9 @@ from typing import Any
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.desk import ClaimDesk
-from idempotent.claims import Claim, ClaimRequest
+from idempotent.claims import Claim, ClaimRequest, Decision, Verdict
 from idempotent.errors import ConfigurationError
+from idempotent.keys import Key
 
 
 class TransactionHooks(ABC):
@@ -35,6 +36,10 @@ class TransactionHooks(ABC):
         """
 
     @abstractmethod
+    def flush(self, claim: Claim) -> None:
+        """Send what a handler of an atomic group has left pending, so that the next handler cannot discard it."""
+
+    @abstractmethod
     def forget(self, claim: Claim) -> None:
         """Remove the key of a failed handler from a group that continues without it."""
 
@@ -52,12 +57,35 @@ class TransactionHooks(ABC):
         """Whether the store caused the handler's exception, so that the message is worth another try."""
 
     @abstractmethod
-    def handler_argument(self, claim: Claim, kind: type) -> Any:
-        """The session or connection for a handler's second parameter.
+    def check_argument(self, kind: type) -> None:
+        """Check that `handler_argument` provides a type, when a consumer is bound to the checker.
 
         Raises:
-            ConfigurationError: this checker does not provide that type.
+            ConfigurationError: it does not.
         """
+
+    @abstractmethod
+    def handler_argument(self, claim: Claim, kind: type) -> Any:
+        """The session or connection for a handler's second parameter, of a type that `check_argument` has accepted."""
+
+    @abstractmethod
+    def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
+        """Count an attempt before a redelivered message runs, so that one that kills its process ends as DEAD.
+
+        Args:
+            request: the request for its key.
+            claim: the claim that it got; open until the answer.
+            max_attempts: the number of attempts after which it runs no more.
+
+        Returns the claim to run with, or why it must not run.
+
+        Raises:
+            StoreError: the store did not answer; the claim is given up.
+        """
+
+    @abstractmethod
+    def uncount(self, key: Key) -> None:
+        """Take back what `count_start` counted: the run has ended, and did not fail. Never raises a StoreError."""
 
 
 class NoTransactions(TransactionHooks):
@@ -77,6 +105,9 @@ class NoTransactions(TransactionHooks):
         del request
         self._desk.complete(claim)
 
+    def flush(self, claim: Claim) -> None:
+        del claim
+
     def forget(self, claim: Claim) -> None:
         del claim
 
@@ -88,9 +119,19 @@ class NoTransactions(TransactionHooks):
         del claim, error
         return False
 
+    def check_argument(self, kind: type) -> None:
+        raise ConfigurationError(f"the checker has no {kind.__name__} to hand to a handler")
+
+    def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
+        del request, max_attempts  # its lease counts
+        return Decision(Verdict.ACQUIRED, claim)
+
+    def uncount(self, key: Key) -> None:
+        del key
+
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         del claim
-        raise ConfigurationError(f"the checker has no {kind.__name__} to hand to a handler")
+        self.check_argument(kind)
 
 
 def transactions_of(checker: AbstractIdempotentChecker) -> TransactionHooks:

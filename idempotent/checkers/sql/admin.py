@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
-from idempotent.checkers.sql.statements import IN_PROGRESS
+from idempotent.admin import NEVER_US, KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.checkers.sql.statements import IN_PROGRESS, done, microseconds
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import KeyStatus
 from idempotent.keys import SHOWN, Key
@@ -33,10 +33,12 @@ class SqlKeyAdmin(KeyAdmin):
 
     Args:
         store: the database.
+        retention_s: seconds a resolved key is remembered.
     """
 
-    def __init__(self, store: SqlStore) -> None:
+    def __init__(self, store: SqlStore, retention_s: float) -> None:
         self._store = store
+        self._retention_us = microseconds(retention_s)
 
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
         conditions, params = self._sql.where(selection)
@@ -79,7 +81,7 @@ class SqlKeyAdmin(KeyAdmin):
 
     @cached_property
     def _sql(self) -> _Statements:
-        return _Statements(self._store.connections.dialect, self._store.table)
+        return _Statements(self._store.connections.dialect, self._store.table, self._retention_us)
 
     def _query(self, statement: str, params: tuple[Any, ...] = ()) -> Sequence[Row]:
         return self._store.connections.run(query, statement, params)
@@ -88,9 +90,9 @@ class SqlKeyAdmin(KeyAdmin):
 class _Statements:
     """The SQL text, for one dialect and table."""
 
-    def __init__(self, dialect: SqlDialect, table: str) -> None:
+    def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
         self._dialect = dialect
-        failures = failures_name(table)
+        table, failures = dialect.quoted(table), dialect.quoted(failures_name(table))
         now = dialect.now_us
         self._lapsed = f"{IN_PROGRESS} AND lease_until < {now}"
         self._select = (
@@ -108,8 +110,7 @@ class _Statements:
         self.reopen: Final = dialect.markers(f"DELETE FROM {table} WHERE {seen}")
         self.forget_failures: Final = dialect.markers(f"DELETE FROM {failures} WHERE key_hash = ?")
         self.mark_done: Final = dialect.markers(
-            f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now}"
-            f" WHERE {seen} AND status <> {KeyStatus.DONE:d}"
+            f"UPDATE {table} SET {done(dialect, retention_us)} WHERE {seen} AND status <> {KeyStatus.DONE:d}"
         )
         # The server groups the keys, so it returns few rows for each consumer.
         self.stats: Final = (
@@ -153,7 +154,7 @@ def _record(row: Row) -> KeyRecord:
         fence=fence,
         lease_until_us=lease_until,
         update_at_us=update_at,
-        expires_at_us=expires_at,
+        expires_at_us=None if expires_at == NEVER_US else expires_at,
         attempts=attempts or 0,
         last_error=error,
         result=None if result is None else bytes(result),

@@ -12,12 +12,18 @@ from sqlalchemy.engine import URL
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.admin import SqlKeyAdmin
+from idempotent.checkers.sql.failures import Note
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.keytable import KeyTable, key_hash
+from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
+from idempotent.errors import StoreBusyError
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.cursor import DriverConnection
+from idempotent.stores.sql.silence import LONGEST_S
+
+_CONTENDED_RETRY_S: Final = 1.0
 
 
 class SqlChecker(AbstractIdempotentChecker):
@@ -32,8 +38,10 @@ class SqlChecker(AbstractIdempotentChecker):
         table: the key table; make it with `idempotent.migrations.upgrade(url)`.
         lease_s: seconds a claim lasts without renewal (it is renewed every third of that while the handler
             runs); None: it never lapses (`claim_once`).
-        retention_s: seconds a key is remembered, counted from its claim. Make it longer than the time in which your
-            broker, or a person with a dead-letter queue, can redeliver a message.
+        retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
+            that time was left then. Make it longer than the time in which your broker, or a person with a dead-letter
+            queue, can redeliver a message.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
 
     Raises:
         ConfigurationError: an invalid URL, table name or duration.
@@ -47,23 +55,35 @@ class SqlChecker(AbstractIdempotentChecker):
         table: str = DEFAULT_TABLE,
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
     ) -> None:
-        super().__init__(lease_s=lease_s, retention_s=retention_s)
-        self.store: Final = SqlStore(engine_or_url, table)
+        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        # A dead connection must end before the lease that is renewed on it.
+        silence_s = LONGEST_S if lease_s is None else min(LONGEST_S, lease_s / 3)
+        self.store: Final = SqlStore(engine_or_url, table, silence_s)
         self._connections = self.store.connections
 
     @cached_property
     def _keys(self) -> KeyTable:
-        return self.store.keys(lease_s=self.lease_s, retention_s=self.retention_s)
+        return self.store.keys(Durations(self.lease_s, self.retention_s, self.dead_retention_s))
 
     def admin(self) -> KeyAdmin:
-        return SqlKeyAdmin(self.store)
+        return SqlKeyAdmin(self.store, self.retention_s)
+
+    def ping(self) -> None:
+        self.store.ping()
 
     def findings(self) -> Sequence[Finding]:
         return sql_findings(self.store)
 
     def _claim(self, request: ClaimRequest) -> Decision:
-        return self._connections.run(self._keys.claiming.claim_one, request)
+        try:
+            return self._connections.run(self._keys.claiming.claim_one, request)
+        except StoreBusyError:
+            if self._connections.dialect.name == "sqlite":
+                raise  # any other writer of the file, for seconds
+            # A transaction holds the key, as those of a TransactionalSqlChecker do.
+            return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         return self._connections.run(self._keys.claiming.claim, requests)
@@ -78,17 +98,19 @@ class SqlChecker(AbstractIdempotentChecker):
         if failure is None:
             freed = self._connections.run(self._keys.delete, [claim])
             return Released(owned=freed[0])
-        return self._connections.run_atomically(self._keys.fail, claim, failure)
+        return self._connections.run_atomically(self._keys.fail, Note(claim, failure))
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        in_order = sorted(releases, key=lambda pair: key_hash(pair[0]))
+        notes = [Note(claim, failure) for claim, failure in in_order if failure is not None]
+
         def release(driver: DriverConnection) -> list[Released]:
             answers: dict[bytes, Released] = {}
             free = [claim for claim, failure in releases if failure is None]
             for claim, freed in zip(free, self._keys.delete(driver, free), strict=True):
                 answers[key_hash(claim)] = Released(owned=freed)
-            for claim, failure in sorted(releases, key=lambda pair: key_hash(pair[0])):
-                if failure is not None:
-                    answers[key_hash(claim)] = self._keys.fail(driver, claim, failure)
+            for note in notes:
+                answers[key_hash(note.claim)] = self._keys.fail(driver, note)
             return [answers[key_hash(claim)] for claim, _ in releases]
 
         return self._connections.run_atomically(release)
@@ -97,6 +119,9 @@ class SqlChecker(AbstractIdempotentChecker):
         if self.lease_s is None:
             return [True] * len(claims)
         return self._connections.run(self._keys.renew, claims)
+
+    def _reconnect(self) -> None:
+        self._connections.close()
 
     def _garbage_collect(self, limit: int) -> int:
         return self._connections.run(self._keys.delete_expired, limit)

@@ -27,7 +27,7 @@ class ClaimMode:
     Attributes:
         status: the status to store instead of the requests' own.
         locking: read stored keys with a lock; without it a transaction may see old rows.
-        wait_s: the longest wait of the INSERT for a lock, in seconds; None: the server's own limit.
+        wait_s: the longest wait of the INSERT for a lock, in seconds; None: that of the checker's own connections.
     """
 
     status: KeyStatus | None = None
@@ -85,7 +85,8 @@ class Claiming:
         """`claim` for one key."""
         key = request.key
         insert = self._sql.insert(1, mode.status or request.status, mode.wait_s)
-        params = (key.hash, key.text, request.owner, request.fingerprint)
+        text = self._dialect.storable(connection, key.text)
+        params = (key.hash, text, request.owner, request.fingerprint)
         for _ in range(_ROUNDS):
             if fence := self._insert_one(connection, insert, params):
                 return _acquired(request, fence)
@@ -119,7 +120,9 @@ class Claiming:
         by_hash = {request.key.hash: request for request in requests}
         params: list[Any] = []
         for request in requests:
-            params += (request.key.hash, request.key.text, request.owner, request.fingerprint)
+            key = request.key
+            text = self._dialect.storable(connection, key.text)
+            params += (key.hash, text, request.owner, request.fingerprint)
         statement = self._sql.insert(len(requests), mode.status or requests[0].status, mode.wait_s)
         if self._dialect.conflict is Conflict.SILENT:
             execute(connection, statement, params)
@@ -146,17 +149,12 @@ class Claiming:
             return judged.decision
         if judged.change is Change.PARK:
             # The reason is stored first: after a crash between the statements no dead key lacks one.
-            self._failures.note(connection, Claim(request.key), UNKNOWN_EFFECT, attempts=0)
+            self._failures.explain(connection, request.key, UNKNOWN_EFFECT)
             changed = execute(connection, self._sql.park, (request.key.hash, stored.owner))
         else:
-            params = (
-                mode.status or request.status,
-                request.owner,
-                request.fingerprint,
-                request.key.hash,
-                stored.owner,
-            )
-            changed = execute(connection, self._sql.take_over, params)
+            statement = self._sql.take_over(mode.status or request.status)
+            params = (request.owner, request.fingerprint, request.key.hash, stored.owner)
+            changed = execute(connection, statement, params)
         return judged.decision if changed == 1 else None
 
     def _stored(self, connection: DriverConnection, request: ClaimRequest, row: Row) -> StoredKey:

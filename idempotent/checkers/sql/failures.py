@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from idempotent.claims import Claim
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from idempotent.checkers.sql.statements import MAX_ROWS
+from idempotent.claims import DIED_ERROR, Claim, Failure, Released
 from idempotent.keys import Key
 from idempotent.schema import failures_name
 from idempotent.stores.sql.cursor import DriverConnection, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
+
+
+@dataclass(slots=True)
+class Note:
+    """An attempt to count. It is counted once, even if the transaction is repeated because its answer was lost.
+
+    Attributes:
+        claim: the claim of a key.
+        failure: why it failed.
+        attempts: the key's attempts with this one, as the last try left them; -1: not tried yet.
+    """
+
+    claim: Claim
+    failure: Failure
+    attempts: int = -1
+
+    @property
+    def released(self) -> Released:
+        """The answer when it is counted."""
+        return Released(owned=True, attempts=self.attempts, dead=self.failure.kills(self.attempts))
 
 
 class FailureTable:
@@ -19,43 +43,90 @@ class FailureTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
-        name = failures_name(table)
+        name = dialect.quoted(failures_name(table))
         now, text = dialect.now_us, dialect.markers
         insert = (
             f"INSERT INTO {name} (update_at, key_hash, k, attempts, last_error, expires_at)"
             f" VALUES ({now}, ?, ?, ?, ?, {now} + {retention_us})"
         )
         changes = f"update_at = {now}, expires_at = {now} + {retention_us}"
-        if dialect.name == "mysql":
-            upsert = f"{insert} ON DUPLICATE KEY UPDATE attempts = attempts + ?, last_error = ?, {changes}"
-        else:
-            upsert = (
-                f"{insert} ON CONFLICT (key_hash) DO UPDATE SET"
-                f" attempts = {name}.attempts + ?, last_error = ?, {changes}"
-            )
-        self._upsert = text(upsert)
+        mysql = dialect.name == "mysql"
+        on_conflict = "ON DUPLICATE KEY UPDATE" if mysql else "ON CONFLICT (key_hash) DO UPDATE SET"
+        column = "attempts" if mysql else f"{name}.attempts"
+        # The number that an earlier try of the same transaction reached: it has committed, and its answer was lost.
+        more = f"CASE WHEN {column} = ? THEN 0 ELSE ? END"
+        self._upsert = text(f"{insert} {on_conflict} attempts = {column} + {more}, last_error = ?, {changes}")
+        self._start = text(f"{insert} {on_conflict} attempts = {column} + {more}, {changes}")
+        self._uncount = text(f"UPDATE {name} SET attempts = attempts - 1 WHERE key_hash = ? AND attempts > 0")
+        self._forget = text(f"DELETE FROM {name} WHERE key_hash = ? AND attempts = 0 AND last_error = ?")
         self._attempts = text(f"SELECT attempts FROM {name} WHERE key_hash = ?")
-        self._reason = text(f"SELECT last_error FROM {name} WHERE key_hash = ?")
-        self._expired = text(f"SELECT key_hash FROM {name} WHERE expires_at < {now} LIMIT ?")
+        self._reason = text(f"SELECT {dialect.in_utf8('last_error')} FROM {name} WHERE key_hash = ?")
+        # The failures of a stored key are kept with it: a DEAD key waits for a person, who needs its last error.
+        self._expired = text(
+            f"SELECT f.key_hash FROM {name} f LEFT JOIN {dialect.quoted(table)} t ON t.key_hash = f.key_hash"
+            f" WHERE f.expires_at < {now} AND t.key_hash IS NULL LIMIT ?"
+        )
+        self._delete_old = f"DELETE FROM {name} WHERE update_at < ? AND key_hash IN "
         self._delete = f"DELETE FROM {name} WHERE expires_at < {now} AND key_hash IN "
         self._dialect = dialect
 
-    def note(self, connection: DriverConnection, claim: Claim, error: str, *, attempts: int = 1) -> int:
-        """Add to a key's attempts and keep the error. Returns all attempts so far."""
-        assert claim.key is not None
-        params = (claim.key.hash, claim.key.text, attempts, error, attempts, error)
-        execute(connection, self._upsert, params)
-        return int(query(connection, self._attempts, (claim.key.hash,))[0][0])
+    def count(self, connection: DriverConnection, note: Note) -> None:
+        """Add one to a key's attempts and keep the error."""
+        assert note.claim.key is not None
+        self._keep(
+            connection, note.claim.key, int(not note.failure.counted), note.failure.error, note.attempts
+        )
+        note.attempts = self.attempts(connection, note.claim.key)
+
+    def count_start(self, connection: DriverConnection, note: Note) -> bool:
+        """Add one to a key's attempts before it runs. False: they are used up. Needs a transaction."""
+        key = note.claim.key
+        assert key is not None
+        if note.attempts < 0 and self.attempts(connection, key) >= note.failure.max_attempts:
+            return False
+        text, error = self._storable(connection, key.text, note.failure.error)
+        execute(connection, self._start, (key.hash, text, 1, error, note.attempts, 1))
+        note.attempts = self.attempts(connection, key)
+        return True
+
+    def uncount(self, connection: DriverConnection, key: Key) -> None:
+        """Take back what `count_start` counted."""
+        execute(connection, self._uncount, (key.hash,))
+        execute(connection, self._forget, (key.hash, DIED_ERROR))
+
+    def explain(self, connection: DriverConnection, key: Key, error: str) -> int:
+        """Keep an error without counting an attempt. Returns the attempts so far."""
+        self._keep(connection, key, 0, error, -1)
+        return self.attempts(connection, key)
+
+    def _keep(self, connection: DriverConnection, key: Key, more: int, error: str, counted: int) -> None:
+        text, error = self._storable(connection, key.text, error)
+        execute(connection, self._upsert, (key.hash, text, more, error, counted, more, error))
+
+    def _storable(self, connection: DriverConnection, *texts: str) -> list[str]:
+        return [self._dialect.storable(connection, each) for each in texts]
+
+    def attempts(self, connection: DriverConnection, key: Key) -> int:
+        """The attempts of a key so far."""
+        rows = query(connection, self._attempts, (key.hash,))
+        return int(rows[0][0]) if rows else 0
 
     def reason(self, connection: DriverConnection, key: Key) -> str | None:
         """The last error of a key, if any."""
         rows = query(connection, self._reason, (key.hash,))
-        return str(rows[0][0]) if rows else None
+        return bytes(rows[0][0]).decode("utf-8", "replace") if rows else None
+
+    def delete(self, connection: DriverConnection, hashes: Sequence[bytes], *, before_us: int) -> None:
+        """Forget the failures of deleted keys, unless one was noted since that time: its key was claimed again."""
+        markers = ", ".join("?" * len(hashes))
+        statement = self._dialect.markers(f"{self._delete_old}({markers})")
+        execute(connection, statement, (before_us, *hashes), many=True)
 
     def delete_expired(self, connection: DriverConnection, batch_size: int) -> None:
-        """Delete all failures past their expiry: found without locks, deleted by primary key, batch by batch."""
-        while found := sorted(bytes(row[0]) for row in query(connection, self._expired, (batch_size,))):
+        """Delete all expired failures of keys that are not stored: found without locks, deleted by primary key."""
+        size = min(batch_size, MAX_ROWS)
+        while found := sorted(bytes(row[0]) for row in query(connection, self._expired, (size,))):
             markers = ", ".join("?" * len(found))
             execute(connection, self._dialect.markers(f"{self._delete}({markers})"), found)
-            if len(found) < batch_size:
+            if len(found) < size:
                 return

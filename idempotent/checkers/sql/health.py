@@ -9,6 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from idempotent.admin import Finding, Level
 from idempotent.checkers.sql.store import SqlStore
+from idempotent.errors import mask
 from idempotent.stores.sql.cursor import DriverConnection, query
 from idempotent.stores.sql.faults import as_store_error
 
@@ -29,7 +30,7 @@ def sql_findings(store: SqlStore) -> list[Finding]:
 
     def look(driver: DriverConnection) -> list[Finding]:
         settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
-        return [*settings(driver), _backlog(driver, store.table, dialect.now_us)]
+        return [*settings(driver), _backlog(driver, dialect.quoted(store.table), dialect.now_us)]
 
     return [*tables, *_autocommit(store), *store.connections.run(look)]
 
@@ -49,7 +50,7 @@ def _tables(store: SqlStore) -> list[Finding]:
         for drift in drifts
     ]
     if any(drift.kind is DriftKind.MISSING_TABLE for drift in drifts):
-        url = store.engine.url.render_as_string()
+        url = mask(store.engine.url.render_as_string())
         found.append(
             Finding(
                 Level.ERROR,

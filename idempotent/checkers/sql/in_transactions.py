@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -14,27 +15,43 @@ from sqlalchemy.orm import Session
 from idempotent.admin import Finding
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.checker import SqlChecker
+from idempotent.checkers.sql.committing import Commits
+from idempotent.checkers.sql.failures import Note
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.ledgers import Ledger
-from idempotent.checkers.sql.opening import Database, Units, session_factory
+from idempotent.checkers.sql.opening import Units
+from idempotent.checkers.sql.sessions import Database, sessions_of
+from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.checkers.sql.unit import UNDONE, Unit
+from idempotent.checkers.sql.unit import Unit
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Guarantee, Released, Verdict
+from idempotent.choices import flag, seconds
+from idempotent.claims import (
+    DIED_ERROR,
+    Claim,
+    ClaimRequest,
+    Completion,
+    Decision,
+    Failure,
+    Guarantee,
+    Released,
+    Verdict,
+)
 from idempotent.errors import (
-    CommitUnknownError,
     ConfigurationError,
     DoomedTransactionError,
     StoreBusyError,
     StoreError,
 )
+from idempotent.keys import Key
 from idempotent.schema import DEFAULT_TABLE
-from idempotent.stores.sql.faults import Fault, as_store_error
 from idempotent.values import changed
 
 log = logging.getLogger(__name__)
 
 _GC_LEASE_S: Final = 60.0
+# PostgreSQL and SQLite keep the wait in milliseconds, in 32 bits.
+_LONGEST_LOCK_S: Final = 7 * 86400.0
 
 
 class InTransactions(AbstractIdempotentChecker, TransactionHooks):
@@ -52,26 +69,29 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         *,
         table: str = DEFAULT_TABLE,
         retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
         lock_timeout_s: float = 5.0,
         savepoints: bool = False,
         strict: bool = False,
     ) -> None:
-        super().__init__(lease_s=None, retention_s=retention_s)
-        if not lock_timeout_s > 0:
-            raise ConfigurationError(f"lock_timeout_s must be positive seconds, not {lock_timeout_s!r}")
-        if savepoints and not self.ledger_type.can_forget:
+        super().__init__(lease_s=None, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        if flag(savepoints, "savepoints") and not self.ledger_type.can_forget:
             raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
-        factory, engine = session_factory(engine_or_url)
+        sessions, engine = sessions_of(engine_or_url)
         self.store: Final = SqlStore(engine, table)
-        self.lock_timeout_s: Final = lock_timeout_s
+        self.lock_timeout_s: Final = seconds(lock_timeout_s, "lock_timeout_s", most_s=_LONGEST_LOCK_S)
         self.isolates = savepoints
-        self.strict: Final = strict
-        self._ledger = self.ledger_type(self.store, self.retention_s)
-        self._units: Final = Units(self.store, self._ledger, factory, strict=strict)
+        self.strict: Final = flag(strict, "strict")
+        self._ledger = self.ledger_type(self.store, Durations(None, self.retention_s, self.dead_retention_s))
+        self._units: Final = Units(self.store, self._ledger, sessions, strict=strict)
+        self._commits: Final = Commits(self.store, self._ledger, self._units)
 
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee.TRANSACTIONAL
+
+    def ping(self) -> None:
+        self.store.ping(keeps_positions=self.keeps_positions)
 
     def findings(self) -> Sequence[Finding]:
         return sql_findings(self.store)
@@ -93,53 +113,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
         """Commit the unit of these claims, which must be all claims still in it."""
-        unit = _unit_of([completion.claim for completion in completions])
-        keyed = [completion for completion in completions if completion.claim.key]
-        try:
-            unit.flush()
-            unit.demand_alive()
-            for completion in keyed:
-                self._ledger.store_result(unit.driver, completion)
-        except BaseException as error:
-            unit.close(reuse=isinstance(error, Exception))
-            if self._units.fault(error) in UNDONE:
-                raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
-            raise  # a statement of the handler that the flush sent: the handler's failure
-        try:
-            unit.commit()
-        except Exception as error:
-            unit.close()
-            fault = self._units.fault(error)
-            if fault is Fault.REFUSED:
-                raise  # a deferred constraint: the handler's failure
-            if fault in (Fault.ABORTED, Fault.LOCKED):
-                raise DoomedTransactionError(f"the server has undone the transaction: {error}") from error
-            if not self._is_committed(keyed):
-                if fault is None:
-                    raise  # raised before COMMIT, by an event listener of the application's session
-                raise self._unknown(error, fault) from error
-            log.warning("commit_answer_lost", extra={"keys": len(keyed)})
-        except BaseException:
-            unit.close(reuse=False)
-            raise
-        finally:
-            unit.close()
+        self._commits.commit(completions)
         return [True] * len(completions)
-
-    def _is_committed(self, completions: Sequence[Completion]) -> bool:
-        """Whether another connection sees these claims. False proves nothing: the COMMIT may still succeed."""
-        claims = [completion.claim for completion in completions]
-        try:
-            return self.store.connections.run(self._ledger.are_committed, claims)
-        except StoreError:
-            return False
-
-    def _unknown(self, error: Exception, fault: Fault) -> StoreError:
-        if fault is Fault.DISCONNECTED:
-            return CommitUnknownError(
-                f"the connection was lost during COMMIT: {' '.join(str(error).split())}"
-            )
-        return as_store_error(error, self.store.engine, self.store.table)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         return self._release_many([(claim, failure)])[0]
@@ -148,20 +123,27 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         """Roll back; then record each failure in a transaction of its own."""
         for claim, _ in releases:
             claim.unit.close()
-        atomically = self.store.connections.run_atomically
-        escaped = self._escaped([claim for claim, _ in releases if claim.key and not claim.unit.committed])
+        escaped = self._commits.escaped(
+            [claim for claim, _ in releases if claim.key and not claim.unit.committed]
+        )
         return [
-            atomically(self._ledger.condemn, claim)
+            self.store.connections.run_atomically(self._ledger.condemn, claim)
             if claim in escaped
-            else atomically(self._ledger.note_failure, claim, failure)
+            else self._note_failure(Note(claim, failure))
             if failure and claim.key
             else Released(owned=True)
             for claim, failure in releases
         ]
 
-    def _escaped(self, claims: Sequence[Claim]) -> set[Claim]:
-        """Claims committed although their unit was not: a handler ended the transaction through a raw cursor."""
-        return self.store.connections.run(self._ledger.committed, claims) if claims else set()
+    def _note_failure(self, note: Note) -> Released:
+        atomically = self.store.connections.run_atomically
+        released = atomically(self._ledger.note_failure, note)
+        if released.dead:
+            # In a transaction of its own: a copy of the message may hold the key by now, and the count must stay. That
+            # copy, if it fails as well, tries again; this delivery is dead in any case.
+            with contextlib.suppress(StoreBusyError):
+                atomically(self._ledger.bury, note.claim)
+        return released
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back the handler's writes, and record the key in a transaction of its own."""
@@ -172,6 +154,33 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         elif decision.verdict is not Verdict.DUPLICATE:
             raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
 
+    def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
+        """Count in another transaction, which a killed process does not undo."""
+        note = Note(claim, Failure(DIED_ERROR, max_attempts))
+        has_one_writer = self.store.connections.dialect.name == "sqlite"
+        try:
+            if has_one_writer:
+                claim.unit.close()
+            may_run = self.store.connections.run_atomically(self._ledger.failures.count_start, note)
+        except BaseException:
+            claim.unit.close()
+            raise
+        if not may_run:
+            self.desk.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
+            return Decision(Verdict.DEAD, reason=DIED_ERROR)
+        if not has_one_writer:
+            return Decision(Verdict.ACQUIRED, claim)
+        decision = self.desk.claim(request)
+        if decision.claim is None:
+            self.uncount(request.key)
+        return decision
+
+    def uncount(self, key: Key) -> None:
+        try:
+            self.store.connections.run(self._ledger.failures.uncount, key)
+        except StoreError as error:
+            log.warning("attempt_not_taken_back", extra={"key": str(key), "error": str(error)})
+
     def claim_nothing(self) -> Claim:
         return self._units.open_empty()
 
@@ -180,24 +189,34 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         unit: Unit = claim.unit
         return unit.savepoint(takes)
 
+    def flush(self, claim: Claim) -> None:
+        claim.unit.flush()
+
     def forget(self, claim: Claim) -> None:
         self._ledger.forget(claim.unit.driver, claim)
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
         """Whether the database rolled back the handler's transaction, or the connection was lost."""
-        if isinstance(error, DoomedTransactionError) or claim.unit.undone:
-            return True
-        # The unit does not see errors of a raw cursor. A ConnectionError may come from another service: no proof.
-        driver_error = self.store.engine.dialect.loaded_dbapi.Error
-        return isinstance(error, driver_error) and self._units.fault(error) in UNDONE
+        return isinstance(error, DoomedTransactionError) or self._commits.is_undone(
+            claim.unit, [claim], error
+        )
+
+    def check_argument(self, kind: type) -> None:
+        provided = self._units.sessions.kind if issubclass(kind, Session) else Connection
+        if issubclass(provided, kind):
+            return
+        if issubclass(kind, Session):
+            raise ConfigurationError(
+                f"the checker's Sessions are no {kind.__name__}: "
+                f"give the checker sessionmaker(engine, class_={kind.__name__}) instead of an engine or a URL"
+            )
+        raise ConfigurationError(f"a handler takes a Session or a Connection, not {kind.__name__}")
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         unit: Unit = claim.unit
         known = unit.arguments.get(kind)
         if known is not None:
             return known
-        if not issubclass(kind, (Session, Connection)):
-            raise ConfigurationError(f"a handler takes a Session or a Connection, not {kind.__name__}")
         return unit.argument(kind)
 
     @cached_property
@@ -213,11 +232,3 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self._units.close()
         self.store.close()
         self._gc_leader.close()
-
-
-def _unit_of(claims: Sequence[Claim]) -> Unit:
-    units = {id(claim.unit): claim.unit for claim in claims}
-    if len(units) != 1:
-        raise ConfigurationError("claims of different transactions cannot complete together")
-    unit: Unit = next(iter(units.values()))
-    return unit

@@ -6,14 +6,15 @@ In autocommit each call is final (SqlChecker); in a transaction it is committed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
 from idempotent.checkers.sql.claiming import Claiming, ClaimMode
-from idempotent.checkers.sql.failures import FailureTable
-from idempotent.checkers.sql.statements import MAX_ROWS, MICROSECONDS, Statements
-from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Released, Verdict
+from idempotent.checkers.sql.failures import FailureTable, Note
+from idempotent.checkers.sql.parts import parts_by_owner, storable
+from idempotent.checkers.sql.statements import MAX_ROWS, Durations, Statements
+from idempotent.claims import Claim, ClaimRequest, Completion, KeyStatus, Released
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 
@@ -24,29 +25,29 @@ class KeyTable:
     Args:
         dialect: the properties of the database.
         table: validated name of the key table.
-        lease_s: lease of a claim in seconds; None: claims never lapse.
-        retention_s: seconds a key is remembered.
+        durations: the lease of a claim, and how long keys are remembered.
     """
 
-    def __init__(self, dialect: SqlDialect, table: str, *, lease_s: float | None, retention_s: float) -> None:
-        lease_us = None if lease_s is None else max(int(lease_s * MICROSECONDS), 1)
-        retention_us = max(int(retention_s * MICROSECONDS), 1)
-        self._sql = Statements(dialect, table, lease_us, retention_us)
-        self.failures: Final = FailureTable(dialect, table, retention_us)
+    def __init__(self, dialect: SqlDialect, table: str, durations: Durations) -> None:
+        self._dialect = dialect
+        self._sql = Statements(dialect, table, durations)
+        self.failures: Final = FailureTable(dialect, table, durations.retention_us)
         self.claiming: Final = Claiming(dialect, self._sql, self.failures)
 
     def complete(self, connection: DriverConnection, completion: Completion) -> bool:
         """Make a key DONE if the claim owns it."""
         hashed = key_hash(completion.claim)
+        completion = storable(self._dialect, connection, completion)
         if completion.result is None:
             return execute(connection, self._sql.complete, (hashed, completion.claim.owner)) == 1
         params = (completion.result, hashed, completion.claim.owner)
         return execute(connection, self._sql.complete_with_result, params) == 1
 
     def complete_many(self, connection: DriverConnection, completions: Sequence[Completion]) -> list[bool]:
-        """`complete` for many keys, one statement for each owner token."""
+        """`complete` for many keys, one statement for each part of each owner token."""
         kept: set[tuple[bytes, bytes]] = set()
-        for owner, group in _by_owner(completions):
+        for owner, part in parts_by_owner(completions):
+            group = [storable(self._dialect, connection, completion) for completion in part]
             hashes = [key_hash(completion.claim) for completion in group]
             results = [(h, c.result) for h, c in zip(hashes, group, strict=True) if c.result is not None]
             statement = self._sql.complete_group(len(hashes), len(results))
@@ -74,9 +75,9 @@ class KeyTable:
         return [(key_hash(claim), claim.owner) not in lost for claim in claims]
 
     def delete(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
-        """Delete owned keys in progress without counting an attempt, one statement for each owner token."""
+        """Delete owned keys in progress without counting an attempt, one statement for each part of an owner token."""
         freed: set[tuple[bytes, bytes]] = set()
-        for owner, group in _by_owner([Completion(claim) for claim in claims]):
+        for owner, group in parts_by_owner([Completion(claim) for claim in claims]):
             hashes = [key_hash(completion.claim) for completion in group]
             before = self._in_progress(connection, hashes) if len(hashes) > 1 else None
             statement = self._sql.delete_group(len(hashes))
@@ -88,41 +89,47 @@ class KeyTable:
                 freed |= pairs & before
         return [(key_hash(claim), claim.owner) in freed for claim in claims]
 
-    def fail(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
+    def fail(self, connection: DriverConnection, note: Note) -> Released:
         """Count an attempt at an owned key, and delete it, keep it or make it DEAD. Needs a transaction."""
-        mine = (key_hash(claim), claim.owner)
+        mine = (key_hash(note.claim), note.claim.owner)
         if execute(connection, self._sql.lock_mine, mine) != 1:
-            return Released(owned=False)
-        attempts = self.failures.note(connection, claim, failure.error)
-        dead = failure.kills(attempts)
-        if dead:
+            return self._counted_before(connection, note)
+        self.failures.count(connection, note)
+        if note.released.dead:
             execute(connection, self._sql.kill_mine, mine)
-        elif not failure.keep_claim:
+        elif not note.failure.keep_claim:
             execute(connection, self._sql.delete_mine, mine)
-        return Released(owned=True, attempts=attempts, dead=dead)
+        return note.released
 
-    def fail_free(self, connection: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        """Count an attempt at a key whose claim was rolled back, and make the key DEAD when its attempts are used up.
+    def fail_free(self, connection: DriverConnection, note: Note) -> Released:
+        """Count an attempt at a key whose claim was rolled back. After the last attempt `bury` makes the key DEAD.
 
-        Changes nothing if another delivery has claimed the key since. Needs a transaction of its own.
+        Counts nothing if another delivery has processed the message since. Needs a transaction of its own.
         """
-        if self.owners(connection, [key_hash(claim)]):
-            return Released(owned=False)
-        attempts = self.failures.note(connection, claim, failure.error)
-        dead = False
-        if failure.kills(attempts) and claim.key:
-            request = ClaimRequest(claim.key)
-            decisions = self.claiming.claim(
-                connection, [request], ClaimMode(KeyStatus.DEAD, locking=True, wait_s=0.0)
-            )
-            dead = decisions[0].verdict is Verdict.ACQUIRED
-        return Released(owned=True, attempts=attempts, dead=dead)
+        if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(note.claim)])):
+            return self._counted_before(connection, note)
+        self.failures.count(connection, note)
+        return note.released
+
+    def bury(self, connection: DriverConnection, claim: Claim) -> None:
+        """Make a free key DEAD, without waiting for another claim of it. Needs a transaction of its own."""
+        assert claim.key is not None
+        mode = ClaimMode(KeyStatus.DEAD, locking=True, wait_s=0.0)
+        self.claiming.claim(connection, [ClaimRequest(claim.key)], mode)
+
+    def _counted_before(self, connection: DriverConnection, note: Note) -> Released:
+        """The answer of an earlier try that was lost; else another delivery has the key."""
+        assert note.claim.key is not None
+        if note.attempts == self.failures.attempts(connection, note.claim.key):
+            return note.released
+        return Released(owned=False)
 
     def condemn(self, connection: DriverConnection, claim: Claim, reason: str) -> Released:
         """Make an owned key DEAD, even if it is DONE. Needs a transaction."""
         if execute(connection, self._sql.kill_mine, (key_hash(claim), claim.owner)) != 1:
             return Released(owned=False)
-        attempts = self.failures.note(connection, claim, reason, attempts=0)
+        assert claim.key is not None
+        attempts = self.failures.explain(connection, claim.key, reason)
         return Released(owned=True, attempts=attempts, dead=True)
 
     def forget(self, connection: DriverConnection, claim: Claim) -> None:
@@ -147,6 +154,7 @@ class KeyTable:
             if not hashes:
                 break
             deleted += execute(connection, self._sql.delete_expired(len(hashes)), hashes, many=True)
+            self.failures.delete(connection, hashes, before_us=found[0][1])
         self.failures.delete_expired(connection, limit)
         return deleted
 
@@ -160,10 +168,3 @@ def key_hash(claim: Claim) -> bytes:
     """The key hash of a claim that has a key."""
     assert claim.key is not None, "a claim without a key never reaches the table"
     return claim.key.hash
-
-
-def _by_owner(completions: Sequence[Completion]) -> Iterable[tuple[bytes, list[Completion]]]:
-    groups: dict[bytes, list[Completion]] = {}
-    for completion in sorted(completions, key=lambda completion: key_hash(completion.claim)):
-        groups.setdefault(completion.claim.owner, []).append(completion)
-    return groups.items()

@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Final
 
 from idempotent.checkers.sql.claiming import ClaimMode
+from idempotent.checkers.sql.failures import FailureTable, Note
 from idempotent.checkers.sql.keytable import KeyTable, key_hash
+from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, KeyStatus, Released
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released
 from idempotent.stores.sql.cursor import DriverConnection
 
 log = logging.getLogger(__name__)
@@ -27,15 +29,20 @@ class Ledger(ABC):
 
     Args:
         store: the database.
-        retention_s: seconds a record is remembered.
+        durations: how long records are remembered.
     """
 
     can_forget: bool = True
     """Whether one claim can be removed from an open transaction."""
 
-    def __init__(self, store: SqlStore, retention_s: float) -> None:
+    def __init__(self, store: SqlStore, durations: Durations) -> None:
         self._store = store
-        self._retention_s = retention_s
+        self._durations = durations
+
+    @property
+    @abstractmethod
+    def failures(self) -> FailureTable:
+        """The attempts of its keys or positions."""
 
     @abstractmethod
     def claim(
@@ -48,20 +55,28 @@ class Ledger(ABC):
         """Store what a handler returned, in its transaction."""
 
     @abstractmethod
-    def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
-        """Whether all these claims are stored with their owners. False proves nothing."""
+    def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+        """Whether this connection sees all these claims stored with their owners."""
 
     @abstractmethod
-    def committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
-        """Those of these claims that are stored with their owners."""
+    def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
+        """Those of these claims that this connection sees stored with their owners."""
 
     @abstractmethod
     def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
         """Make a claim DEAD for a person to resolve: its handler ended the transaction itself. Needs a transaction."""
 
     @abstractmethod
-    def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        """Count an attempt at a claim that was rolled back. Needs a transaction."""
+    def note_failure(self, driver: DriverConnection, note: Note) -> Released:
+        """Count an attempt at a claim that was rolled back; if it was the last, `bury` follows. Needs a transaction."""
+
+    @abstractmethod
+    def bury(self, driver: DriverConnection, claim: Claim) -> None:
+        """Make the key of a failed claim DEAD, if it is free. Needs a transaction.
+
+        Raises:
+            StoreBusyError: another delivery holds the key.
+        """
 
     @abstractmethod
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
@@ -77,7 +92,11 @@ class KeyLedger(Ledger):
 
     @cached_property
     def _keys(self) -> KeyTable:
-        return self._store.keys(lease_s=None, retention_s=self._retention_s)
+        return self._store.keys(self._durations)
+
+    @property
+    def failures(self) -> FailureTable:
+        return self._keys.failures
 
     def claim(
         self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
@@ -89,21 +108,23 @@ class KeyLedger(Ledger):
         if completion.result is not None:
             self._keys.complete(driver, completion)
 
-    def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
-        return bool(claims) and len(self.committed(driver, claims)) == len(claims)
+    def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+        return bool(claims) and len(self.stored(driver, claims)) == len(claims)
 
-    def committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
+    def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
         found = self._keys.owners(driver, [key_hash(claim) for claim in claims])
-        stored = {(hashed, owner) for hashed, owner, _ in found}
-        return {claim for claim in claims if (key_hash(claim), claim.owner) in stored}
+        owners = {(hashed, owner) for hashed, owner, _ in found}
+        return {claim for claim in claims if (key_hash(claim), claim.owner) in owners}
 
     def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
         log.error("transaction_escaped", extra={"key": str(claim.key)})
         return self._keys.condemn(driver, claim, _ESCAPED)
 
-    def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        # If another delivery has claimed the key since the rollback, this counts nothing.
-        return self._keys.fail_free(driver, claim, failure)
+    def note_failure(self, driver: DriverConnection, note: Note) -> Released:
+        return self._keys.fail_free(driver, note)
+
+    def bury(self, driver: DriverConnection, claim: Claim) -> None:
+        self._keys.bury(driver, claim)
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
         self._keys.forget(driver, claim)

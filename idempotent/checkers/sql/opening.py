@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
-from sqlalchemy import Engine
-from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.orm import Session, sessionmaker
 
 from idempotent.checkers.sql.ledgers import Ledger
+from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.checkers.sql.unit import SessionFactory, Unit
+from idempotent.checkers.sql.unit import Unit
 from idempotent.claims import Claim, ClaimRequest, Decision
-from idempotent.errors import ConfigurationError
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
-
-Database: TypeAlias = "Engine | URL | str | sessionmaker[Session]"
 
 _CLAIM_TRIES: Final = 3
 
@@ -30,14 +25,14 @@ class Units:
     Args:
         store: the database.
         ledger: records the claims.
-        factory: makes the handlers' Session on the connection.
+        sessions: makes the handlers' Session on the connection.
         strict: see `Unit`.
     """
 
-    def __init__(self, store: SqlStore, ledger: Ledger, factory: SessionFactory, *, strict: bool) -> None:
+    def __init__(self, store: SqlStore, ledger: Ledger, sessions: Sessions, *, strict: bool) -> None:
         self._store = store
         self._ledger = ledger
-        self._factory = factory
+        self.sessions: Final = sessions
         self._strict = strict
         self._connections = DetachedConnections(store.engine, autocommit=False)
 
@@ -57,6 +52,7 @@ class Units:
                 unit = self._begin()
                 decisions = self._ledger.claim(unit.driver, requests, wait_s)
                 if not any(decision.claim for decision in decisions):
+                    unit.commit()  # a lapsed key may have been parked
                     unit.close()
                     return decisions
                 unit.guard()
@@ -106,7 +102,7 @@ class Units:
 
     def _begin(self) -> Unit:
         dialect = self._store.connections.dialect
-        return Unit(self._connections, dialect, self._factory, strict=self._strict)
+        return Unit(self._connections, dialect, self.sessions, strict=self._strict)
 
 
 def _in_unit(decision: Decision, unit: Unit) -> Decision:
@@ -120,20 +116,3 @@ def _in_unit(decision: Decision, unit: Unit) -> Decision:
         Claim(claim.key, claim.fence, claim.owner, unit, claim.partition),
         lapsed=decision.lapsed,
     )
-
-
-def session_factory(database: Database) -> tuple[SessionFactory, Engine | URL | str]:
-    """The factory of the handlers' Sessions, and the engine or URL of the database.
-
-    Raises:
-        ConfigurationError: a sessionmaker without an engine.
-    """
-    if not isinstance(database, sessionmaker):
-        return Session, database
-    bind = database.kw.get("bind")
-    if not isinstance(bind, Engine):
-        raise ConfigurationError(
-            "the sessionmaker has no engine: write sessionmaker(engine), with one engine, because key and effect "
-            "commit in one transaction"
-        )
-    return database, bind

@@ -6,9 +6,11 @@ message are parameters.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from idempotent.admin import NEVER_US
 from idempotent.claims import KeyStatus
 from idempotent.stores.sql.dialects import Conflict, SqlDialect
 
@@ -27,7 +29,39 @@ _RESTORE_LIMIT: Final = (
     f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_PREVIOUS_LIMIT}, true)"
     " FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r LEFT JOIN i ON true"
 )
+# In autocommit it ends with the statement: PgBouncer may give the next one to another session.
+_STATEMENT_LIMIT: Final = " WHERE set_config('lock_timeout', '1s', true) IS NOT NULL"
 ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long things last, in seconds.
+
+    Attributes:
+        lease_s: lease of a claim; None: claims never lapse.
+        retention_s: how long a key is remembered.
+        dead_retention_s: how long a DEAD key is remembered; None: until a person resolves it.
+    """
+
+    lease_s: float | None
+    retention_s: float
+    dead_retention_s: float | None
+
+    @property
+    def lease_us(self) -> int | None:
+        """The lease in microseconds."""
+        return None if self.lease_s is None else microseconds(self.lease_s)
+
+    @property
+    def retention_us(self) -> int:
+        """The retention in microseconds."""
+        return microseconds(self.retention_s)
+
+    @property
+    def dead_retention_us(self) -> int | None:
+        """The retention of a DEAD key in microseconds."""
+        return None if self.dead_retention_s is None else microseconds(self.dead_retention_s)
 
 
 class Statements:
@@ -36,37 +70,27 @@ class Statements:
     Args:
         dialect: the properties of the database.
         table: validated name of the key table.
-        lease_us: lease in microseconds; None: claims never lapse.
-        retention_us: how long a key is remembered, in microseconds.
+        durations: the lease of a claim, and how long keys are remembered.
     """
 
-    def __init__(self, dialect: SqlDialect, table: str, lease_us: int | None, retention_us: int) -> None:
+    def __init__(self, dialect: SqlDialect, table: str, durations: Durations) -> None:
         self._dialect = dialect
-        self._table = table
-        self._retention_us = retention_us
-        self._lease_us = lease_us
+        self._table = table = dialect.quoted(table)
+        self._durations = durations
+        self._lease_us = durations.lease_us
         text = dialect.markers
         now = dialect.now_us
         lapsed = f"{IN_PROGRESS} AND lease_until < {now}"
         mine = "key_hash = ? AND owner = ?"
-        self.take_over: Final = text(
-            f"UPDATE {table} SET status = ?, owner = ?, fence = fence + 1, lease_until = {self._from_now(lease_us)},"
-            f" fingerprint = ?, update_at = {now}, expires_at = {self._from_now(retention_us)}"
-            f" WHERE {mine} AND {lapsed}"
-        )
-        self.park: Final = text(
-            f"UPDATE {table} SET status = {KeyStatus.DEAD:d}, update_at = {now} WHERE {mine} AND {lapsed}"
-        )
-        self.complete: Final = text(
-            f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now} WHERE {mine}"
-        )
-        self.complete_with_result: Final = text(
-            f"UPDATE {table} SET status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now}, result = ?"
-            f" WHERE {mine}"
-        )
+        self._done = done(dialect, durations.retention_us)
+        dead = f"status = {KeyStatus.DEAD:d}, expires_at = {self._expiry(KeyStatus.DEAD, now)}"
+        self._take_over_mine = f"WHERE {mine} AND {lapsed}"
+        self.park: Final = text(f"UPDATE {table} SET {dead}, update_at = {now} WHERE {mine} AND {lapsed}")
+        self.complete: Final = text(f"UPDATE {table} SET {self._done} WHERE {mine}")
+        self.complete_with_result: Final = text(f"UPDATE {table} SET {self._done}, result = ? WHERE {mine}")
         self.lock_mine: Final = text(f"UPDATE {table} SET update_at = {now} WHERE {mine} AND {IN_PROGRESS}")
         self.kill_mine: Final = text(
-            f"UPDATE {table} SET status = {KeyStatus.DEAD:d}, lease_until = NULL, update_at = {now} WHERE {mine}"
+            f"UPDATE {table} SET {dead}, lease_until = NULL, update_at = {now} WHERE {mine}"
         )
         self.delete_mine: Final = text(f"DELETE FROM {table} WHERE {mine} AND {IN_PROGRESS}")
         self.forget_mine: Final = text(f"DELETE FROM {table} WHERE {mine}")
@@ -76,10 +100,11 @@ class Statements:
             f" (status <> {KeyStatus.IN_PROGRESS_PARK:d} AND lease_until < {now}))"
         )
         self.expired: Final = text(
-            f"SELECT key_hash FROM {table} WHERE {expired} ORDER BY expires_at LIMIT ?"
+            f"SELECT key_hash, {now} FROM {table} WHERE {expired} ORDER BY expires_at LIMIT ?"
         )
         self._delete_expired = f"DELETE FROM {table} WHERE {expired} AND key_hash IN "
         # Cached by batch size: most batches of a worker are full, so few sizes occur.
+        self.take_over = lru_cache(maxsize=8)(self._take_over)
         self.insert = lru_cache(maxsize=64)(self._insert)
         self.read = lru_cache(maxsize=64)(self._read)
         self.complete_group = lru_cache(maxsize=64)(self._complete_group)
@@ -91,10 +116,26 @@ class Statements:
     def _from_now(self, microseconds: int | None) -> str:
         return "NULL" if microseconds is None else f"{self._dialect.now_us} + {microseconds}"
 
+    def _expiry(self, status: KeyStatus, now: str) -> str:
+        if status is not KeyStatus.DEAD:
+            return f"{now} + {self._durations.retention_us}"
+        kept_us = self._durations.dead_retention_us
+        return f"{NEVER_US}" if kept_us is None else f"{now} + {kept_us}"
+
+    def _take_over(self, status: KeyStatus) -> str:
+        """Become the owner of a lapsed key. Parameters: new owner, fingerprint, hash, old owner."""
+        now = self._dialect.now_us
+        return self._dialect.markers(
+            f"UPDATE {self._table} SET status = {status:d}, owner = ?, fence = fence + 1,"
+            f" lease_until = {self._from_now(self._lease_us)}, fingerprint = ?, update_at = {now},"
+            f" expires_at = {self._expiry(status, now)} {self._take_over_mine}"
+        )
+
     def _insert(self, rows: int, status: KeyStatus, wait_s: float | None) -> str:
         """Insert rows of (key_hash, k, owner, fingerprint) where the key is free.
 
-        Waits at most `wait_s` seconds for locks. `Conflict` documents what the statement returns.
+        Waits at most `wait_s` seconds for locks; None: in autocommit, about a second. `Conflict` documents what the
+        statement returns.
         """
         into = (
             f"INSERT INTO {self._table}"
@@ -111,7 +152,7 @@ class Statements:
             keep = f"IF(LAST_INSERT_ID(0) = 0, {keep}, {keep})"
         # A column may refer to an earlier one of its row, so a row reads the clock at most once.
         lease = "NULL" if self._lease_us is None else f"fence + {self._lease_us}"
-        row = f", ?, ?, {status:d}, ?, {lease}, ?, fence, fence + {self._retention_us})"
+        row = f", ?, ?, {status:d}, ?, {lease}, ?, fence, {self._expiry(status, 'fence')})"
         values = ", ".join([f"({first}{row}", *[f"({others}{row}"] * (rows - 1)])
         insert = f"{into} VALUES {values} ON DUPLICATE KEY UPDATE key_hash = {keep}"
         return self._dialect.markers(self._dialect.waiting(insert, wait_s))
@@ -120,14 +161,17 @@ class Statements:
         blob = self._dialect.blob
         lease = "CAST(NULL AS BIGINT)" if self._lease_us is None else f"c.n + {self._lease_us}"
         values = ", ".join(["(?, ?, ?, ?)"] * rows)
-        limit = _postgresql_limit(wait_s) if wait_s is not None and self._dialect.name == "postgresql" else ""
+        limit = ""
+        if self._dialect.name == "postgresql":
+            limit = _STATEMENT_LIMIT if wait_s is None else _postgresql_limit(wait_s)
         ctes = f"WITH v(h, t, o, f) AS (VALUES {values}), c(n) AS (SELECT {self._dialect.now_us}{limit})"
         insert = (
             f"{into} SELECT c.n, CAST(v.h AS {blob}), v.t, {status:d}, CAST(v.o AS {blob}), {lease},"
-            f" CAST(v.f AS {blob}), c.n, c.n + {self._retention_us}"
+            f" CAST(v.f AS {blob}), c.n, {self._expiry(status, 'c.n')}"
             " FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
         )
-        return f"{ctes}, i AS ({insert}) {_RESTORE_LIMIT}" if limit else f"{ctes} {insert}"
+        in_transaction = limit and wait_s is not None
+        return f"{ctes}, i AS ({insert}) {_RESTORE_LIMIT}" if in_transaction else f"{ctes} {insert}"
 
     def _read(self, keys: int, *, locking: bool) -> str:
         lock = self._dialect.locking_read if locking else ""
@@ -140,8 +184,7 @@ class Statements:
         cases = " ".join(["WHEN ? THEN ?"] * results)
         result = f", result = CASE key_hash {cases} ELSE result END" if results else ""
         return self._dialect.markers(
-            f"UPDATE {self._table} SET status = {KeyStatus.DONE:d}, lease_until = NULL,"
-            f" update_at = {self._dialect.now_us}{result} WHERE key_hash IN {_list(keys)} AND owner = ?"
+            f"UPDATE {self._table} SET {self._done}{result} WHERE key_hash IN {_list(keys)} AND owner = ?"
         )
 
     def _renew(self, keys: int, owners: int) -> str:
@@ -164,6 +207,17 @@ class Statements:
         return self._dialect.markers(f"{self._delete_expired}{_list(keys)}")
 
 
+def done(dialect: SqlDialect, retention_us: int) -> str:
+    """What makes a key DONE. At least half of the retention is left to it, so that duplicates are known."""
+    now = dialect.now_us
+    # The expiry comes first, because MySQL assigns from left to right. If it stays, PostgreSQL updates no index.
+    return (
+        f"expires_at = CASE WHEN status = {KeyStatus.DEAD:d} OR expires_at < {now} + {retention_us // 2}"
+        f" THEN {now} + {retention_us} ELSE expires_at END,"
+        f" status = {KeyStatus.DONE:d}, lease_until = NULL, update_at = {now}"
+    )
+
+
 def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wait_s: float) -> str:
     """An UPDATE that waits at most `wait_s` seconds for a row.
 
@@ -175,6 +229,11 @@ def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wai
     limit = _postgresql_limit(wait_s)
     update = f"UPDATE {table} SET {change} FROM c WHERE c.n > 0 AND {where} RETURNING key_hash, 0 AS fence"
     return dialect.markers(f"WITH c(n) AS (SELECT {dialect.now_us}{limit}), i AS ({update}) {_RESTORE_LIMIT}")
+
+
+def microseconds(seconds: float) -> int:
+    """A positive duration in whole microseconds."""
+    return max(int(seconds * MICROSECONDS), 1)
 
 
 def _list(count: int) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, MetaData, false
 from sqlalchemy.engine import URL
 
 from idempotent.checkers.sql.keytable import KeyTable
-from idempotent.schema import validate_table_name
-from idempotent.stores.sql.connections import Connections, engine_from
+from idempotent.checkers.sql.statements import Durations
+from idempotent.schema import dedup_tables, validate_table_name
+from idempotent.stores.sql.connections import Connections
+from idempotent.stores.sql.cursor import query
+from idempotent.stores.sql.engines import engine_from
+from idempotent.stores.sql.silence import LONGEST_S
 
 
 class SqlStore:
@@ -18,25 +22,40 @@ class SqlStore:
     Args:
         engine_or_url: an SQLAlchemy engine or URL.
         table: name of the key table.
+        silence_s: see `limit_silence`.
 
     Raises:
         ConfigurationError: an invalid URL or table name, or an unsupported database.
         MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(self, engine_or_url: Engine | URL | str, table: str) -> None:
+    def __init__(self, engine_or_url: Engine | URL | str, table: str, silence_s: float = LONGEST_S) -> None:
         self.table: Final = validate_table_name(table)
         self.engine: Final = engine_from(engine_or_url)
         self._owns_engine = self.engine is not engine_or_url
-        self.connections: Final = Connections(self.engine, self.table)
+        self.connections: Final = Connections(
+            self.engine, self.table, silence_s=silence_s, waits_briefly=True
+        )
 
-    def keys(self, *, lease_s: float | None, retention_s: float) -> KeyTable:
-        """The claim protocol on the key table, with these durations in seconds.
+    def keys(self, durations: Durations) -> KeyTable:
+        """The claim protocol on the key table, with these durations.
 
         Raises:
             StoreError: the database did not answer when asked for its version.
         """
-        return KeyTable(self.connections.dialect, self.table, lease_s=lease_s, retention_s=retention_s)
+        return KeyTable(self.connections.dialect, self.table, durations)
+
+    def ping(self, *, keeps_positions: bool = False) -> None:
+        """Read nothing from each column of the tables of keys, or of positions, and of failures.
+
+        Raises:
+            StoreError: the database did not answer, refused the login, or lacks a table or a column.
+        """
+        tables = dedup_tables(MetaData(), self.table)
+        for table in (tables.offsets if keeps_positions else tables.keys, tables.failures):
+            nothing = table.select().where(false())
+            statement = nothing.compile(dialect=self.engine.dialect, compile_kwargs={"literal_binds": True})
+            self.connections.run(query, str(statement))
 
     def close(self) -> None:
         """Close idle connections, and the engine if it was made here. Idempotent."""

@@ -22,6 +22,7 @@ class TransactionalSqlChecker(InTransactions):
         engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
         table: the key table, in the same database; make it with `idempotent.migrations.upgrade(url)`.
         retention_s: seconds a key is remembered, counted from its claim.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
         lock_timeout_s: seconds a claim waits for another transaction that holds its key, before it answers
             IN_PROGRESS. On SQLite the file's busy timeout (the engine's `timeout`) applies instead.
         savepoints: isolate the handlers of a group from each other (half as fast).
@@ -35,4 +36,4 @@ class TransactionalSqlChecker(InTransactions):
     ledger_type = KeyLedger
 
     def admin(self) -> KeyAdmin:
-        return SqlKeyAdmin(self.store)
+        return SqlKeyAdmin(self.store, self.retention_s)

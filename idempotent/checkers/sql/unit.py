@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Final, TypeAlias
-from weakref import WeakSet
+from typing import Final
 
-from sqlalchemy import Connection, Dialect, Engine, event
-from sqlalchemy.engine import ExceptionContext, ExecutionContext, RootTransaction
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
+from idempotent.checkers.sql.sessions import Sessions
+from idempotent.checkers.sql.watching import WatchedTransaction, listen, unwatch, watch
 from idempotent.errors import ConfigurationError, DoomedTransactionError, TransactionEscapedError
 from idempotent.stores.sql.cursor import execute
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
+from idempotent.stores.sql.ending import ENDING, HIDING
 from idempotent.stores.sql.faults import Fault, fault_of
 
-SessionFactory: TypeAlias = "sessionmaker[Session] | Callable[..., Session]"
-
-_INFO: Final = "idempotent_unit"
 _GUARD: Final = "idempotent_guard"
-# Statements that end a transaction, by their first words. ROLLBACK TO a savepoint does not end it.
-# https://dev.mysql.com/doc/refman/8.0/en/implicit-commit.html
-_ENDS: Final = (
-    r"commit|rollback(?!\s+(?:work\s+)?to\b)|abort|end|begin|start\s+transaction|prepare\s+transaction"
-)
-_IMPLICIT: Final = (
-    r"|create(?!\s+temporary\s+table)|alter|drop(?!\s+temporary\s+table)|truncate|rename|grant|revoke|lock\s+tables?"
-    r"|unlock\s+tables?|analyze|optimize|repair|flush|set\s+(?:session\s+|@@(?:session\.)?)?autocommit"
-)
-_BLANK: Final = r"(?:[\s;]|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n|#[^\n]*\n)*"
-_ENDING: Final = {
-    "mysql": re.compile(rf"{_BLANK}(?:{_ENDS}{_IMPLICIT})\b", re.IGNORECASE),
-    "postgresql": re.compile(rf"{_BLANK}(?:{_ENDS})\b", re.IGNORECASE),
-    "sqlite": re.compile(rf"{_BLANK}(?:{_ENDS})\b", re.IGNORECASE),
-}
-
-# After such an error the server has rolled the transaction back.
+_IN_FAILED_TRANSACTION: Final = "25P02"
+# After such an error the server has rolled the transaction back, or a lock was not granted.
 UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
 
 
@@ -48,43 +29,50 @@ class Unit:
     Args:
         connections: lends the connection.
         dialect: the properties of the database.
-        factory: makes the handlers' Session on the connection.
+        sessions: makes the handlers' Session on the connection.
         strict: also set a savepoint after the claims, and check at the end that it still exists: detects a raw cursor
             that ended the transaction (two more round trips).
 
     Attributes:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
-        doomed: the error after which the server rolled the transaction back.
-        escaped: how a handler tried to end the transaction.
-        committed: `commit` has succeeded.
+        contention: the driver's error of contention or a lost connection, if the transaction has not recovered from it.
+        doubtful: a statement failed, or ran others, so the transaction may have ended without the driver's knowledge.
+        calls: a statement ran others, so the transaction may have been committed.
+        escaped: how a handler tried to end, or to leave, the transaction.
+        committing: COMMIT was sent.
+        committed: COMMIT has succeeded.
 
     Raises:
         ConfigurationError: the engine is in AUTOCOMMIT, so there would be no transaction.
     """
 
     def __init__(
-        self, connections: DetachedConnections, dialect: SqlDialect, factory: SessionFactory, *, strict: bool
+        self, connections: DetachedConnections, dialect: SqlDialect, sessions: Sessions, *, strict: bool
     ) -> None:
         self._dialect = dialect
-        self._factory = factory
+        self._sessions = sessions
         self._strict = strict
-        self._ending = _ENDING[dialect.name]
+        self._ending = ENDING[dialect.name]
+        self._hiding = HIDING.get(dialect.name)
         self._may_end = False
         self._guarded = False
         self._keyed = False
+        self.committing = False
         self.committed = False
         self._closed = False
         self._session: Session | None = None
         self.arguments: Final[dict[type, Session | Connection]] = {}
-        self.doomed: str | None = None
+        self.contention: BaseException | None = None
+        self.doubtful = False
+        self.calls = False
         self.escaped: str | None = None
         self._connections = connections
         self._detached: Final = connections.take()
-        self.connection: Final = self._detached.connection
+        self.connection: Final = self._detached.connection.lend()
         self.driver: Final = self._detached.driver
         try:
-            _listen(self.connection.engine)
-            self._transaction = _UnitTransaction(self.connection)
+            listen(self.connection.dialect)
+            self._transaction = WatchedTransaction(self.connection)
             if dialect.name == "sqlite" and not dialect.in_transaction(self.driver.raw):
                 # pysqlite begins too late, and its savepoints commit. BEGIN IMMEDIATE also takes the write lock.
                 execute(self.driver, "BEGIN IMMEDIATE")
@@ -109,7 +97,7 @@ class Unit:
             )
         if keyed and self._strict:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
-        self.connection.info[_INFO] = self
+        watch(self.connection, self)
         self._guarded = True
 
     def argument(self, kind: type) -> Session | Connection:
@@ -122,7 +110,7 @@ class Unit:
     def session(self) -> Session:
         """The Session of all handlers of this unit."""
         if self._session is None:
-            self._session = self._factory(bind=self.connection, join_transaction_mode="control_fully")
+            self._session = self._sessions.open(self.connection, self)
         return self._session
 
     def savepoint(self, kind: type | None) -> AbstractContextManager[object]:
@@ -132,27 +120,32 @@ class Unit:
         return self.connection.begin_nested()
 
     def flush(self) -> None:
-        """Send the Session's pending changes."""
+        """Send the Session's pending changes, and undo changes of the connection's options, for the next handler.
+
+        Raises:
+            TransactionEscapedError: the handler has ended the transaction; a next one would write outside of it.
+        """
+        if self.escaped:
+            raise TransactionEscapedError(self.escaped)
         if self._session is not None:
             self._session.flush()
+        self.connection.restore_options(self._detached.connection)
 
     @property
-    def undone(self) -> bool:
-        """Whether the server has undone the transaction."""
-        if not self.doomed:
-            return False
-        # PostgreSQL refuses everything until a rollback, so an open transaction has recovered by a savepoint.
-        return self._dialect.name != "postgresql" or not self._dialect.in_transaction(self.driver.raw)
+    def is_open(self) -> bool:
+        """Whether, as far as the driver knows, the server's transaction is still open and usable."""
+        return self._dialect.in_transaction(self.driver.raw)
 
-    def demand_alive(self) -> None:
-        """Check that the transaction in which the keys were claimed is still open.
+    def demand_open(self) -> None:
+        """Check that no handler has ended the transaction, and that the driver considers it open.
 
         Raises:
             DoomedTransactionError: the server has rolled it back; the message can run again.
             TransactionEscapedError: a handler ended it.
         """
-        if self.undone:
-            raise DoomedTransactionError(f"the server has undone the transaction: {self.doomed}")
+        is_open = self.is_open
+        if self.contention is not None and not is_open:
+            raise self.undone()
         if self.escaped:
             raise TransactionEscapedError(self.escaped)
         if not self._transaction.is_active:
@@ -160,18 +153,33 @@ class Unit:
                 "the handler rolled its transaction back and returned; raise an exception instead, "
                 "or use session.begin_nested() for work that may fail"
             )
-        if self._keyed and not self._dialect.in_transaction(self.driver.raw):
+        if self._keyed and not is_open:
             raise TransactionEscapedError(
                 "the transaction ended while the handler ran: the handler ended it with a raw cursor, or ignored an "
                 "error after which the server refuses all statements; use session.begin_nested() for work that may fail"
             )
-        if self._keyed and self._strict:
-            try:
-                execute(self.driver, f"RELEASE SAVEPOINT {_GUARD}")
-            except Exception as error:
-                raise TransactionEscapedError(
-                    "the savepoint set before the handler is gone: the handler ended the transaction"
-                ) from error
+
+    def undone(self) -> DoomedTransactionError:
+        """The error to raise because the server has undone the transaction."""
+        return DoomedTransactionError(f"the server has undone the transaction: {_line(self.contention)}")
+
+    def release_guard(self) -> None:
+        """With `strict`: check that the savepoint set before the handlers still exists.
+
+        Raises:
+            TransactionEscapedError: it does not, so a handler ended the transaction.
+        """
+        if not (self._keyed and self._strict):
+            return
+        # RELEASE ends later savepoints too, and the Session would fail to release its own at COMMIT.
+        while self._session is not None and (nested := self._session.get_nested_transaction()) is not None:
+            nested.commit()
+        try:
+            execute(self.driver, f"RELEASE SAVEPOINT {_GUARD}")
+        except Exception as error:
+            raise TransactionEscapedError(
+                "the savepoint set before the handler is gone: the handler ended the transaction"
+            ) from error
 
     def commit(self) -> None:
         """Commit. Exceptions of the driver and of the application's session events pass through."""
@@ -180,7 +188,6 @@ class Unit:
             self._session.commit()  # so that the application's session events fire
         if self._transaction.is_active:
             self._transaction.commit()
-        self.committed = True
 
     def close(self, *, reuse: bool = True) -> None:
         """Roll back what is not committed and give the connection back. Never raises; idempotent.
@@ -194,9 +201,9 @@ class Unit:
         self._may_end = True
         try:
             if self._guarded:
-                self.connection.info.pop(_INFO, None)
+                unwatch(self.connection)
             if self._session is not None:
-                self._session.close()
+                self._sessions.close(self._session)
             reusable = self.committed or self._transaction.is_active
             if not self.committed:
                 # On the driver's connection too: after a refused commit() SQLAlchemy considers the transaction
@@ -207,8 +214,9 @@ class Unit:
             reusable = reuse and reusable and self._detached.intact
         except Exception:
             reusable = False
+        self.connection.end()
         if reusable:
-            self._connections.put(self._detached)
+            self._connections.give_back(self._detached)
         else:
             self._connections.discard(self._detached)
 
@@ -218,8 +226,28 @@ class Unit:
         Raises:
             TransactionEscapedError: a handler sent such a statement.
         """
-        if not self._may_end and self._ending.match(statement):
+        if self._may_end:
+            return
+        if self._ending.match(statement):
             self.refuse(" ".join(statement.split()[:2]).upper())
+        if self._hiding is not None and self._hiding.match(statement):
+            self.calls = self.doubtful = True
+
+    def note_error(self, error: BaseException) -> None:
+        """Note the driver's error of a statement on the connection.
+
+        After a deadlock MySQL rolls back, and the next statement begins a new transaction: if the handler ignores the
+        error, that must not be committed. SQLite's ON CONFLICT ROLLBACK and a lock wait with MySQL's
+        innodb_rollback_on_timeout have the same effect.
+        """
+        self.doubtful = True
+        if fault_of(error, self.connection.engine) in UNDONE:
+            self.contention = error
+        elif (
+            self._dialect.name == "postgresql" and getattr(error, "sqlstate", None) != _IN_FAILED_TRANSACTION
+        ):
+            # PostgreSQL answered otherwise, so a savepoint had undone what the contention aborted.
+            self.contention = None
 
     def refuse(self, what: str) -> None:
         """Refuse `what`, by which a handler tries to end the transaction.
@@ -234,54 +262,26 @@ class Unit:
             )
             raise TransactionEscapedError(self.escaped)
 
+    def note_rollback(self) -> None:
+        """Note that a handler has rolled its Session back: rows that were not sent yet are gone without a statement."""
+        if not self._may_end and self.escaped is None:
+            self.escaped = "the handler rolled its Session back and returned; raise an exception to roll back"
 
-def _unit_on(connection: Connection) -> Unit | None:
-    """The unit whose handlers use a connection; None: no handler may be using it."""
-    unit: Unit | None = connection.info.get(_INFO)
-    return unit
+    def refuse_elsewhere(self, connection: Connection) -> None:
+        """Refuse a connection that the handlers' Session has opened, unless it is this unit's. Nothing was sent on it.
 
-
-class _UnitTransaction(RootTransaction):
-    """Like the transaction of `connection.begin()`, but only the unit commits it.
-
-    An event listener for "commit" would work too, but with any listener of `ConnectionEvents` the engine spends 10 us
-    more on each statement; an INSERT takes 33 to 44 us in SQLAlchemy.
-    """
-
-    __slots__ = ()
-
-    def commit(self) -> None:
-        unit = _unit_on(self.connection)
-        if unit is not None:
-            unit.refuse("commit()")
-        super().commit()
+        Raises:
+            TransactionEscapedError: what the Session sends there would not commit together with the key.
+        """
+        if connection is not self.connection:
+            url = connection.engine.url.set(query={}).render_as_string(hide_password=True)
+            self.escaped = (
+                f"the handler's Session began a transaction on another connection ({url}), which does not commit "
+                "together with the deduplication key. Remove binds=, bind_arguments= or the get_bind() that chose it; "
+                "for another database use a Session of its own"
+            )
+            raise TransactionEscapedError(self.escaped)
 
 
-_listened: Final[WeakSet[Dialect]] = WeakSet()
-
-
-def _listen(engine: Engine) -> None:
-    """Listen to the statements and errors of the engine's connections, once. `Connection.info` holds the unit."""
-    dialect = engine.dialect
-    if dialect in _listened:
-        return
-    _listened.add(dialect)
-
-    @event.listens_for(dialect, "do_execute")
-    @event.listens_for(dialect, "do_executemany")
-    def _statement(_cursor: Any, statement: str, _parameters: Any, context: ExecutionContext) -> None:
-        unit = _unit_on(context.root_connection)
-        if unit is not None:
-            unit.refuse_ending(statement)
-
-    @event.listens_for(dialect, "do_execute_no_params")
-    def _bare_statement(cursor: Any, statement: str, context: ExecutionContext) -> None:
-        _statement(cursor, statement, None, context)
-
-    @event.listens_for(dialect, "handle_error")
-    def _error(context: ExceptionContext) -> None:
-        unit = None if context.connection is None else _unit_on(context.connection)
-        # After a deadlock MySQL rolls back, and the next statement begins a new transaction: if the handler ignores the
-        # error, that must not be committed. (With innodb_rollback_on_timeout, a lock wait has the same effect.)
-        if unit is not None and fault_of(context.original_exception, engine) in UNDONE:
-            unit.doomed = " ".join(str(context.original_exception).split())
+def _line(error: object) -> str:
+    return " ".join(str(error).split())

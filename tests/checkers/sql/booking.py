@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Registry
 from idempotent.admin import KeyFilter
+
+# Arguments of a transactional checker: what its promises must not depend on.
+MODES = [{}, {"savepoints": True}, {"strict": True}]
+
+
+def only(store, *kinds):
+    if store.kind not in kinds:
+        pytest.skip(f"of {' and '.join(kinds)} only")
 
 
 def book(store, session, message):

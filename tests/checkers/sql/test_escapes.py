@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import registry as mappers
 
-from idempotent import Message, Outcome
+from idempotent import Message, Outcome, Registry
 from idempotent.errors import TransactionEscapedError
 from tests.checkers.sql.booking import book, consumer_of, keys, messages, outcomes, raw
 
@@ -48,6 +51,28 @@ def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, escape
         assert result.outcome is Outcome.FAILED
         assert sql_store.booked() == {}
         assert keys(checker) == set()
+
+
+@pytest.mark.parametrize("options", [{}, {"savepoints": True}, {"strict": True}])
+def test_rows_that_were_not_sent_cannot_be_rolled_back_without_notice(sql_store, options):
+    class Effect:
+        def __init__(self, id):
+            self.id = id
+
+    effects = sql_store.effects.to_metadata(sa.MetaData())
+    mappers().map_imperatively(Effect, effects, primary_key=[effects.c.id])
+    checker = sql_store.transactional(**options)
+
+    @Registry().consumer("orders", checker=checker, max_attempts=9)
+    def consumer(message, session: Session):
+        session.add(Effect(id=message.id))
+        if message.id == "2":
+            session.rollback()
+
+    results = [consumer.process(messages("2")[0]), *consumer.process_many(messages("1", "2", "3"))]
+    assert outcomes(results) == ["failed", "processed", "failed", "processed"]
+    assert sql_store.booked() == {"1": 1, "3": 1}
+    assert keys(checker) == {"1", "3"}
 
 
 def test_ddl_that_commits_implicitly_is_refused(sql_store):
@@ -126,7 +151,15 @@ def test_a_connection_that_the_application_invalidates_is_not_used_again(sql_sto
     assert sql_store.booked() == {"2": 1}
 
 
-@pytest.mark.parametrize("ending", [Connection.close, Connection.invalidate])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Connection.close,
+        Connection.invalidate,
+        lambda connection: connection.connection.close(),
+        lambda connection: connection.connection.invalidate(),
+    ],
+)
 def test_a_connection_that_the_application_ends_after_the_commit_is_not_used_again(sql_store, ending):
     factory = sessionmaker(sql_store.engine())
     given = []
@@ -140,3 +173,36 @@ def test_a_connection_that_the_application_ends_after_the_commit_is_not_used_aga
     assert outcomes(consumer.process(message) for message in messages("1", "2")) == ["processed", "processed"]
     assert not given
     assert sql_store.booked() == {"1": 1, "2": 1}
+
+
+def test_a_thread_cannot_commit_while_another_one_prepares_the_engine(sql_store):
+    """The first thread is stopped between the listeners that it adds to a new engine."""
+    checker = sql_store.transactional(sql_store.engine())
+    consumer = consumer_of(
+        sql_store, checker, lambda _, session: session.execute(sa.text("COMMIT")), max_attempts=9
+    )
+    listening, go_on = threading.Event(), threading.Event()
+    results = []
+
+    def pause(frame, event, _argument):
+        listens = event == "call" and frame.f_code is sa.event.listen.__code__
+        if listens and frame.f_locals["identifier"] == "do_execute" and not listening.is_set():
+            listening.set()
+            go_on.wait(20)
+
+    def first():
+        sys.setprofile(pause)
+        try:
+            results.append(consumer.process(messages("1")[0]))
+        finally:
+            sys.setprofile(None)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert listening.wait(20)
+    results.append(consumer.process(messages("2")[0]))
+    go_on.set()
+    thread.join(20)
+    assert [type(result.error) for result in results] == [TransactionEscapedError] * 2
+    assert outcomes(results) == ["failed", "failed"]
+    assert sql_store.booked() == {}

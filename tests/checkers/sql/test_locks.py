@@ -9,6 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent import Message, Outcome
+from idempotent.admin import KeyFilter
+from idempotent.claims import KeyStatus
 from idempotent.observe import Event, counters
 from tests.checkers.sql.booking import book, consumer_of, keys, messages, outcomes, raw
 from tests.support.stores import open_store
@@ -117,13 +119,15 @@ def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(deadl
     engine = deadlocking_store.engine()
     with engine.begin() as connection:
         connection.execute(rows.insert(), [{"id": "a"}, {"id": "b"}])
-    both = threading.Barrier(2, timeout=10)
+    both, have_met = threading.Barrier(2, timeout=10), threading.Event()
 
     def cross(message, session):
         first, second = ("a", "b") if message.id == "1" else ("b", "a")
         session.execute(rows.update().where(rows.c.id == first).values(id=first))
-        with suppress(threading.BrokenBarrierError):
-            both.wait()
+        if not have_met.is_set():  # the victim runs again, alone
+            with suppress(threading.BrokenBarrierError):
+                both.wait()
+            have_met.set()
         session.execute(rows.update().where(rows.c.id == second).values(id=second))
 
     checker = deadlocking_store.transactional()
@@ -142,3 +146,37 @@ def test_a_real_deadlock_between_two_handlers_costs_a_retry_and_no_attempt(deadl
     both.abort()
     assert outcomes(results) == ["processed", "processed"], [r.error for r in results]
     assert deadlocking_store.booked() == {"a": 1, "b": 1, "1": 1, "2": 1}
+
+
+@pytest.mark.parametrize("fatal", [False, True])
+def test_copies_of_one_message_that_fail_at_once_are_each_counted_and_end(sql_store, fatal):
+    """Each copy waits for the key, and has it as soon as the one before it is rolled back."""
+    copies, most = 6, 1 if fatal else 3
+    options = {"retry_for": ValueError, "max_attempts": 99} if fatal else {"max_attempts": most}
+    begun = threading.Barrier(copies, timeout=20)
+    runs = []
+
+    def fail(message, session):
+        runs.append(message.id)
+        raise (TypeError if fatal else ValueError)("no")
+
+    checker = sql_store.transactional(lock_timeout_s=20)
+    consumer = consumer_of(sql_store, checker, fail, **options)
+
+    def deliver():
+        begun.wait()
+        while consumer.process(messages("1")[0]).outcome is not Outcome.DEAD:
+            pass
+
+    threads = [threading.Thread(target=deliver) for _ in range(copies)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert most <= len(runs) <= most + copies - 1
+    (record,) = checker.admin().list(KeyFilter())
+    assert record.status is KeyStatus.DEAD
+    assert record.attempts == len(runs)
+    assert consumer.process(messages("1")[0]).outcome is Outcome.DEAD
+    assert sql_store.booked() == {}

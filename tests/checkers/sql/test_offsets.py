@@ -213,8 +213,9 @@ def test_when_the_answer_to_commit_is_lost_the_stored_offset_tells(shop, monkeyp
     commit = Unit.commit
 
     def lose(unit):
-        if committed:
-            commit(unit)
+        if not committed:
+            unit.driver.raw.close()
+        commit(unit)
         raise ConnectionResetError("the answer is lost")
 
     with monkeypatch.context() as patch:

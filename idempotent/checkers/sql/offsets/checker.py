@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from idempotent.admin import KeyAdmin
 from idempotent.checkers.sql.in_transactions import InTransactions
-from idempotent.checkers.sql.offset_ledger import OffsetLedger
+from idempotent.checkers.sql.offsets.ledger import OffsetLedger
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Position

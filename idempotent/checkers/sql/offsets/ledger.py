@@ -8,10 +8,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import Final
 
-from idempotent.checkers.sql.failures import FailureTable
+from idempotent.checkers.sql.failures import FailureTable, Note
 from idempotent.checkers.sql.ledgers import Ledger
-from idempotent.checkers.sql.offsettable import OffsetTable
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
+from idempotent.checkers.sql.offsets.table import OffsetTable
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Released, Verdict
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
 from idempotent.message import Position
@@ -38,9 +38,8 @@ class OffsetLedger(Ledger):
         return OffsetTable(self._store.connections.dialect, self._store.table)
 
     @cached_property
-    def _failures(self) -> FailureTable:
-        retention_us = max(int(self._retention_s * 1_000_000), 1)
-        return FailureTable(self._store.connections.dialect, self._store.table, retention_us)
+    def failures(self) -> FailureTable:
+        return FailureTable(self._store.connections.dialect, self._store.table, self._durations.retention_us)
 
     def claim(
         self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
@@ -82,13 +81,13 @@ class OffsetLedger(Ledger):
     def store_result(self, driver: DriverConnection, completion: Completion) -> None:
         """Do nothing: a partition cannot store results."""
 
-    def are_committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+    def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
         moved = {(claim.partition, claim.owner) for claim in claims if claim.partition}
         rows = [(self.offsets.read(driver, partition), owner) for partition, owner in moved]
         return bool(rows) and all(row and row[1] and bytes(row[1]) == owner for row, owner in rows)
 
-    def committed(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
-        return set(claims) if self.are_committed(driver, claims) else set()
+    def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
+        return set(claims) if self.are_stored(driver, claims) else set()
 
     def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
         # The commit has advanced the offset, and no stored key could wait for a person.
@@ -96,16 +95,19 @@ class OffsetLedger(Ledger):
         log.error("transaction_escaped", extra={"position": str(claim.key)})
         return Released(owned=True, dead=True)
 
-    def note_failure(self, driver: DriverConnection, claim: Claim, failure: Failure) -> Released:
-        attempts = self._failures.note(driver, claim, failure.error)
-        return Released(owned=True, attempts=attempts, dead=failure.kills(attempts))
+    def note_failure(self, driver: DriverConnection, note: Note) -> Released:
+        self.failures.count(driver, note)
+        return note.released
+
+    def bury(self, driver: DriverConnection, claim: Claim) -> None:
+        """Do nothing: an offset has no state; the adapter dead-letters the message and advances past it."""
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
         del driver, claim
         raise ConfigurationError("an OffsetChecker has no savepoints")
 
     def delete_expired(self, driver: DriverConnection, limit: int) -> int:
-        self._failures.delete_expired(driver, limit)
+        self.failures.delete_expired(driver, limit)
         return 0
 
 

@@ -22,7 +22,8 @@ class OffsetTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str) -> None:
-        name = offsets_name(table)
+        self._dialect = dialect
+        name = dialect.quoted(offsets_name(table))
         self._returns = dialect.name == "postgresql"
         text, now = dialect.markers, dialect.now_us
         conflict = "ON DUPLICATE KEY UPDATE key_hash = key_hash"
@@ -45,7 +46,8 @@ class OffsetTable:
         """The next offset of each partition. One that is not stored yet is stored with its offset in `starts`."""
         offsets = {}
         for key in sorted(starts, key=lambda key: key.hash):
-            execute(connection, self._begin, (key.hash, key.text, starts[key]))
+            text = self._dialect.storable(connection, key.text)
+            execute(connection, self._begin, (key.hash, text, starts[key]))
             ((offset, _),) = query(connection, self._read, (key.hash,))
             offsets[key] = int(offset)
         return offsets

@@ -1,0 +1,65 @@
+"""How much goes into one statement: rows by number, stored results by size."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from idempotent.checkers.sql.statements import MAX_ROWS
+from idempotent.claims import Completion
+from idempotent.observe.counting import counters
+from idempotent.observe.events import Event
+from idempotent.stores.sql.cursor import DriverConnection, query
+from idempotent.stores.sql.dialects import SqlDialect
+from idempotent.values import changed
+
+log = logging.getLogger(__name__)
+
+PART_BYTES: Final = 200_000
+"""The results in one statement, in bytes, if there is more than one. The drivers of MySQL send each byte as two."""
+_REST_BYTES: Final = 1000
+
+
+def parts_by_owner(completions: Sequence[Completion]) -> Iterator[tuple[bytes, list[Completion]]]:
+    """The completions of each owner token, sorted by key, in parts for one statement each."""
+    owners: dict[bytes, list[Completion]] = {}
+    for completion in sorted(completions, key=_hash):
+        owners.setdefault(completion.claim.owner, []).append(completion)
+    for owner, group in owners.items():
+        part: list[Completion] = []
+        size = 0
+        for completion in group:
+            more = len(completion.result or b"")
+            if part and (len(part) == MAX_ROWS or size + more > PART_BYTES):
+                yield owner, part
+                part, size = [], 0
+            part.append(completion)
+            size += more
+        yield owner, part
+
+
+def storable(dialect: SqlDialect, connection: DriverConnection, completion: Completion) -> Completion:
+    """The completion, without its result if the server would refuse a statement that contains it.
+
+    The effect has happened, or is about to be committed: it must not fail for the sake of its result.
+    """
+    size = len(completion.result or b"")
+    if size <= PART_BYTES or dialect.statement_limit is None:
+        return completion
+    if connection.statement_limit is None:
+        ((limit,),) = query(connection, dialect.statement_limit)
+        connection.statement_limit = int(limit)
+    if 2 * size + _REST_BYTES <= connection.statement_limit:
+        return completion
+    key = completion.claim.key
+    assert key is not None
+    counters.add(key.consumer, Event.RESULT_NOT_STORED)
+    why = f"{size} bytes; the server's max_allowed_packet is {connection.statement_limit}"
+    log.warning("result_not_stored", extra={"key": str(key), "why": why})
+    return changed(completion, result=None)
+
+
+def _hash(completion: Completion) -> bytes:
+    assert completion.claim.key is not None
+    return completion.claim.key.hash

@@ -1,0 +1,99 @@
+"""Watches the connection of a unit: each COMMIT, statement and error there is reported to the unit."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Dialect, event
+from sqlalchemy.engine import ExceptionContext, ExecutionContext, RootTransaction
+
+_INFO: Final = "idempotent_unit"
+
+
+class Watcher(Protocol):
+    """What a unit is told.
+
+    Attributes:
+        committing: COMMIT was sent.
+        committed: COMMIT has succeeded.
+    """
+
+    committing: bool
+    committed: bool
+
+    def refuse(self, what: str) -> None:
+        """Raise an error unless the unit itself ends the transaction."""
+
+    def refuse_ending(self, statement: str) -> None:
+        """Raise an error if a handler's statement would end the transaction."""
+
+    def note_error(self, error: BaseException) -> None:
+        """Note the driver's error of a statement."""
+
+
+def watch(connection: Connection, watcher: Watcher) -> None:
+    """Report to `watcher` from now on."""
+    connection.info[_INFO] = watcher
+
+
+def unwatch(connection: Connection) -> None:
+    """Report no more."""
+    connection.info.pop(_INFO, None)
+
+
+def _watcher_of(connection: Connection) -> Watcher | None:
+    """The watcher of a connection; None: no handler may be using it."""
+    watcher: Watcher | None = connection.info.get(_INFO)
+    return watcher
+
+
+class WatchedTransaction(RootTransaction):
+    """Like the transaction of `connection.begin()`, but only the unit commits it.
+
+    An event listener for "commit" would work too, but with any listener of `ConnectionEvents` the engine spends 10 us
+    more on each statement; an INSERT takes 33 to 44 us in SQLAlchemy.
+    """
+
+    __slots__ = ()
+
+    def commit(self) -> None:
+        """Commit, if it is the unit that does."""
+        watcher = _watcher_of(self.connection)
+        if watcher is not None:
+            watcher.refuse("commit()")
+            watcher.committing = True
+        super().commit()
+        if watcher is not None:
+            watcher.committed = True
+
+
+_listened: Final[WeakSet[Dialect]] = WeakSet()
+
+
+def listen(dialect: Dialect) -> None:
+    """Listen to the statements and errors of an engine's connections. `Connection.info` holds the watcher."""
+    if dialect in _listened:
+        return
+    # Two threads may listen at once: SQLAlchemy adds the same function only once.
+    event.listen(dialect, "do_execute", _statement)
+    event.listen(dialect, "do_executemany", _statement)
+    event.listen(dialect, "do_execute_no_params", _bare_statement)
+    event.listen(dialect, "handle_error", _error)
+    _listened.add(dialect)  # last: another thread that finds it here listens no more, and trusts it
+
+
+def _statement(_cursor: Any, statement: str, _parameters: Any, context: ExecutionContext) -> None:
+    watcher = _watcher_of(context.root_connection)
+    if watcher is not None:
+        watcher.refuse_ending(statement)
+
+
+def _bare_statement(cursor: Any, statement: str, context: ExecutionContext) -> None:
+    _statement(cursor, statement, None, context)
+
+
+def _error(context: ExceptionContext) -> None:
+    watcher = None if context.connection is None else _watcher_of(context.connection)
+    if watcher is not None:
+        watcher.note_error(context.original_exception)
