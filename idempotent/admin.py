@@ -6,9 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from idempotent.claims import KeyStatus
 from idempotent.keys import SHOWN, Key, consumer_in
+
+NEVER_US: Final = 2**53 - 1
+"""The stored expiry of a key that never expires: the greatest whole number that Lua can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class KeyRecord:
         fence: distinguishes its owner from earlier owners.
         lease_until_us: end of the lease, microseconds since the epoch, UTC, by the store's clock; None: no lease.
         update_at_us: last change, likewise.
-        expires_at_us: when gc may delete it, likewise.
+        expires_at_us: when gc may delete it, likewise; None: never, because it waits for a person.
         attempts: failed executions so far.
         last_error: the error of the last failed execution.
         result: what the handler returned, as stored JSON.
@@ -35,7 +39,7 @@ class KeyRecord:
     fence: int
     lease_until_us: int | None
     update_at_us: int
-    expires_at_us: int
+    expires_at_us: int | None
     attempts: int
     last_error: str | None
     result: bytes | None

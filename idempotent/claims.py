@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final
 
+from idempotent.errors import without_values
 from idempotent.forks import in_child
 from idempotent.keys import Key
 from idempotent.message import Position
@@ -17,6 +18,7 @@ OWNER_BYTES: Final = 16
 _COUNT_BYTES: Final = 6
 ERROR_LIMIT: Final = 1000
 LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
+DIED_ERROR: Final = "a run of the message ended without an answer: it killed its process"
 UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
 
 
@@ -28,7 +30,8 @@ class Guarantee(Enum):
     LEASED = "leased"
     """Once, unless a process dies or stalls between effect and completion: then the policy decides."""
     CLAIM_ONCE = "claim_once"
-    """A claim never lapses (QMQ's contract): a process that dies with a claim blocks its message."""
+    """A claim never lapses. After a crash the key stays in progress until a person reopens or resolves it: the message
+    is neither run again nor acknowledged. (QMQ acknowledges it, and its effect may never have happened.)"""
 
 
 class Verdict(Enum):
@@ -104,6 +107,7 @@ class ClaimRequest:
         max_attempts: the number of attempts at which a lapsed claim made alone makes the key DEAD; None: not counted.
         partition: the message's partition, for checkers that keep positions.
         position: the message's place in its partition.
+        counted: the attempt was counted before its handler ran.
     """
 
     key: Key
@@ -114,6 +118,7 @@ class ClaimRequest:
     max_attempts: int | None = None
     partition: Key | None = None
     position: Position | None = None
+    counted: bool = False
 
     def differs(self, fingerprint: bytes | None) -> bool:
         """Whether the stored content is another one. Content without a fingerprint is not compared."""
@@ -174,20 +179,24 @@ class Failure:
     """Why a claim is released, when the release counts as an attempt.
 
     Attributes:
-        error: a text for people; reduced to one printable line of at most 1000 characters.
+        error: a text for people; reduced to one printable line of at most 1000 characters, without passwords and
+            without the values of an SQL statement.
         max_attempts: the key is DEAD once it has this many attempts.
         fatal: the key is DEAD at once.
         keep_claim: count the attempt but stay the owner (unless the key is DEAD now).
+        counted: the attempt was counted before the handler ran; only for checkers with transactions.
     """
 
     error: str
     max_attempts: int
     fatal: bool = False
     keep_claim: bool = False
+    counted: bool = False
 
     def __post_init__(self) -> None:
         """Make the error storable: PostgreSQL refuses NUL, and every column has a maximum length."""
-        line = "".join(char if char.isprintable() else " " for char in self.error[:ERROR_LIMIT])
+        text = without_values(self.error)[:ERROR_LIMIT]
+        line = "".join(char if char.isprintable() else " " for char in text)
         object.__setattr__(self, "error", line)
 
     def kills(self, attempts: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Final, final
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.hooks import CheckerHooks
+from idempotent.choices import seconds, seconds_or_none, whole
 from idempotent.claims import ClaimRequest, Guarantee
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
@@ -25,24 +26,27 @@ class AbstractIdempotentChecker(CheckerHooks):
 
     Args:
         lease_s: seconds a claim lasts without renewal; None: it never lapses (`claim_once`).
-        retention_s: seconds a key is remembered, counted from its claim.
+        retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
+            that time was left then.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
 
     Attributes:
         desk: claims, completes and releases keys for consumers.
 
     Raises:
-        ConfigurationError: a duration is not positive.
+        ConfigurationError: a duration is not a positive, finite number.
     """
 
     def __init__(
-        self, *, lease_s: float | None = DEFAULT_LEASE_S, retention_s: float = DEFAULT_RETENTION_S
+        self,
+        *,
+        lease_s: float | None = DEFAULT_LEASE_S,
+        retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
     ) -> None:
-        if lease_s is not None and not lease_s > 0:
-            raise ConfigurationError(f"lease_s must be positive seconds or None, not {lease_s!r}")
-        if not retention_s > 0:
-            raise ConfigurationError(f"retention_s must be positive seconds, not {retention_s!r}")
-        self.lease_s = lease_s
-        self.retention_s = float(retention_s)
+        self.lease_s = seconds_or_none(lease_s, "lease_s")
+        self.retention_s = seconds(retention_s, "retention_s")
+        self.dead_retention_s = seconds_or_none(dead_retention_s, "dead_retention_s")
         self.desk: Final = ClaimDesk(self)
 
     @property
@@ -59,6 +63,15 @@ class AbstractIdempotentChecker(CheckerHooks):
         raise ConfigurationError(
             f"{type(self).__name__} cannot show its keys: give it a method admin() that returns a KeyAdmin"
         )
+
+    def ping(self) -> None:
+        """Ask the store, with a read or two, whether it can take keys. Workers ask before their first message.
+
+        The default asks nothing.
+
+        Raises:
+            StoreError: the store does not answer, refuses the login, or lacks a table.
+        """
 
     def findings(self) -> Sequence[Finding]:
         """Check whether the store's tables and settings let the checker keep its promise. Changes nothing in the store.
@@ -82,8 +95,7 @@ class AbstractIdempotentChecker(CheckerHooks):
             ConfigurationError: `batch_size` is not positive.
             StoreError: the store did not answer; earlier batches stay deleted.
         """
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be positive, not {batch_size}")
+        whole(batch_size, "batch_size")
         deleted = 0
         while True:
             batch = self._garbage_collect(batch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
 
@@ -17,11 +18,14 @@ class CheckerHooks(ABC):
 
     Attributes:
         lease_s: seconds a claim lasts without renewal; None: a claim never lapses (`claim_once`).
-        retention_s: seconds a key is remembered, counted from its claim.
+        retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
+            that time was left then.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
     """
 
     lease_s: float | None
     retention_s: float
+    dead_retention_s: float | None
 
     group_is_atomic: bool = False
     """Whether the claims of one `_claim_many` complete together or not at all."""
@@ -41,7 +45,11 @@ class CheckerHooks(ABC):
 
     @abstractmethod
     def _complete(self, completion: Completion) -> bool:
-        """Make the key DONE if the claim's owner still owns it, lapsed or not. Returns whether it owns it."""
+        """Make the key DONE if the claim's owner still owns it, lapsed or not. Returns whether it owns it.
+
+        A completion without a result keeps a stored one. If less than half of the retention is left, the key expires a
+        whole `retention_s` from now.
+        """
 
     @abstractmethod
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
@@ -53,18 +61,28 @@ class CheckerHooks(ABC):
 
     @abstractmethod
     def _garbage_collect(self, limit: int) -> int:
-        """Delete at most `limit` keys past their expiry. Returns the number deleted.
+        """Delete at most `limit` keys past their expiry, with their attempts. Returns the number of keys deleted.
 
-        Never a key with a live lease, and never a key in progress of a consumer that parks.
+        Never a key with a live lease, and never a key in progress of a consumer that parks. A DEAD key expires
+        `dead_retention_s` after it became DEAD; None: never.
         """
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         """`_claim` for different keys; decisions in the order of the requests.
 
         A group's requests are made while they are read (see `Streamed`): a checker may send the first ones before it
-        reads the rest, so that the store works meanwhile.
+        reads the rest, so that the store works meanwhile. The default frees the keys it claimed if a later one fails.
         """
-        return [self._claim(request) for request in requests]
+        decisions: list[Decision] = []
+        try:
+            decisions.extend(self._claim(request) for request in requests)
+        except BaseException:
+            with suppress(Exception):  # those that cannot be freed lapse
+                for decision in decisions:
+                    if decision.claim is not None:
+                        self._release(decision.claim, None)
+            raise
+        return decisions
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
         """`_complete` for different keys; answers in the order of the completions."""
@@ -80,3 +98,9 @@ class CheckerHooks(ABC):
         The default renews nothing, which suits a checker whose claims do not lapse.
         """
         return [True] * len(claims)
+
+    def _reconnect(self) -> None:  # noqa: B027 - optional
+        """Close idle connections: a renewal on one of them got no answer, so the others may be dead too.
+
+        The next renewal then opens a new one. The default does nothing.
+        """

@@ -94,3 +94,17 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
     claim = Claim(request.key, stored.fence + 1, request.owner)
     alone = stored.status is not KeyStatus.IN_PROGRESS_GROUP
     return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=True, alone=alone), Change.STORE)
+
+
+def done_expiry(status: KeyStatus, expiry: float, now: float, retention_s: float) -> float:
+    """The expiry of a key that becomes DONE now: at least half of the retention is left, so that duplicates are known.
+
+    Args:
+        status: its status so far. A DEAD key has another retention.
+        expiry: its expiry so far, in seconds on the store's clock.
+        now: the store's clock.
+        retention_s: seconds a key is remembered.
+    """
+    if status is KeyStatus.DEAD or expiry < now + retention_s / 2:
+        return now + retention_s
+    return expiry

@@ -8,7 +8,7 @@ import pytest
 from idempotent.admin import KeyFilter
 from idempotent.checkers.sql import admin as sql_admin
 from idempotent.claims import ClaimRequest, KeyStatus, Verdict
-from idempotent.keys import KeySpace
+from idempotent.keys import KeySpace, key_from_text
 from tests.cli.support import BILLING, MAIL, dead, done, fill, lapsed, live
 from tests.support.stores import ALL, SQL, open_store
 
@@ -206,3 +206,20 @@ def test_pages_of_any_size_show_every_key_once(kind, request, monkeypatch):
         # The way of a bulk change: keys go while they are listed.
         assert sum(admin.reopen(record) for record in admin.list(KeyFilter())) == 50
         assert list(admin.list(KeyFilter())) == []
+
+
+def test_long_consumers_are_told_apart_and_their_texts_lead_back(store, admin):
+    names = [KeySpace("t" * 248 + end, group) for end in "ab" for group in ("g", "g" * 249)]
+    for space in names:
+        done(store, space.key("1"))
+        dead(store, space.key("2"))
+    found = {(stats.consumer, stats.status): stats.count for stats in admin.stats()}
+    assert found == {
+        (space.name, status): 1 for space in names for status in (KeyStatus.DONE, KeyStatus.DEAD)
+    }
+    for space in names:
+        records = {record.hash: record for record in admin.list(KeyFilter(space.name))}
+        assert set(records) == {space.key("1").hash, space.key("2").hash}
+        for record in records.values():
+            assert key_from_text(record.text).hash == record.hash
+            assert admin.get(key_from_text(record.text)).status is record.status

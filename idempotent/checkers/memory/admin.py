@@ -57,8 +57,7 @@ class MemoryKeyAdmin(KeyAdmin):
             entry = self._unchanged(record)
             if entry is None or entry.status is KeyStatus.DONE:
                 return False
-            entry.status = KeyStatus.DONE
-            entry.update_at = self._keys.clock()
+            self._keys.finish(entry)
             return True
 
     def _unchanged(self, seen: KeyRecord) -> Entry | None:
@@ -81,7 +80,7 @@ class MemoryKeyAdmin(KeyAdmin):
             fence=entry.fence,
             lease_until_us=_microseconds(entry.lease_until) if leased else None,
             update_at_us=_microseconds(entry.update_at),
-            expires_at_us=_microseconds(entry.expires_at),
+            expires_at_us=_microseconds(entry.expires_at) if math.isfinite(entry.expires_at) else None,
             attempts=noted.count if noted else 0,
             last_error=noted.error if noted else None,
             result=entry.result,

@@ -20,6 +20,7 @@ class AttemptChecker(MemoryBacked):
     Args:
         lease_s: see `MemoryChecker`.
         retention_s: seconds the attempts of a failed message are remembered.
+        dead_retention_s: see `MemoryChecker`.
         max_keys: the most messages in progress or failed.
         clock: see `MemoryChecker`.
 

@@ -23,12 +23,17 @@ class MemoryBacked(AbstractIdempotentChecker):
         *,
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
         max_keys: int = DEFAULT_MAX_KEYS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(lease_s=lease_s, retention_s=retention_s)
+        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
         self.keys: Final = MemoryKeys(
-            lease_s=lease_s, retention_s=self.retention_s, max_keys=max_keys, clock=clock
+            lease_s=lease_s,
+            retention_s=self.retention_s,
+            dead_retention_s=dead_retention_s,
+            max_keys=max_keys,
+            clock=clock,
         )
 
     def admin(self) -> KeyAdmin:
@@ -52,7 +57,9 @@ class MemoryChecker(MemoryBacked):
 
     Args:
         lease_s: seconds a claim lasts without renewal; None: it never lapses.
-        retention_s: seconds a key is remembered, counted from its claim.
+        retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
+            that time was left then.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
         max_keys: the most keys remembered. When they are reached, the oldest done or dead keys, a hundredth of
             `max_keys`, are forgotten before they expire.
         clock: seconds since the epoch; injectable for tests.

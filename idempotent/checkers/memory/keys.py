@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from idempotent.checkers.judging import Change, StoredKey, judge
+from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge
 from idempotent.checkers.memory.entries import Attempts, Entry
+from idempotent.choices import function, whole
 from idempotent.claims import (
     UNKNOWN_EFFECT,
     Claim,
@@ -19,7 +21,8 @@ from idempotent.claims import (
     Released,
     Verdict,
 )
-from idempotent.errors import ConfigurationError, StoreError
+from idempotent.errors import StoreError
+from idempotent.forks import free_in_child
 from idempotent.keys import Key
 
 
@@ -33,15 +36,20 @@ class MemoryKeys:
     """
 
     def __init__(
-        self, *, lease_s: float | None, retention_s: float, max_keys: int, clock: Callable[[], float]
+        self,
+        *,
+        lease_s: float | None,
+        retention_s: float,
+        dead_retention_s: float | None,
+        max_keys: int,
+        clock: Callable[[], float],
     ) -> None:
-        if max_keys < 1:
-            raise ConfigurationError(f"max_keys must be positive, not {max_keys}")
         self._lease_s = lease_s
         self._retention_s = retention_s
-        self._max_keys = max_keys
-        self.clock: Final = clock
-        self.lock: Final = threading.Lock()
+        self._dead_retention_s = math.inf if dead_retention_s is None else dead_retention_s
+        self._max_keys = whole(max_keys, "max_keys")
+        self.clock: Final = function(clock, "clock", "time.time")
+        self.lock: Final = free_in_child(threading.Lock())
         self.entries: Final[dict[bytes, Entry]] = {}
         self.attempts: Final[dict[bytes, Attempts]] = {}
         self._last_fence = 0
@@ -55,7 +63,7 @@ class MemoryKeys:
             now = self.clock()
             judged = judge(self._stored(entry, now), request)
             if judged.change is Change.PARK:
-                entry.status, entry.update_at = KeyStatus.DEAD, now
+                self._kill(entry)
                 self._note(request.key, UNKNOWN_EFFECT)
             elif judged.change is Change.STORE:
                 entry.owner, entry.status = request.owner, request.status
@@ -71,10 +79,20 @@ class MemoryKeys:
             entry = self._mine(claim)
             if entry is None:
                 return False
-            entry.status, entry.update_at = KeyStatus.DONE, self.clock()
             if result is not None:
                 entry.result = result
+            self.finish(entry)
             return True
+
+    def finish(self, entry: Entry) -> None:
+        """Make a key DONE. The caller holds the lock."""
+        now = self.clock()
+        entry.expires_at = done_expiry(entry.status, entry.expires_at, now, self._retention_s)
+        entry.status, entry.update_at = KeyStatus.DONE, now
+
+    def _kill(self, entry: Entry) -> None:
+        entry.status, entry.update_at = KeyStatus.DEAD, self.clock()
+        entry.expires_at = entry.update_at + self._dead_retention_s
 
     def forget(self, claim: Claim) -> bool:
         """Delete an owned key and its attempts."""
@@ -98,7 +116,7 @@ class MemoryKeys:
             noted.count += 1
             dead = failure.kills(noted.count)
             if dead:
-                entry.status = KeyStatus.DEAD
+                self._kill(entry)
             elif not failure.keep_claim:
                 del self.entries[entry.key.hash]
             return Released(owned=True, attempts=noted.count, dead=dead)

@@ -13,17 +13,23 @@ from idempotent.checkers.redis.admin import RedisKeyAdmin
 from idempotent.checkers.redis.health import redis_findings
 from idempotent.checkers.redis.layout import claim_body, release_body
 from idempotent.checkers.redis.scripts import Script
+from idempotent.choices import text
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
-from idempotent.errors import ConfigurationError
-from idempotent.stores.redis.client import Client, open_client
+from idempotent.errors import ConfigurationError, StoreBusyError, StoreError
+from idempotent.keys import KeySpace
+from idempotent.stores.redis.client import LONGEST_ANSWER_S, Client, open_client
 from idempotent.stores.redis.scripts import RedisStore
 
 DEFAULT_PREFIX: Final = "idempotent:"
 _MICROSECONDS: Final = 1_000_000
 _TOKEN_BYTES: Final = 8
-_ACQUIRED, _DONE, _DEAD = range(3)
+# Asked for by `ping`; no consumer has this name.
+_PINGED: Final = KeySpace("idempotent", "ping").key("ping")
+_ACQUIRED, _DONE, _DEAD, _, _NO_KEY = range(5)
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _VERDICT_ACQUIRED: Final = Verdict.ACQUIRED
+_UNREADABLE: Final = Decision(Verdict.IN_PROGRESS)
+"""Stands for the answer that the stored value is not a key."""
 
 
 class RedisChecker(AbstractIdempotentChecker):
@@ -39,11 +45,13 @@ class RedisChecker(AbstractIdempotentChecker):
     Args:
         client_or_url: `redis.Redis`, `redis.RedisCluster`, or a URL (`redis://user:password@host:6379/0`, `rediss://`
             for TLS, `unix://`). A client with `decode_responses` works too. A client made from a URL waits at most
-            5 seconds for an answer unless the URL sets `?socket_timeout=`.
+            5 seconds, or a third of a shorter lease, for an answer unless the URL sets `?socket_timeout=`.
         prefix: start of the names of all keys, without braces: they would put all keys of a cluster in one slot.
         lease_s: seconds a claim lasts without renewal; None: it never lapses (`claim_once`).
-        retention_s: seconds a key is remembered, counted from its claim. Make it longer than the time in which your
-            broker, or a person with a dead-letter queue, can redeliver a message.
+        retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
+            that time was left then. Make it longer than the time in which your broker, or a person with a dead-letter
+            queue, can redeliver a message.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
 
     Raises:
         ConfigurationError: an invalid URL, client, prefix or duration.
@@ -57,36 +65,63 @@ class RedisChecker(AbstractIdempotentChecker):
         prefix: str = DEFAULT_PREFIX,
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
     ) -> None:
-        super().__init__(lease_s=lease_s, retention_s=retention_s)
-        if not prefix.isprintable() or "{" in prefix or "}" in prefix:
+        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        if not text(prefix, "prefix").isprintable() or "{" in prefix or "}" in prefix:
             raise ConfigurationError(f"prefix must be printable text without braces, not {prefix!r}")
         self._owns_client = isinstance(client_or_url, str)
-        self.store: Final = RedisStore(open_client(client_or_url), prefix)
+        # A renewal must fail before its lease ends.
+        timeout_s = LONGEST_ANSWER_S if lease_s is None else min(LONGEST_ANSWER_S, lease_s / 3)
+        self.store: Final = RedisStore(open_client(client_or_url, timeout_s), prefix)
         self._name = self.store.names.name
         lease_us = 0 if lease_s is None else max(int(lease_s * _MICROSECONDS), 1)
         self._retention_us = max(int(retention_s * _MICROSECONDS), 1)
-        self._claims = Script("claim", lease_us=lease_us, retention_us=self._retention_us)
-        self._completes = Script("complete", retention_us=self._retention_us)
-        self._releases = Script("release", retention_us=self._retention_us)
+        kept = {"retention_us": self._retention_us, "dead_retention_us": 0}
+        if dead_retention_s is not None:
+            kept["dead_retention_us"] = max(int(dead_retention_s * _MICROSECONDS), 1)
+        self._claims = Script("claim", lease_us=lease_us, **kept)
+        self._completes = Script("complete", **kept)
+        self._releases = Script("release", **kept)
         self._renews = Script("renew", lease_us=lease_us)
 
     def admin(self) -> KeyAdmin:
         return RedisKeyAdmin(self.store, self._retention_us)
+
+    def ping(self) -> None:
+        self.admin().get(_PINGED)
 
     def findings(self) -> Sequence[Finding]:
         return redis_findings(self.store.client)
 
     def _claim(self, request: ClaimRequest) -> Decision:
         answer = self.store.run_one(self._claims, self._name(request.key.hash), claim_body(request))
-        return _decision(request, answer)
+        decision = _decision(request, answer)
+        if decision is _UNREADABLE:
+            raise self._unreadable(request)
+        return decision
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         # The three iterators advance together, so requests are sent while later ones are still being made.
         asked, named, described = tee(requests, 3)
         names = (self._name(request.key.hash) for request in named)
         answers = self.store.run_many(self._claims, names, map(claim_body, described))
-        return [_decision(request, answer) for request, answer in zip(asked, answers, strict=True)]
+        decisions = [_decision(request, answer) for request, answer in zip(asked, answers, strict=True)]
+        if _UNREADABLE in decisions:
+            # The others are free again for claims of their own, which do not fail with this one.
+            mine = [(decision.claim, None) for decision in decisions if decision.claim is not None]
+            if mine:
+                self._release_many(mine)
+            raise StoreBusyError(str(self._unreadable(requests[decisions.index(_UNREADABLE)])))
+        return decisions
+
+    def _unreadable(self, request: ClaimRequest) -> StoreError:
+        name = self._name(request.key.hash).decode()
+        return StoreError(
+            f"the value of key {request.key} in Redis {self.store.where} has a layout that this version cannot read: "
+            "another program, or a newer version of this library, wrote it. "
+            f"Look at it ({name}), and delete it if nothing needs it"
+        )
 
     def _complete(self, completion: Completion) -> bool:
         name = self._name_of(completion.claim)
@@ -112,6 +147,9 @@ class RedisChecker(AbstractIdempotentChecker):
         names = [self._name_of(claim) for claim in claims]
         owners = [claim.owner for claim in claims]
         return [answer == 1 for answer in self.store.run_many(self._renews, names, owners)]
+
+    def _reconnect(self) -> None:
+        self.store.close()
 
     def _garbage_collect(self, limit: int) -> int:
         del limit
@@ -147,6 +185,8 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
     if answer[0] == _DEAD:
         reason = None if answer[2] is None else answer[2].decode("utf-8", "replace")
         return Decision(Verdict.DEAD, fingerprint=answer[1], reason=reason)
+    if answer[0] == _NO_KEY:
+        return _UNREADABLE
     _, fingerprint, rest_us, lapsed = answer
     rest_s = float("inf") if rest_us < 0 else rest_us / _MICROSECONDS
     return Decision(Verdict.IN_PROGRESS, retry_after_s=rest_s, lapsed=lapsed == 1, fingerprint=fingerprint)

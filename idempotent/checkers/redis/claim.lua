@@ -1,7 +1,7 @@
 -- KEYS: names. ARGV: for each key the text that claim_body (layout.py) makes.
 -- Returns the fence alone if all keys were free. Else for each key its fence if it was free, or
 -- {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result}, {2 dead, fingerprint, reason},
--- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), lapsed}.
+-- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), lapsed}, {4 unreadable}.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -51,7 +51,7 @@ local function park(key, value, fence, expires, flags)
   local failure = redis.call('GET', key .. ':f')
   rewrite(key, value, fence, 0, expires, DEAD, flags)
   local attempts = failure and struct.unpack('>I4', failure) or 0
-  note(key, attempts, string.rep('\0', 8), 1, REASON, expires)
+  note(key, attempts, string.rep('\0', 8), 1, REASON)
   return {2, false, REASON}
 end
 
@@ -92,6 +92,8 @@ for i = 1, #KEYS do
   answers[i] = now
 end
 for _, i in ipairs(taken) do
-  answers[i] = judge(KEYS[i], ARGV[i])
+  -- One unreadable value must not undo the answers for the other keys, which are claimed already.
+  local readable, answer = pcall(judge, KEYS[i], ARGV[i])
+  answers[i] = readable and answer or {4}
 end
 return answers

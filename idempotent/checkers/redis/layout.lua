@@ -1,5 +1,5 @@
 -- Inserted into a script in place of `--#layout`; uses the script's `now`. layout.py describes the layout;
--- scripts.py defines LEASE (0: a claim never lapses), RETENTION, REMEMBER_MS and REASON.
+-- scripts.py defines LEASE (0: a claim never lapses), RETENTION, DEAD_RETENTION (0: none), NEVER, REMEMBER_MS and REASON.
 -- A script runs its common case before this line: Lua creates the functions again in each call, and that takes longer
 -- than the commands.
 local IN_PROGRESS_GROUP, IN_PROGRESS_PARK, DONE, DEAD = 2, 3, 4, 5
@@ -21,17 +21,27 @@ local function fields(value)
   return struct.unpack('>I8I8I8I8BB', value, 2)
 end
 
+-- The expiry of a key that becomes final now. At least half of the retention is left to one that is done.
+local function final_expiry(status, before, expires)
+  if status == DEAD then
+    return DEAD_RETENTION > 0 and now + DEAD_RETENTION or NEVER
+  end
+  if before == DEAD or expires < now + RETENTION / 2 then
+    return now + RETENTION
+  end
+  return expires
+end
+
 -- When Redis may delete a key, in milliseconds since the epoch: at its expiry, but not before its lease ends. nil:
--- never, for a claim in progress that parks or never lapses. A key that is done or dead only after its expiry is kept
--- for another retention.
+-- never, for a claim in progress that parks or never lapses, and for a dead key that waits for a person.
 local function forget_at(status, lease, expires)
   if status < DONE then
     if status == IN_PROGRESS_PARK or lease == 0 then
       return nil
     end
     expires = math.max(expires, lease)
-  elseif expires <= now then
-    expires = now + RETENTION
+  elseif expires >= NEVER then
+    return nil
   end
   return string.format('%.0f', math.ceil(expires / 1000))
 end
@@ -46,12 +56,22 @@ end
 
 -- Replaces the status, flags and times; keeps the owner, text, fingerprint and result.
 local function rewrite(key, value, fence, lease, expires, status, flags)
-  put(key, head(fence, lease, now, expires) .. string.char(status, flags) .. value:sub(36),
-    forget_at(status, lease, expires))
+  local before = value:byte(34)
+  if status >= DONE then
+    expires = final_expiry(status, before, expires)
+  end
+  local at = forget_at(status, lease, expires)
+  put(key, head(fence, lease, now, expires) .. string.char(status, flags) .. value:sub(36), at)
+  if before == DEAD then
+    redis.call('PEXPIREAT', key .. ':f', at)
+  end
 end
 
-local function note(key, attempts, token, dead, failure, expires)
-  local at = math.max(expires, now + RETENTION)
-  redis.call('SET', key .. ':f', struct.pack('>I4', attempts) .. token .. string.char(dead) .. failure,
-    'PXAT', string.format('%.0f', math.ceil(at / 1000)))
+-- Keeps the attempts and the last error: with a dead key as long as the key, else for the retention.
+local function note(key, attempts, token, dead, failure)
+  local at = string.format('%.0f', math.ceil((now + RETENTION) / 1000))
+  if dead == 1 then
+    at = forget_at(DEAD, 0, final_expiry(DEAD))
+  end
+  put(key .. ':f', struct.pack('>I4', attempts) .. token .. string.char(dead) .. failure, at)
 end

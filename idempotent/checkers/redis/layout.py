@@ -10,7 +10,7 @@ offset  bytes  field        meaning
 1       8      fence
 9       8      lease_until  0: no lease (done, dead, or a claim that never lapses)
 17      8      update_at
-25      8      expires_at   set at the claim, then constant; determines the TTL
+25      8      expires_at   determines the TTL; `NEVER_US`: none, the key waits for a person
 33      1      status       `KeyStatus`
 34      1      flags        `Flag`
 35      16     owner
@@ -33,7 +33,7 @@ from enum import IntFlag
 from struct import Struct
 from typing import Final
 
-from idempotent.admin import KeyRecord
+from idempotent.admin import NEVER_US, KeyRecord
 from idempotent.claims import Claim, ClaimRequest, Failure, KeyStatus, Lapsed
 from idempotent.errors import StoreError
 
@@ -113,7 +113,7 @@ def key_record(hashed: bytes, value: bytes, failure: bytes | None, now_us: int) 
         fence=fence,
         lease_until_us=lease_until or None,
         update_at_us=update_at,
-        expires_at_us=expires_at,
+        expires_at_us=None if expires_at == NEVER_US else expires_at,
         attempts=attempts,
         last_error=last_error,
         result=value[result_from:] if flags & Flag.RESULT else None,

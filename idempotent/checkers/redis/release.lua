@@ -28,7 +28,7 @@ local function release(key, body)
   local mode, limit = struct.unpack('>BI4', body, 17)
   local attempts = (failure and struct.unpack('>I4', failure) or 0) + 1
   local dead = has(mode, 1) or attempts >= limit
-  note(key, attempts, token, dead and 1 or 0, body:sub(30), expires)
+  note(key, attempts, token, dead and 1 or 0, body:sub(30))
   if dead then
     rewrite(key, value, fence, 0, expires, DEAD, flags)
   elseif has(mode, 2) then

@@ -26,6 +26,7 @@ _AGED_LEASE_S: Final = 600.0
 _AGED_RETENTION_S: Final = LONG_S
 _STEADY_LEASE_S: Final = 5.0
 _WAITED_RETENTION_S: Final = 0.1
+_STEADY_RETENTION_S: Final = 3.0
 _LAPSE_DEADLINE_S: Final = 10.0
 
 
@@ -162,6 +163,11 @@ class ContractBase(ABC):
     def brief_retention_s(self) -> float:
         """The retention of keys that expire in the test."""
         return _AGED_RETENTION_S if self._overrides_age else _WAITED_RETENTION_S
+
+    @property
+    def steady_retention_s(self) -> float:
+        """The retention of keys that expire and have to be stored at another moment of the test."""
+        return _AGED_RETENTION_S if self._overrides_age else _STEADY_RETENTION_S
 
     @property
     def _overrides_age(self) -> bool:

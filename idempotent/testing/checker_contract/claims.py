@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from idempotent.checkers.transactions import transactions_of
-from idempotent.claims import Guarantee, Verdict, new_owner
+from idempotent.claims import Completion, Guarantee, Verdict, new_owner
 from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, needs
 from idempotent.values import changed
 
@@ -142,6 +142,15 @@ class ClaimsContract(ContractBase):
         claim = self.acquire(checker)
         assert checker.desk.complete(claim, b"1")
         assert checker.desk.complete(claim, b"1")
+        assert self.ask(checker).result == b"1"
+
+    @needs(Capability.RECORDED_CLAIMS)
+    def test_completing_again_without_a_result_keeps_the_stored_one(self) -> None:
+        checker = self.checker()
+        claim = self.acquire(checker)
+        assert checker.desk.complete(claim, b"1")
+        assert checker.desk.complete(claim)
+        assert checker._complete_many([Completion(claim)]) == [True]
         assert self.ask(checker).result == b"1"
 
     @needs(Capability.RECORDED_CLAIMS)

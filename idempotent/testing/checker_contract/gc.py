@@ -5,7 +5,18 @@ from __future__ import annotations
 import time
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, KeyStatus, Released, Verdict
+from idempotent.claims import (
+    UNKNOWN_EFFECT,
+    Claim,
+    ClaimRequest,
+    Completion,
+    Decision,
+    Failure,
+    KeyStatus,
+    Lapsed,
+    Released,
+    Verdict,
+)
 from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, needs, without
 
 
@@ -75,14 +86,68 @@ class GcContract(ContractBase):
         assert checker.garbage_collect() == 0
         assert self.ask(checker).lapsed
 
-    @needs(Capability.GARBAGE_COLLECTION)
-    def test_an_expired_dead_key_is_collected(self) -> None:
+    def test_a_dead_key_and_its_reason_wait_for_a_person(self) -> None:
+        """Collected, it would run again at its next delivery."""
         checker = self.checker(retention_s=self.brief_retention_s)
         checker.desk.release(self.acquire(checker), Failure("no", 1))
         self.age(checker, self.brief_retention_s * 2)
-        assert self.ask(checker).verdict is Verdict.DEAD
+        assert checker.garbage_collect() == 0
+        decision = self.ask(checker)
+        assert decision.verdict is Verdict.DEAD
+        assert decision.reason == "no"
+
+    @needs(Capability.LEASES)
+    def test_a_parked_key_and_its_reason_wait_for_a_person(self) -> None:
+        checker = self.checker(lease_s=self.brief_lease_s, retention_s=self.brief_retention_s)
+        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK))
+        assert self.ask(checker, on_lapsed=Lapsed.PARK).verdict is Verdict.DEAD
+        self.age(checker, self.brief_retention_s * 2)
+        assert checker.garbage_collect() == 0
+        decision = self.ask(checker)
+        assert decision.verdict is Verdict.DEAD
+        assert decision.reason == UNKNOWN_EFFECT
+
+    @needs(Capability.RECORDED_CLAIMS)
+    def test_a_key_completed_after_its_expiry_is_remembered(self) -> None:
+        """The next delivery of a message whose handler, or whose completion, took that long is a duplicate."""
+        checker = self.checker(lease_s=LONG_S * 24, retention_s=self.steady_retention_s)
+        alone, *group = [self.acquire(checker, name) for name in ("alone", "a", "b", "c")]
+        self.age(checker, self.steady_retention_s * 1.1)
+        assert checker.desk.complete(alone, b"1")
+        assert checker.desk.complete_many([Completion(claim) for claim in group]) == [True] * 3
+        assert checker.garbage_collect() == 0
+        for name in ("alone", "a", "b", "c"):
+            assert self.ask(checker, name).verdict is Verdict.DUPLICATE
+
+    @needs(Capability.RECORDED_CLAIMS)
+    def test_a_key_completed_shortly_before_its_expiry_is_remembered(self) -> None:
+        checker = self.checker(lease_s=LONG_S * 24, retention_s=self.steady_retention_s)
+        claim = self.acquire(checker)
+        self.age(checker, self.steady_retention_s * 0.8)
+        assert checker.desk.complete(claim)
+        self.age(checker, self.steady_retention_s * 0.4)
+        assert checker.garbage_collect() == 0
+        assert self.ask(checker).verdict is Verdict.DUPLICATE
+
+    @needs(Capability.RECORDED_CLAIMS, Capability.GARBAGE_COLLECTION)
+    def test_a_dead_key_that_its_owner_completes_expires(self) -> None:
+        checker = self.checker(lease_s=LONG_S * 24, retention_s=self.brief_retention_s)
+        claim = self.acquire(checker)
+        assert checker.desk.release(claim, Failure("no", 1)).dead
+        assert checker.desk.complete(claim)
+        assert self.ask(checker).verdict is Verdict.DUPLICATE
+        self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 1
-        checker.desk.release(self.acquire(checker))
+
+    @needs(Capability.RECORDED_CLAIMS, Capability.GARBAGE_COLLECTION)
+    def test_a_collected_key_takes_its_attempts_with_it(self) -> None:
+        checker = self.checker(retention_s=self.brief_retention_s)
+        claim = self.acquire(checker)
+        assert checker.desk.release(claim, Failure("no", 5, keep_claim=True)).attempts == 1
+        assert checker.desk.complete(claim)
+        self.age(checker, self.brief_retention_s * 2)
+        assert checker.garbage_collect() == 1
+        assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
 
     def test_attempts_of_a_key_that_is_gone_are_forgotten(self) -> None:
         checker = self.checker(retention_s=self.brief_retention_s)

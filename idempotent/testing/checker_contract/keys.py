@@ -64,6 +64,15 @@ class KeysContract(ContractBase):
         again = self.ask(checker, "caf\N{LATIN SMALL LETTER E WITH ACUTE}".encode())
         assert again.verdict is Verdict.DUPLICATE
 
+    def test_the_longest_names_of_consumers_are_kept_apart(self) -> None:
+        checker = self.checker()
+        # Topics of Kafka have up to 249 characters.
+        spaces = [KeySpace("t" * 248 + end, "g" * 249) for end in "ab"]
+        for space in spaces:
+            claim = acquired(checker.desk.claim(ClaimRequest(space.key("1"))))
+            assert checker.desk.complete(claim)
+            assert checker.desk.claim(ClaimRequest(space.key("1"))).verdict is Verdict.DUPLICATE
+
 
 def _confusable_keys() -> list[Key]:
     ids = [message_id for family in _IDS.values() for message_id in family]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from idempotent.claims import Completion, Failure, Released, Verdict
-from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, without
+from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, needs, without
 
 
 class TransactionsContract(ContractBase):
@@ -54,3 +54,29 @@ class TransactionsContract(ContractBase):
         assert checker.desk.complete(claim)
         waiting.join()
         assert verdicts in ([Verdict.DUPLICATE], [Verdict.IN_PROGRESS])
+
+    @needs(Capability.PARALLEL_CLAIMS)
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_failure_counts_although_a_copy_of_the_message_has_taken_the_key(self) -> None:
+        """After a rollback, a copy that waited for the key has it before the failure is noted."""
+        checker = self.checker()
+        first = self.acquire(checker)
+        checker.desk.abandon(first)
+        copy = self.acquire(checker)
+        assert checker.desk.release(first, Failure("no", 2)) == Released(owned=True, attempts=1)
+        checker.desk.abandon(copy)
+        third = self.acquire(checker)
+        assert checker.desk.release(copy, Failure("no", 2)) == Released(owned=True, attempts=2, dead=True)
+        assert checker.desk.release(third, Failure("no", 2)) == Released(owned=True, attempts=3, dead=True)
+        assert self.ask(checker).verdict is Verdict.DEAD
+
+    @needs(Capability.PARALLEL_CLAIMS)
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_fatal_failure_is_dead_although_a_copy_of_the_message_has_taken_the_key(self) -> None:
+        checker = self.checker()
+        first = self.acquire(checker)
+        checker.desk.abandon(first)
+        copy = self.acquire(checker)
+        assert checker.desk.release(first, Failure("never", 100, fatal=True)).dead
+        assert checker.desk.complete(copy)
+        assert self.ask(checker).verdict is Verdict.DUPLICATE

@@ -45,3 +45,14 @@ def test_one_full_of_what_is_in_progress_says_so():
         checker.desk.claim(ClaimRequest(orders.key(str(number))))
     with pytest.raises(StoreError, match="raise max_keys"):
         checker.desk.claim(ClaimRequest(orders.key("one more")))
+
+
+def test_a_group_that_does_not_fit_leaves_no_key_claimed():
+    checker = MemoryChecker(max_keys=3)
+    held = checker.desk.claim(ClaimRequest(KeySpace("orders", "default").key("held"))).claim
+    consumer = consumer_behind(checker)
+    results = consumer.process_many([order(number) for number in range(5)])
+    assert [result.outcome for result in results] == [Outcome.UNAVAILABLE] * 5
+    assert "raise max_keys" in str(results[0].error)
+    assert list(checker.keys.entries) == [held.key.hash]
+    assert [each.outcome for each in consumer.process_many([order(1), order(2)])] == [Outcome.PROCESSED] * 2

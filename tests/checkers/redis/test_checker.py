@@ -3,7 +3,9 @@
 import redis
 import redis.asyncio
 
+from idempotent import Message, Outcome, Registry
 from idempotent.claims import ClaimRequest, Completion, KeyStatus, Verdict
+from idempotent.errors import StoreError
 from idempotent.stores.redis.scripts import MAX_KEYS
 from tests.checkers.redis.stored import KEYS
 
@@ -57,3 +59,21 @@ def test_a_batch_beyond_the_bound_of_a_script_is_one_answer(make):
     assert checker.desk.complete_many([Completion(decision.claim) for decision in decisions]) == [True] * len(
         requests
     )
+
+
+def test_an_unreadable_value_leaves_the_others_of_its_group_alone(make, client, prefix):
+    checker = make()
+    ran = []
+    consumer = Registry().consumer("orders", checker=checker)(lambda message: ran.append(message.id))
+    names = {n: checker.store.names.name(consumer.key_of(str(n)).hash) for n in range(300)}
+    client.set(names[150], b"something else")
+    client.hset(names[7], "a", "b")
+    results = consumer.process_many([Message("orders", id=str(n)) for n in names])
+    bad = {n for n, result in enumerate(results) if result.outcome is not Outcome.PROCESSED}
+    assert bad == {7, 150}
+    for n in bad:
+        assert (results[n].outcome, type(results[n].error)) == (Outcome.UNAVAILABLE, StoreError)
+        assert f"the value of key orders:default:{n} in Redis" in str(results[n].error)
+        assert names[n].decode() in str(results[n].error)
+    assert len(ran) == 298
+    assert client.get(names[150]) == b"something else"

@@ -72,7 +72,7 @@ def test_a_pipeline_is_refused(client):
 def test_a_wrong_url_is_refused_without_its_password(url):
     with pytest.raises(ConfigurationError) as caught:
         RedisChecker(url)
-    assert "redis://user:password@host:6379/0" in str(caught.value)
+    assert "redis://user:***@host:6379/0" in str(caught.value)
     assert "heim" not in str(caught.value)
 
 

@@ -75,8 +75,7 @@ def test_a_parked_key_and_its_reason_stay_for_a_person(make, client):
     other = make(lease_s=0.05, retention_s=HOUR_S)
     assert other.desk.claim(ClaimRequest(KEYS.key("7"), on_lapsed=Lapsed.PARK)).verdict is Verdict.DEAD
     name = name_of(checker, claim.key)
-    assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S + 0.01  # Redis rounds up
-    assert ttl_s(client, name) <= ttl_s(client, name + b":f") + 0.01
+    assert client.pttl(name) == client.pttl(name + b":f") == -1
     assert "effect unknown" in other.desk.claim(ClaimRequest(KEYS.key("7"))).reason
 
 
@@ -86,6 +85,18 @@ def test_a_key_that_is_final_after_its_expiry_is_kept_once_more(make, client):
     time.sleep(0.1)
     checker.desk.complete(claim)
     assert 0 < client.pttl(name_of(checker, claim.key)) <= 51
+
+
+def test_the_failures_of_a_dead_key_go_with_it(make, client):
+    checker = make(retention_s=HOUR_S, dead_retention_s=HOUR_S / 2)
+    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
+    name = name_of(checker, claim.key)
+    checker.desk.release(claim, Failure("boom", max_attempts=1))
+    assert client.pexpiretime(name) == client.pexpiretime(name + b":f")
+    assert HOUR_S / 2 - 10 < ttl_s(client, name) <= HOUR_S / 2 + 0.01
+    checker.desk.complete(claim)
+    assert client.pexpiretime(name) == client.pexpiretime(name + b":f")
+    assert HOUR_S - 10 < ttl_s(client, name) <= HOUR_S + 0.01
 
 
 def test_failures_are_forgotten_after_the_retention(make, client):

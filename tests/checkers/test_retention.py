@@ -1,0 +1,108 @@
+"""How long final keys are kept, on every store: what the contract cannot ask of every checker."""
+
+from functools import partial
+
+import pytest
+
+from idempotent.claims import ClaimRequest, Failure, KeyStatus, Lapsed, Verdict
+from idempotent.keys import KeySpace
+from tests.support.stores import ALL, SQL, open_store
+
+KEY = KeySpace("orders", "retention").key("1")
+RETENTION_S = 3600.0
+
+
+@pytest.fixture(params=ALL)
+def store(request):
+    yield from open_store(request.param, request, reuse=True)
+
+
+@pytest.fixture(params=[*ALL, *(f"transactional {kind}" for kind in SQL)])
+def made(request):
+    """(the store, a function that makes its checker)."""
+    guarantee, _, kind = request.param.rpartition(" ")
+    for store in open_store(kind, request, reuse=True):
+        yield store, store.transactional if guarantee else store.leased
+
+
+def kill(checker, error="no"):
+    assert checker.desk.release(checker.desk.claim(ClaimRequest(KEY)).claim, Failure(error, 1)).dead
+
+
+def ask(checker, **options):
+    decision = checker.desk.claim(ClaimRequest(KEY, **options))
+    if decision.claim:
+        checker.desk.release(decision.claim)
+    return decision.verdict
+
+
+def test_a_dead_key_is_shown_as_one_that_never_expires(made):
+    _, make = made
+    checker = make(retention_s=RETENTION_S)
+    kill(checker)
+    assert checker.admin().get(KEY).expires_at_us is None
+
+
+def test_dead_keys_are_collected_with_their_attempts_if_the_user_says_so(made):
+    store, make = made
+    checker = make(retention_s=RETENTION_S, dead_retention_s=RETENTION_S / 2)
+    kill(checker)
+    store.age(RETENTION_S * 0.4)
+    checker.garbage_collect()
+    assert ask(checker) is Verdict.DEAD
+    store.age(RETENTION_S * 0.2)
+    checker.garbage_collect()
+    claim = checker.desk.claim(ClaimRequest(KEY)).claim
+    assert claim, "the key is gone"
+    assert checker.desk.release(claim, Failure("no", 9)).attempts == 1, "and so are its attempts"
+
+
+def test_a_parked_key_is_collected_if_the_user_says_so(store):
+    checker = store.leased(lease_s=60.0, retention_s=RETENTION_S, dead_retention_s=RETENTION_S)
+    checker.desk.abandon(checker.desk.claim(ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK)).claim)
+    store.age(RETENTION_S * 2)
+    assert ask(checker, on_lapsed=Lapsed.PARK) is Verdict.DEAD
+    checker.garbage_collect()
+    assert ask(checker) is Verdict.DEAD
+    store.age(RETENTION_S * 2)
+    checker.garbage_collect()
+    assert ask(checker) is Verdict.ACQUIRED
+
+
+@pytest.mark.parametrize("dead_retention_s", [None, RETENTION_S * 100])
+def test_a_key_that_a_person_resolves_late_is_remembered_from_then(made, dead_retention_s):
+    store, make = made
+    checker = make(retention_s=RETENTION_S, dead_retention_s=dead_retention_s)
+    kill(checker)
+    store.age(RETENTION_S * 2)
+    admin = checker.admin()
+    assert admin.mark_done(admin.get(KEY))
+    checker.garbage_collect()
+    assert ask(checker) is Verdict.DUPLICATE
+    store.age(RETENTION_S * 2)
+    checker.garbage_collect()
+    assert ask(checker) is Verdict.ACQUIRED
+
+
+def test_a_lapsed_key_that_a_person_resolves_late_is_remembered_from_then(store):
+    checker = store.leased(lease_s=60.0, retention_s=RETENTION_S)
+    checker.desk.abandon(checker.desk.claim(ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK)).claim)
+    store.age(RETENTION_S * 2)
+    admin = checker.admin()
+    assert admin.mark_done(admin.get(KEY))
+    checker.garbage_collect()
+    assert ask(checker) is Verdict.DUPLICATE
+
+
+@pytest.mark.parametrize("kind", SQL)
+def test_a_failure_noted_while_its_key_is_collected_is_kept(kind, request):
+    for store in open_store(kind, request, reuse=True):
+        checker = store.leased()
+        claim = checker.desk.claim(ClaimRequest(KEY)).claim
+        before_us = claim.fence - 1
+        assert checker.desk.release(claim, Failure("no", 9)).attempts == 1
+        delete = partial(checker._keys.failures.delete, hashes=[KEY.hash], before_us=before_us)
+        checker.store.connections.run(delete)
+        assert checker.admin().get(KEY) is None
+        claim = checker.desk.claim(ClaimRequest(KEY)).claim
+        assert checker.desk.release(claim, Failure("no", 9)).attempts == 2
