@@ -1,4 +1,4 @@
-"""ClaimDesk: the claim protocol around a checker's hooks: leases, lapses and unrecorded completions."""
+"""ClaimDesk: the claim protocol around a checker's hooks: leases, lapses and unrecorded steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from idempotent.checkers.hooks import CheckerHooks
 from idempotent.checkers.leases import LeaseKeeper, NoLeases
-from idempotent.checkers.unrecorded import Unrecorded, effect_not_recorded
+from idempotent.checkers.unrecorded import Release, Step, Unrecorded, not_recorded_yet
 from idempotent.claims import (
     LAPSED_ERROR,
     Claim,
@@ -18,8 +18,9 @@ from idempotent.claims import (
     Released,
     Verdict,
 )
-from idempotent.errors import IdempotentError, StoreError
+from idempotent.errors import IdempotentError, StoreError, described
 
+A = TypeVar("A")
 C = TypeVar("C")
 R = TypeVar("R")
 
@@ -37,9 +38,9 @@ class ClaimDesk:
     def __init__(self, hooks: CheckerHooks) -> None:
         self.hooks = hooks
         self._keeper: Final = (
-            NoLeases() if hooks.lease_s is None else LeaseKeeper(self._renew_and_record, hooks.lease_s)
+            NoLeases() if hooks.lease_s is None else LeaseKeeper(self._renew, self._reconnect, hooks.lease_s)
         )
-        self._unrecorded: Final = Unrecorded(self._complete_late)
+        self._unrecorded: Final = Unrecorded(self._record_late)
 
     def claim(self, request: ClaimRequest) -> Decision:
         """Claim one key. `Decision` documents the answers.
@@ -48,11 +49,11 @@ class ClaimDesk:
             StoreError: the store did not answer; whether the key was claimed is unknown.
         """
         if self._unrecorded and not self._unrecorded.settle(request):
-            return effect_not_recorded()
+            return not_recorded_yet()
         try:
-            decision = self.hooks._claim(request)
+            decision = _checked(self.hooks._claim(request), Decision, "_claim")
             if decision.alone and request.max_attempts is not None:
-                decision = self.count_lapse(decision, request.max_attempts)
+                decision = self._lapse_counted(decision, request.max_attempts)
         except IdempotentError:
             raise
         except Exception as error:
@@ -70,12 +71,21 @@ class ClaimDesk:
         free = requests
         if self._unrecorded:
             free = [request for request in requests if self._unrecorded.settle(request)]
-        decisions = self._only_store_errors(self.hooks._claim_many, free) if free else []
+        decisions = self._only_store_errors(self._claim_each, free) if free else []
         self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
         if free is requests:
             return decisions
         by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}
-        return [by_hash.get(request.key.hash) or effect_not_recorded() for request in requests]
+        return [by_hash.get(request.key.hash) or not_recorded_yet() for request in requests]
+
+    def _lapse_counted(self, decision: Decision, max_attempts: int) -> Decision:
+        try:
+            return self.count_lapse(decision, max_attempts)
+        except StoreError:
+            # The handler will not run. Kept, the claim would lapse, and count as an attempt that never was.
+            assert decision.claim is not None
+            self._unrecorded.remember([Release(decision.claim)])
+            raise
 
     def count_lapse(self, decision: Decision, max_attempts: int) -> Decision:
         """Count the lapse of a claim made alone as an attempt: its process died or stalled.
@@ -87,7 +97,7 @@ class ClaimDesk:
         """
         assert decision.claim is not None
         lapse = Failure(LAPSED_ERROR, max_attempts, keep_claim=True)
-        released = self._only_store_errors(self.hooks._release, decision.claim, lapse)
+        released = self._only_store_errors(self._release_one, decision.claim, lapse)
         if released.owned and not released.dead:
             return decision
         self._keeper.drop([decision.claim])
@@ -120,13 +130,14 @@ class ClaimDesk:
         self._keeper.drop(claims)
         if len(completions) == 1:
             return [self._recorded(self.hooks._complete, completions[0], completions)]
-        return self._recorded(self.hooks._complete_many, completions, completions)
+        return self._recorded(self._complete_each, completions, completions)
 
     def release(self, claim: Claim, failure: Failure | None = None) -> Released:
         """Free the key; with a failure, count an attempt, and make the key DEAD if its attempts are used up.
 
         Raises:
-            StoreError: the store did not free it; the claim stays until its lease ends.
+            StoreError: the store did not free it. This process retries, in the background and before its next claim of
+                the key.
         """
         return self.release_many([(claim, failure)])[0]
 
@@ -139,9 +150,14 @@ class ClaimDesk:
         if _all_empty([claim for claim, _ in releases]):
             return [Released(owned=True)] * len(releases)
         self._keeper.drop([claim for claim, _ in releases])
-        if len(releases) == 1:
-            return [self._only_store_errors(self.hooks._release, *releases[0])]
-        return self._only_store_errors(self.hooks._release_many, releases)
+        try:
+            if len(releases) == 1:
+                return [self._only_store_errors(self._release_one, *releases[0])]
+            return self._only_store_errors(self._release_each, releases)
+        except StoreError:
+            if not self.hooks.group_is_atomic:  # a transaction has been rolled back
+                self._unrecorded.remember([Release(*release) for release in releases])
+            raise
 
     def abandon(self, claim: Claim) -> None:
         """Neither complete nor release the key: let its lease end, or its transaction roll back."""
@@ -150,9 +166,28 @@ class ClaimDesk:
             claim.unit.close()
 
     def close(self) -> None:
-        """Retry unrecorded completions once, and stop the background thread. Idempotent."""
-        self._unrecorded.offer_all()
+        """Retry unrecorded steps once, and stop the background threads. Idempotent."""
+        self._unrecorded.close()
         self._keeper.close()
+
+    @property
+    def unrecorded(self) -> int:
+        """How many completions and releases the store has not recorded yet. They are retried in the background."""
+        return len(self._unrecorded)
+
+    # Answers of hooks are checked: an answer of another type must not become a verdict.
+
+    def _claim_each(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        return _all_checked(self.hooks._claim_many(requests), Decision, "_claim_many", requests)
+
+    def _complete_each(self, completions: Sequence[Completion]) -> list[bool]:
+        return _all_checked(self.hooks._complete_many(completions), int, "_complete_many", completions)
+
+    def _release_one(self, claim: Claim, failure: Failure | None) -> Released:
+        return _checked(self.hooks._release(claim, failure), Released, "_release")
+
+    def _release_each(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        return _all_checked(self.hooks._release_many(releases), Released, "_release_many", releases)
 
     def _only_store_errors(self, hook: Callable[..., R], *arguments: Any) -> R:
         """Call a hook. An unexpected exception becomes a StoreError: a bug in a checker must not become a verdict."""
@@ -164,12 +199,15 @@ class ClaimDesk:
             raise self._bug(error) from error
 
     def _bug(self, error: Exception) -> StoreError:
-        return StoreError(f"a bug in {type(self.hooks).__name__}: {type(error).__name__}: {error}")
+        return StoreError(f"a bug in {type(self.hooks).__name__}: {described(error)}")
 
     def _recorded(self, hook: Callable[[C], R], argument: C, completions: Sequence[Completion]) -> R:
         """Call a hook that records these completions; remember them if the store did not record them."""
         try:
-            return hook(argument)
+            answer = hook(argument)
+            if answer is None:
+                raise TypeError("_complete answered None, not whether the claim's owner owns the key")  # noqa: TRY301 - handled as every bug of a hook
+            return answer
         except Exception as error:
             if self.hooks.group_is_atomic:
                 raise  # an exception of COMMIT may be the handler's failure
@@ -181,16 +219,35 @@ class ClaimDesk:
                 raise
             raise failed from error
 
-    def _complete_late(self, completion: Completion) -> bool:
-        owned = self._only_store_errors(self.hooks._complete, completion)
-        self._keeper.drop([completion.claim])
+    def _record_late(self, step: Step) -> bool:
+        if isinstance(step, Release):
+            return self._only_store_errors(self._release_one, step.claim, step.failure).owned
+        owned = self._only_store_errors(self.hooks._complete, step)
+        self._keeper.drop([step.claim])
         return owned
 
-    def _renew_and_record(self, claims: Sequence[Claim]) -> list[bool]:
-        """One round of the lease keeper: renew all leases, then retry unrecorded completions."""
-        kept = self.hooks._renew_many(claims)
-        self._unrecorded.offer_all()
-        return kept
+    def _renew(self, claims: Sequence[Claim]) -> list[bool]:
+        return self.hooks._renew_many(claims)
+
+    def _reconnect(self) -> None:
+        self.hooks._reconnect()
+
+
+def _checked(answer: A, kind: type, hook: str) -> A:
+    if not isinstance(answer, kind):
+        raise TypeError(f"{hook} answered {answer!r}, not a {kind.__name__}")
+    return answer
+
+
+def _all_checked(answers: list[A], kind: type, hook: str, asked: Sequence[object]) -> list[A]:
+    if not isinstance(answers, (list, tuple)):
+        raise TypeError(f"{hook} answered a {type(answers).__name__}, not a list")
+    if len(answers) != len(asked):
+        raise TypeError(f"{hook} gave {len(answers)} answers for {len(asked)} keys")
+    for other in set(map(type, answers)):
+        if not issubclass(other, kind):
+            raise TypeError(f"{hook} answered a {other.__name__} for a key, not a {kind.__name__}")
+    return answers
 
 
 def _all_empty(claims: Sequence[Claim]) -> bool:

@@ -1,20 +1,29 @@
-"""One background thread renews the leases of all claims in flight of one checker."""
+"""A background thread renews the leases of all claims in flight of one checker."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import weakref
+import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
+from idempotent.checkers.rounds import Rounds
 from idempotent.claims import Claim
 from idempotent.errors import StoreError
-from idempotent.forks import generation
+from idempotent.forks import free_in_child, generation
+from idempotent.observe.counting import counters
+from idempotent.observe.events import Event
 
 log = logging.getLogger(__name__)
 
-_ABSENT: Final = object()
+# A renewal without an answer is replaced early enough for three more within the lease.
+_PATIENCE: Final = 1 / 6
+_SHORTEST_PATIENCE_S: Final = 0.5
+_MAX_HANGING: Final = 8
+
+Since: TypeAlias = list[float]
+"""When the leases of some claims began at the latest, by the monotonic clock. One element, shared by these claims."""
 
 
 class NoLeases:
@@ -34,21 +43,26 @@ class LeaseKeeper:
     """Renews every held claim each third of the lease.
 
     A failed renewal cancels nothing: the handler continues, and the next round tries again. If the lease was lost, the
-    conditional completion reports it.
+    conditional completion reports it. Each round has a thread of its own: on a silent network it may wait forever, and
+    then another one, on another connection, takes its place.
 
     Args:
         renew: renews claims in one statement; False for each claim that is no longer owned.
+        reconnect: forgets the store's idle connections, after one of them gave no answer.
         lease_s: the lease, in seconds.
     """
 
-    def __init__(self, renew: Callable[[Sequence[Claim]], list[bool]], lease_s: float) -> None:
-        # A weak reference: an unused checker is collected, and its thread ends.
-        self._renew = weakref.WeakMethod(renew)
-        self._interval_s = lease_s / 3
-        self._held: dict[Claim, None] = {}
-        self._thread: threading.Thread | None = None
-        self._start_lock = threading.Lock()
-        self._wake = threading.Event()
+    def __init__(
+        self, renew: Callable[[Sequence[Claim]], list[bool]], reconnect: Callable[[], object], lease_s: float
+    ) -> None:
+        self._renew = renew
+        self._reconnect = reconnect
+        self._lease_s = lease_s
+        self._patience_s = max(lease_s * _PATIENCE, _SHORTEST_PATIENCE_S)
+        self._held: dict[Claim, Since] = {}
+        self._rounds: Rounds | None = None
+        self._start_lock = free_in_child(threading.Lock())
+        self._hanging: list[threading.Thread] = []
         self._generation = generation.number
 
     def hold(self, claims: Sequence[Claim]) -> None:
@@ -57,66 +71,97 @@ class LeaseKeeper:
             self._forget_parent()
         # Claims are compared by identity. Changing a dict's entry is atomic in CPython, so no message takes a lock.
         held = self._held
+        since = [time.monotonic()]
         for claim in claims:
-            held[claim] = None
-        if self._thread is None and claims:
+            held[claim] = since
+        if self._rounds is None and claims:
             self._start()
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Renew these no longer."""
         held = self._held
+        lapsed_before = time.monotonic() - self._lease_s
         for claim in claims:
-            held.pop(claim, None)
+            since = held.pop(claim, None)
+            if since is not None and since[0] < lapsed_before:
+                _count_late([claim])
 
     def close(self) -> None:
         """Stop renewing everything."""
         self._held.clear()
         with self._start_lock:
-            self._wake.set()
-            self._thread = None  # a claim that is held after this starts a new one
+            if self._rounds is not None:
+                self._rounds.stop()
+                self._rounds = None  # a claim that is held after this starts new ones
 
     def _forget_parent(self) -> None:
         # After fork() the thread is gone and the claims are the parent's.
         self._held = {}
-        self._thread = None
-        self._start_lock = threading.Lock()
-        self._wake = threading.Event()
+        self._rounds = None
+        self._hanging = []
         self._generation = generation.number  # last: until then every thread repeats this
 
     def _start(self) -> None:
         with self._start_lock:
-            if self._thread is None:
-                self._wake = threading.Event()
-                self._thread = threading.Thread(
-                    target=_run, args=(weakref.ref(self), self._wake, self._interval_s), daemon=True
-                )
-                self._thread.name = "idempotent-leases"
-                self._thread.start()
+            if self._rounds is None:
+                self._rounds = Rounds(self._round, "idempotent-leases", self._lease_s / 3)
 
-    def _renew_all(self) -> bool:
-        """One round of renewals; False: the checker was collected, so the thread ends."""
-        renew = self._renew()
-        if renew is None:
-            return False
-        claims = list(self._held)
-        if not claims:
-            return True
-        try:
-            kept = list(zip(claims, renew(claims), strict=True))
-        except Exception as error:
-            # Even a bug in a checker must not end this thread: it renews the leases of all other claims.
-            level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
-            log.log(level, "lease_renewal_failed", extra={"claims": len(claims), "error": repr(error)})
-            return True
-        for claim, still_owned in kept:
-            if not still_owned and self._held.pop(claim, _ABSENT) is not _ABSENT:
-                log.warning("lease_lost", extra={"key": str(claim.key)})
+    def _round(self) -> bool:
+        """Renew all leases, in another thread if the first one gets no answer."""
+        while self._held:
+            self._hanging = [thread for thread in self._hanging if thread.is_alive()]
+            if len(self._hanging) >= _MAX_HANGING:
+                return True
+            renewal = threading.Thread(target=self._renew_all, name="idempotent-renewal", daemon=True)
+            renewal.start()
+            renewal.join(self._patience_s)
+            if not renewal.is_alive():
+                return True
+            self._hanging.append(renewal)
+            log.error(
+                "lease_renewal_hangs",
+                extra={"claims": len(self._held), "waited_s": round(self._patience_s, 1)},
+            )
+            self._reconnect()
         return True
 
-
-def _run(keeper_ref: weakref.ref[LeaseKeeper], wake: threading.Event, interval_s: float) -> None:
-    while not wake.wait(interval_s):
-        keeper = keeper_ref()
-        if keeper is None or not keeper._renew_all():  # noqa: SLF001 - the keeper's own thread
+    def _renew_all(self) -> None:
+        held = list(self._held.items())
+        if not held:
             return
-        del keeper
+        began = time.monotonic()
+        try:
+            kept = list(zip(held, self._renew([claim for claim, _ in held]), strict=True))
+        except Exception as error:
+            # Even a bug in a checker must not end the renewals of all other claims.
+            level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
+            log.log(level, "lease_renewal_failed", extra={"claims": len(held), "error": repr(error)})
+            return
+        lapsed_before = time.monotonic() - self._lease_s
+        late = []
+        for (claim, since), still_owned in kept:
+            if claim not in self._held:
+                continue  # its handler has finished
+            if not still_owned:
+                self._held.pop(claim, None)
+                log.warning("lease_lost", extra={"key": str(claim.key)})
+            elif since[0] < lapsed_before:
+                late.append(claim)
+        for (_, since), still_owned in kept:
+            if still_owned:
+                since[0] = max(since[0], began)
+        _count_late(late)
+
+
+def _count_late(claims: Sequence[Claim]) -> None:
+    """Count and log leases that ended before their renewal: another delivery could have taken the keys over."""
+    for claim in claims:
+        if claim.key is not None:
+            counters.add(claim.key.consumer, Event.LEASE_RENEWED_LATE)
+            log.warning(
+                "lease_renewed_late",
+                extra={
+                    "key": str(claim.key),
+                    "hint": "a handler held the GIL, the process was paused or the store was slow; raise lease_s",
+                },
+            )

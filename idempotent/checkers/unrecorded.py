@@ -1,69 +1,126 @@
-"""Unrecorded: completions that the store did not record. Their effects happened, so they are retried."""
+"""Unrecorded: completions and releases that the store did not record. They happened, so they are retried."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
-from idempotent.claims import ClaimRequest, Completion, Decision, Verdict
+from idempotent.checkers.rounds import Rounds
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Verdict
 from idempotent.errors import StoreError
+from idempotent.forks import generation
 from idempotent.keys import Key
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
+from idempotent.values import value
 
 log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 1.0
+_CLOSE_S: Final = 10.0
+
+
+@value
+class Release:
+    """A claim to free, and the failure to count, if any."""
+
+    claim: Claim
+    failure: Failure | None = None
+
+
+Step: TypeAlias = "Completion | Release"
 
 
 class Unrecorded:
-    """Completions to retry, before this process's next claim of the key and with every round of renewals.
+    """The steps to retry: every second in a background thread, and before this process's next claim of the key.
 
-    Their leases are renewed meanwhile, so that no other process repeats the effect.
+    The leases of completions are renewed meanwhile, so that no other process repeats the effect.
 
     Args:
-        complete: records one completion in the store; False: another owner has the key.
+        record: records one step in the store; False: another owner has the key.
     """
 
-    def __init__(self, complete: Callable[[Completion], bool]) -> None:
-        self._complete = complete
-        self._completions: dict[bytes, Completion] = {}
+    def __init__(self, record: Callable[[Step], bool]) -> None:
+        self._record = record
+        self._steps: dict[bytes, Step] = {}
+        self._lock = threading.Lock()
+        self._rounds: Rounds | None = None
+        self._generation = generation.number
 
-    def __bool__(self) -> bool:
-        return bool(self._completions)
+    def __len__(self) -> int:
+        return len(self._steps)
 
-    def remember(self, completions: Sequence[Completion]) -> None:
-        """Keep completions that the store did not record."""
-        for completion in completions:
-            if completion.claim.key:
-                self._completions[completion.claim.key.hash] = completion
-        log.warning("completion_not_recorded", extra={"keys": len(completions)})
+    def remember(self, steps: Sequence[Step]) -> None:
+        """Keep steps that the store did not record."""
+        if self._generation != generation.number:
+            self._forget_parent()
+        with self._lock:
+            for step in steps:
+                if step.claim.key:
+                    self._steps[step.claim.key.hash] = step
+            if self._rounds is None and self._steps:
+                self._rounds = Rounds(self._round, "idempotent-unrecorded", _RETRY_S)
+        completions = sum(isinstance(step, Completion) for step in steps)
+        if completions:
+            log.warning("completion_not_recorded", extra={"keys": completions})
 
     def settle(self, request: ClaimRequest) -> bool:
-        """Retry the completion of this key, if one is kept. False: the store still did not record it."""
-        completion = self._completions.get(request.key.hash)
-        return completion is None or self._offer(completion)
+        """Retry the step of this key, if one is kept. False: the store still did not record it."""
+        step = self._steps.get(request.key.hash)
+        return step is None or self._offer(step)
 
-    def offer_all(self) -> None:
-        """Retry every completion. A failure is logged."""
-        for completion in list(self._completions.values()):
-            self._offer(completion)
+    def offer_all(self, longest_s: float = float("inf")) -> None:
+        """Retry every step, for about this many seconds. A failure is logged."""
+        until = time.monotonic() + longest_s
+        for step in list(self._steps.values()):
+            if time.monotonic() >= until:
+                return
+            self._offer(step)
 
-    def _offer(self, completion: Completion) -> bool:
-        """Retry a completion. Returns whether the store answered."""
-        key = completion.claim.key
+    def close(self) -> None:
+        """Retry every step once more, for a few seconds at most, and stop the thread."""
+        self.offer_all(_CLOSE_S)
+        with self._lock:
+            if self._rounds is not None:
+                self._rounds.stop()
+                self._rounds = None
+
+    def _round(self) -> bool:
+        self.offer_all()
+        with self._lock:
+            if not self._steps:
+                self._rounds = None  # the next one that is remembered starts new ones
+            return bool(self._steps)
+
+    def _offer(self, step: Step) -> bool:
+        """Retry a step. Returns whether the store answered."""
+        key = step.claim.key
         assert key is not None
         try:
-            owned = self._complete(completion)
+            owned = self._record(step)
         except StoreError as error:
-            log.warning("completion_not_recorded", extra={"key": str(key), "error": str(error)})
+            extra = {"key": str(key), "error": str(error)}
+            if isinstance(step, Completion):
+                log.warning("completion_not_recorded", extra=extra)
+            else:
+                log.warning("release_not_recorded", extra=extra)
             return False
-        if self._completions.get(key.hash) is completion:
-            del self._completions[key.hash]
-        if not owned:
-            _count_lost(key, completion)
+        with self._lock:
+            if self._steps.get(key.hash) is step:
+                del self._steps[key.hash]
+        if not owned and isinstance(step, Completion):
+            _count_lost(key, step)
         return True
+
+    def _forget_parent(self) -> None:
+        # After fork() the thread is gone and the steps are the parent's.
+        self._steps = {}
+        self._lock = threading.Lock()
+        self._rounds = None
+        self._generation = generation.number
 
 
 def _count_lost(key: Key, completion: Completion) -> None:
@@ -71,6 +128,6 @@ def _count_lost(key: Key, completion: Completion) -> None:
     log.error("completion_lost", extra={"key": str(key), "fence": completion.claim.fence})
 
 
-def effect_not_recorded() -> Decision:
-    """The answer to a claim of a key whose effect happened but is not recorded yet: the handler must not run again."""
+def not_recorded_yet() -> Decision:
+    """The answer to a claim of a key with an unrecorded step: the handler must not run again before it is recorded."""
     return Decision(Verdict.IN_PROGRESS, retry_after_s=_RETRY_S)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from typing import Any, Final
+from urllib.parse import unquote_plus
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.choices import from_text, keywords, text
 from idempotent.claims import Guarantee
 from idempotent.errors import ConfigurationError
 
@@ -89,22 +92,45 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
         url: `memory://`, `redis://host:6379/0`, any SQLAlchemy URL (`sqlite:///app.db`,
             `mysql+pymysql://user:password@host/db`, `postgresql+psycopg://user:password@host/db`), or
             `transactional+` before an SQLAlchemy URL, or for Kafka `offsets+` before one, or `attempts://`.
-        options: keywords of the checker's constructor.
+            Keywords of the checker's constructor may follow `?`: `redis://localhost?lease_s=5`. All other words there
+            are the database driver's or the Redis client's.
+        options: more of those keywords; they win over the URL's.
 
     Raises:
         ConfigurationError: the URL is invalid, or the checker's constructor does not take these options.
         MissingExtraError: the driver is not installed.
     """
-    if "://" not in url:
+    if "://" not in text(url, "url"):
         raise ConfigurationError(
             "a checker is an instance, a registered name, or a URL such as memory://, redis://localhost, "
             "sqlite:///app.db, transactional+postgresql+psycopg://user@host/db"
         )
     scheme = scheme_of(url)
     make = scheme.checker_class()
+    url, of_url = _parted(url, keywords(make))
+    if scheme.kind is StoreKind.MEMORY and "?" in url:
+        known = ", ".join(sorted(keywords(make)))
+        raise ConfigurationError(f"unknown option in {scheme.start}; known: {known}")
     positional = () if scheme.kind is StoreKind.MEMORY else (scheme.store_url(url),)
     try:
-        checker: AbstractIdempotentChecker = make(*positional, **options)
+        checker: AbstractIdempotentChecker = make(*positional, **{**of_url, **options})
     except TypeError as error:
         raise ConfigurationError(str(error)) from error
     return checker
+
+
+def _parted(url: str, kinds: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
+    """The URL without the checker's own options, and these.
+
+    Raises:
+        ConfigurationError: a value of another type.
+    """
+    address, mark, query = url.partition("?")
+    kept, options = [], {}
+    for part in query.split("&"):
+        name, _, value = part.partition("=")
+        if name in kinds:
+            options[name] = from_text(name, unquote_plus(value), kinds)
+        else:
+            kept.append(part)
+    return address + mark * bool(kept) + "&".join(kept) if options else url, options

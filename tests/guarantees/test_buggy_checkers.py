@@ -4,6 +4,7 @@ import pytest
 
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
+from idempotent.claims import Claim, Decision, Verdict
 from idempotent.errors import StoreError
 
 MESSAGES = [Message("orders", id="1"), Message("orders", id="2")]
@@ -52,3 +53,72 @@ def test_a_broken_release_is_a_failure_all_the_same():
 
     result = consumer_of("_release", broken, fails).process(MESSAGES[0])
     assert (result.outcome, type(result.error)) == (Outcome.FAILED, ValueError)
+
+
+def some_of(*_):
+    return [Decision(Verdict.ACQUIRED, Claim(None))]
+
+
+NO_ANSWERS = {
+    "nothing": lambda *_: None,
+    "too few": some_of,
+    "an empty list": lambda *_: [],
+    "other objects": lambda *_: ["a", "b"],
+    "a text": lambda *_: "ab",
+    "an iterator": lambda *_: iter(()),
+}
+
+
+@pytest.mark.parametrize("wrong", NO_ANSWERS.values(), ids=NO_ANSWERS)
+def test_a_claim_of_many_with_another_answer_runs_nothing(wrong):
+    ran = []
+    results = consumer_of("_claim_many", wrong, ran.append).process_many(MESSAGES)
+    for result in results:
+        assert (result.outcome, type(result.error)) == (Outcome.UNAVAILABLE, StoreError)
+        assert "a bug in Buggy: TypeError: _claim_many" in str(result.error)
+    assert not ran
+
+
+@pytest.mark.parametrize("wrong", [*NO_ANSWERS.values(), lambda *_: [None, None]], ids=[*NO_ANSWERS, "Nones"])
+def test_a_completion_of_many_with_another_answer_is_offered_again_and_does_not_run_again(wrong):
+    ran = []
+    consumer = consumer_of("_complete_many", wrong, ran.append)
+    for _ in range(2):
+        assert Outcome.PROCESSED not in {each.outcome for each in consumer.process_many(MESSAGES)}
+    assert len(ran) == 2
+
+
+def test_a_completion_that_answers_nothing_does_not_run_again():
+    ran = []
+    consumer = consumer_of("_complete", lambda *_: None, ran.append)
+    first = consumer.process(MESSAGES[0])
+    assert (first.outcome, "a bug in Buggy" in str(first.error)) == (Outcome.UNAVAILABLE, True)
+    assert consumer.process(MESSAGES[0]).outcome is Outcome.IN_PROGRESS
+    assert len(ran) == 1
+
+
+def fails(_):
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize("wrong", NO_ANSWERS.values(), ids=NO_ANSWERS)
+@pytest.mark.parametrize("hook", ["_release", "_release_many"])
+def test_a_release_with_another_answer_is_a_failure_all_the_same(hook, wrong, caplog):
+    consumer = consumer_of(hook, wrong, fails)
+    results = [consumer.process(MESSAGES[0])] if hook == "_release" else consumer.process_many(MESSAGES)
+    assert [(each.outcome, type(each.error)) for each in results] == [(Outcome.FAILED, ValueError)] * len(
+        results
+    )
+    assert any("a bug in Buggy" in vars(record).get("error", "") for record in caplog.records)
+
+
+@pytest.mark.parametrize("wrong", NO_ANSWERS.values(), ids=NO_ANSWERS)
+def test_a_lapse_that_is_counted_with_another_answer_runs_nothing(wrong):
+    now, ran = [1e9], []
+    buggy = type("Buggy", (MemoryChecker,), {"_release": lambda _, *arguments: wrong(*arguments)})
+    checker = buggy(lease_s=1, clock=lambda: now[0])
+    consumer = Registry().consumer("orders", checker=checker)(ran.append)
+    checker._claim(consumer.binding.requests.of(MESSAGES[0]))
+    now[0] += 2
+    assert consumer.process(MESSAGES[0]).outcome is Outcome.UNAVAILABLE
+    assert not ran

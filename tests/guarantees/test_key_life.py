@@ -127,7 +127,7 @@ class KeyLife(RuleBasedStateMachine):
             assert (decision.verdict, decision.lapsed) == (Verdict.IN_PROGRESS, True)
         elif request.on_lapsed is Lapsed.PARK:
             assert decision.verdict is Verdict.DEAD
-            row.status, row.lapsed = KeyStatus.DEAD, False
+            self.final(number, KeyStatus.DEAD)
         else:
             alone = row.status is not KeyStatus.IN_PROGRESS_GROUP
             self.acquired(number, request, decision, lapsed=True, alone=alone)
@@ -187,7 +187,11 @@ class KeyLife(RuleBasedStateMachine):
 
     def done(self, number, claim):
         if self.owns(number, claim):
-            self.rows[number].status, self.rows[number].lapsed = KeyStatus.DONE, False
+            self.final(number, KeyStatus.DONE)
+
+    def final(self, number, status):
+        row = self.rows[number]
+        row.status, row.lapsed, row.expired = status, False, False
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), fails=st.booleans())
@@ -207,7 +211,7 @@ class KeyLife(RuleBasedStateMachine):
             self.attempts[number] = released.attempts
             assert released.dead == (released.attempts >= MAX_ATTEMPTS)
         if released.dead:
-            row.status, row.lapsed = KeyStatus.DEAD, False
+            self.final(number, KeyStatus.DEAD)
         else:
             self.rows[number] = None
 

@@ -59,7 +59,7 @@ def test_a_keeper_survives_a_wrong_number_of_answers():
             return []
 
     owner = Owner()
-    keeper = LeaseKeeper(owner.renew, 0.06)
+    keeper = LeaseKeeper(owner.renew, lambda: None, 0.06)
     keeper.hold([MemoryChecker().desk.claim(ClaimRequest(ORDERS.key("1"))).claim])
     wait(lambda: owner.rounds > 2, "it goes on")
     keeper.close()

@@ -43,6 +43,7 @@ class Job:
     max_attempts: int = 5
     together: bool = False
     fails: bool = False
+    redelivered: bool = False
 
     def with_(self, **changes: Any) -> Job:
         return replace(self, **changes)
@@ -115,7 +116,7 @@ def work(job: Job) -> None:
     store = Store(job.kind, job.url, job.table)
     with store.opened:
         consumer = job.consumer(store, crash_points(job.checker(store)))
-        messages = [Message(SUBJECT, id=i) for i in job.ids]
+        messages = [Message(SUBJECT, id=i, redelivered=job.redelivered) for i in job.ids]
         ack = around(settle, "ack")
         if job.together:
             for message, result in zip(messages, consumer.process_many(messages), strict=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent import Outcome
-from idempotent.claims import LAPSED_ERROR, UNKNOWN_EFFECT, KeyStatus
+from idempotent import Message, Outcome
+from idempotent.claims import DIED_ERROR, LAPSED_ERROR, UNKNOWN_EFFECT, KeyStatus
 from idempotent.outcomes import Action
+from tests.guarantees.crash.child import SUBJECT
 from tests.guarantees.crash.scene import deliver, deliver_until_settled, until
 
 # A process that died had this long a lease where a test looks at the lease while it lasts.
@@ -114,4 +115,36 @@ def test_key_and_effect_commit_together_or_not_at_all(transactional, point):
     assert again.outcome is (Outcome.DUPLICATE if known else Outcome.PROCESSED)
     assert again.action is Action.ACK
     assert transactional.effects() == {"1": 1}
-    assert transactional.key().attempts == 0, "whose process dies is not counted here"
+    assert transactional.key().attempts == 0, "a first delivery is not counted"
+
+
+def test_a_message_that_kills_its_process_in_a_transaction_is_dead_in_the_end(transactional):
+    """Its first delivery is not counted, each redelivery before it runs; what came behind it can then run."""
+    for redelivered in (False, True, True):
+        transactional.die("before_effect", max_attempts=2, redelivered=redelivered)
+    consumer = transactional.consumer(max_attempts=2)
+
+    def settled():
+        result = consumer.process(Message(SUBJECT, id="1", redelivered=True))
+        return None if result.action is Action.HOLD else result
+
+    dead = until(settled, "the server notices the death")
+    assert (dead.outcome, dead.action) == (Outcome.DEAD, Action.DEAD_LETTER)
+    record = transactional.key()
+    assert (record.status, record.attempts, record.last_error) == (KeyStatus.DEAD, 2, DIED_ERROR)
+    assert transactional.effects() == {}
+
+
+def test_a_redelivered_group_runs_its_messages_alone_so_that_one_dies_and_the_others_run(transactional):
+    for point in ("before_effect:2", "before_effect"):  # then 1 is a duplicate
+        transactional.die(point, ids=("1", "2", "3"), together=True, redelivered=True, max_attempts=2)
+    consumer = transactional.consumer(max_attempts=2)
+
+    def settled():
+        messages = [Message(SUBJECT, id=i, redelivered=True) for i in ("1", "2", "3")]
+        results = consumer.process_many(messages)
+        return None if any(result.action is Action.HOLD for result in results) else results
+
+    results = until(settled, "the server notices the death")
+    assert [result.outcome for result in results] == [Outcome.DUPLICATE, Outcome.DEAD, Outcome.PROCESSED]
+    assert transactional.effects() == {"1": 1, "3": 1}
