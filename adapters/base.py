@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, final
 
 from idempotent.consumer import Consumer
+from idempotent.errors import MessageError, described
 from idempotent.message import Message
 from idempotent.outcomes import Action, Result
 from idempotent.values import value
@@ -20,10 +21,13 @@ class Delivery:
         message: what the handler sees.
         token: the adapter's handle, which names the epoch (channel, connection, assignment) that delivered the
             message. Opaque to all other code.
+        error: why a part of the message cannot be read; the Worker rejects it and no handler sees it. None: all of
+            it was read.
     """
 
     message: Message
     token: Any = None
+    error: MessageError | None = None
 
 
 class Adapter(ABC):
@@ -46,6 +50,17 @@ class Adapter(ABC):
 
     also_made: ClassVar[tuple[type, ...]] = ()
     """Other classes that `from_url` makes, and whose keywords a URL may give beside the adapter's own."""
+
+    full_subjects: Collection[str] = frozenset()
+    """Subjects whose consumers have no room. The Worker sets it before each `receive`, which keeps their messages back.
+
+    An adapter may ignore it; then a slow consumer can delay the others."""
+
+    capacity: int | None = None
+    """How many deliveries of a subject are received and not yet processed at once. The Worker sets it before `open`.
+
+    A broker that counts what it delivers against a limit should send little more than that ahead.
+    """
 
     stale_settlements: int = 0
     """Settlements dropped because the epoch of their delivery was over."""
@@ -79,8 +94,8 @@ class Adapter(ABC):
 
         The Worker calls this repeatedly, also with `limit` and `timeout_s` 0 when it is full, so that the adapter can
         send heartbeats and do other upkeep. Returns within about `timeout_s` seconds in any case. A malformed record
-        goes to the adapter's own reject target and is not returned. A lost connection is not an error here: the
-        adapter reconnects, call by call, and the broker delivers the unsettled messages again.
+        has an `error`, or goes to the adapter's own reject target and is not returned. A lost connection is not an
+        error here: the adapter reconnects, call by call, and the broker delivers the unsettled messages again.
 
         Raises:
             AdapterError: unrecoverable: the worker stops.
@@ -158,6 +173,17 @@ class Adapter(ABC):
         for message in messages:
             self.publish(message)
 
+    def put_back(self, letter: Message) -> None:
+        """Send a dead letter to its `subject` as the message that it was, and return when the broker has confirmed it.
+
+        `letter.raw` is the dead letter as the client library received it. The default publishes the letter, which is
+        enough where a copy keeps everything.
+
+        Raises:
+            AdapterError: the broker did not confirm the message.
+        """
+        self.publish(letter)
+
     def dead_letter_subject(self, subject: str) -> str | None:
         """The subject under which the dead letters of `subject` can be received; None if they cannot."""
         del subject
@@ -198,4 +224,4 @@ def reason_of(result: Result) -> str:
     """Why a delivery is a dead letter, in one line for its headers or its record."""
     if result.error is None:
         return result.outcome.value
-    return f"{type(result.error).__name__}: {result.error}"
+    return described(result.error)

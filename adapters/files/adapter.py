@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
 from idempotent.adapters.files.records import RecordFormat
+from idempotent.choices import check_types
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecordError
 from idempotent.message import Message
@@ -84,6 +85,7 @@ class FileAdapter(Adapter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the file in `open`."""
+        check_types(FileAdapter, locals())
         if max_line_bytes < 1:
             raise ConfigurationError(f"max_line_bytes must be positive, not {max_line_bytes}")
         self.path: Final = os.fspath(path)

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.memory.broker import Copy, MemoryBroker, dead_letter_queue, named_broker
+from idempotent.choices import check_types
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
@@ -34,6 +35,7 @@ class MemoryAdapter(Adapter):
 
     def __init__(self, broker: MemoryBroker, *, until_empty: bool = False) -> None:
         """Connect in `open`."""
+        check_types(MemoryAdapter, locals())
         self.broker = broker
         self._until_empty = until_empty
         self._subjects: list[str] = []
@@ -54,10 +56,11 @@ class MemoryAdapter(Adapter):
             raise ConfigurationError("open() comes before receive()")
         if not self.broker.is_connected(self._epoch):
             self._epoch = self.broker.connect()
-        copies = self.broker.take(self._epoch, self._subjects, limit)
+        subjects = [subject for subject in self._subjects if subject not in self.full_subjects]
+        copies = self.broker.take(self._epoch, subjects, limit)
         if not copies and timeout_s > 0:
-            self.broker.wait(self._subjects if limit else (), timeout_s, lambda: self._woken)
-            copies = self.broker.take(self._epoch, self._subjects, limit)
+            self.broker.wait(subjects if limit else (), timeout_s, lambda: self._woken)
+            copies = self.broker.take(self._epoch, subjects, limit)
         self._woken = False
         # The queues take turns, so that a full one does not starve the others.
         self._subjects = self._subjects[1:] + self._subjects[:1]

@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from idempotent.adapters.copies import REASON_HEADER
 from idempotent.adapters.memory.faults import Faults
+from idempotent.choices import check_types
 from idempotent.errors import ConfigurationError
+from idempotent.forks import free_in_child
 from idempotent.message import Message
 
 
@@ -87,6 +89,7 @@ class MemoryBroker:
         max_deliveries: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_types(MemoryBroker, locals())
         if max_deliveries is not None and max_deliveries < 1:
             raise ConfigurationError(f"max_deliveries must be at least 1 or None, not {max_deliveries}")
         self._faults = Faults(
@@ -97,7 +100,7 @@ class MemoryBroker:
         )
         self._max_deliveries = max_deliveries
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = free_in_child(threading.Condition())
         self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
         self._numbers = itertools.count()
         self._epochs = itertools.count(1)
@@ -273,7 +276,7 @@ class MemoryBroker:
 
 
 _named: Final[dict[str, tuple[MemoryBroker, dict[str, Any]]]] = {}
-_naming: Final = threading.Lock()
+_naming: Final = free_in_child(threading.Lock())
 
 
 def named_broker(name: str, **options: Any) -> MemoryBroker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from idempotent.forks import free_in_child
 from idempotent.observe.events import Event
 from idempotent.observe.observers import Observer
 from idempotent.outcomes import Outcome
@@ -14,7 +15,7 @@ class Counters(Observer):
     """Counts by consumer and outcome or event. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._counts: dict[tuple[str, Outcome | Event], int] = {}
 
     def add(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:

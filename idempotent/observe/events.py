@@ -14,6 +14,8 @@ class Event(Enum):
     """A handler ran although its key was not acquired, because the kill switch is on."""
     LEASE_TAKEN_OVER = "lease_taken_over"
     """A delivery became the owner of a key whose lease had ended."""
+    LEASE_RENEWED_LATE = "lease_renewed_late"
+    """A lease ended before it was renewed or its handler finished: another delivery could have taken the key over."""
     COMPLETION_LOST = "completion_lost"
     """An effect happened, but another delivery had taken over its key: the effect may happen twice."""
     COMPLETION_NOT_RECORDED = "completion_not_recorded"

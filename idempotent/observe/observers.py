@@ -38,6 +38,9 @@ class Observer:
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
         """A consumer processed these messages, alone or as a group. `results` are in their order; HOLD: not final."""
 
+    def settling(self, message: Message, result: Result) -> None:
+        """A worker is about to settle the delivery as this result requires; the broker does not know the result yet."""
+
     def settled(self, message: Message, result: Result) -> None:
         """A worker has settled the delivery as this result requires."""
 
@@ -52,6 +55,10 @@ class Observers:
         watch_claims: an observer overrides `claimed`; if not, messages skip the call.
         watch_runs: an observer overrides `ran`; if not, messages skip the call.
         watch_results: an observer overrides `processed`; if not, messages skip the call.
+        watch_settling: an observer overrides `settling`; if not, messages skip the call.
+
+    Raises:
+        ConfigurationError: no list of observers.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -59,6 +66,9 @@ class Observers:
         self.watch_claims = False
         self.watch_runs = False
         self.watch_results = False
+        self.watch_settling = False
+        if isinstance(observers, Observer) or not isinstance(observers, Iterable):
+            raise ConfigurationError(f"observers takes a list of observers: write [{observers!r}]")
         for observer in observers:
             self.add(observer)
 
@@ -69,13 +79,12 @@ class Observers:
             ConfigurationError: not an instance of `Observer`.
         """
         if not isinstance(observer, Observer):
-            raise ConfigurationError(
-                f"an observer is an instance of a subclass of Observer, not {observer!r}"
-            )
+            raise ConfigurationError(f"observers are instances of a subclass of Observer, not {observer!r}")
         self._all = (*self._all, observer)
         self.watch_claims |= type(observer).claimed is not Observer.claimed
         self.watch_runs |= type(observer).ran is not Observer.ran
         self.watch_results |= type(observer).processed is not Observer.processed
+        self.watch_settling |= type(observer).settling is not Observer.settling
 
     def count(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         for observer in self._all:
@@ -96,6 +105,10 @@ class Observers:
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
         for observer in self._all:
             _tell(observer.processed, consumer, messages, results)
+
+    def settling(self, message: Message, result: Result) -> None:
+        for observer in self._all:
+            _tell(observer.settling, message, result)
 
     def settled(self, message: Message, result: Result) -> None:
         for observer in self._all:

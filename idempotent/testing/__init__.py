@@ -12,10 +12,11 @@ if "pytest" in sys.modules:
 
 from idempotent.testing.adapter_contract import AdapterContract
 from idempotent.testing.checker_contract import Capability, CheckerContract
-from idempotent.testing.crashpoints import CrashPlan, arm, around, crash_points, reach
+from idempotent.testing.crashpoints import AckPoints, CrashPlan, arm, around, crash_points, reach
 from idempotent.testing.duplicates import with_duplicates
 
 __all__ = [
+    "AckPoints",
     "AdapterContract",
     "Capability",
     "CheckerContract",

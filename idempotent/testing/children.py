@@ -88,8 +88,10 @@ class ChildProcess:
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait until it is dead and all its output is read."""
-        self._child.kill()
+        """Send SIGKILL to it and to what it started, and wait until it is dead and all its output is read."""
+        if self._child.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):  # it has just ended
+                os.killpg(self.pid, signal.SIGKILL)
         self._child.wait()
         self._close()
 
@@ -130,6 +132,23 @@ class ChildProcess:
             assert pipe is not None
             with suppress(BrokenPipeError):  # closing flushes input that the dead process never read
                 pipe.close()
+
+
+def told_by_parent() -> tuple[Any, Callable[[Any], None]]:
+    """In such a process: what it was told first, and a function that writes a line of JSON to its parent.
+
+    What else is printed goes to the log. A report to a parent that has ended ends this process.
+    """
+    reports = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def report(value: Any) -> None:
+        try:
+            print(json.dumps(value), file=reports, flush=True)
+        except BrokenPipeError:
+            os._exit(1)
+
+    return json.loads(sys.stdin.readline()), report
 
 
 def last_words(log: Path) -> str:

@@ -1,6 +1,7 @@
 """Crash points: kill or pause this process at a named step, to test what happens next.
 
-Production code knows nothing about them: `crash_points` adds them to a checker, `around` to any function.
+Production code knows nothing about them: `crash_points` adds them to a checker, `AckPoints` to a worker's settlements,
+`around` to any function.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.hooks import CheckerHooks
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
 from idempotent.errors import ConfigurationError
+from idempotent.forks import free_in_child
+from idempotent.message import Message
+from idempotent.observe.observers import Observer
+from idempotent.outcomes import Result
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,7 +116,7 @@ class _Passings:
     """How often each point was passed in this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._counts: Counter[str] = Counter()
 
     def count(self, point: str) -> int:
@@ -153,7 +158,7 @@ def arm(plan: CrashPlan | None) -> None:
 
 
 def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -> Callable[P, T]:
-    """The function between `before_<step>` and `after_<step>`: a handler ("effect"), an adapter's settle ("ack").
+    """The function between `before_<step>` and `after_<step>`: a handler ("effect").
 
     A Spark run has methods for its steps; the one that makes its output visible is "publish".
     """
@@ -166,6 +171,18 @@ def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -
         return answer
 
     return wrapped
+
+
+class AckPoints(Observer):
+    """Add it to a registry's observers: a worker settles each delivery between `before_ack` and `after_ack`."""
+
+    def settling(self, message: Message, result: Result) -> None:
+        del message, result
+        reach("before_ack")
+
+    def settled(self, message: Message, result: Result) -> None:
+        del message, result
+        reach("after_ack")
 
 
 def crash_points(checker: C, plan: CrashPlan | None = None) -> C:
@@ -198,6 +215,7 @@ class _HooksWithPoints(CheckerHooks):
         """Put points around the hooks; the hooks that they call themselves pass none."""
         self.lease_s = hooks.lease_s
         self.retention_s = hooks.retention_s
+        self.dead_retention_s = hooks.dead_retention_s
         self.group_is_atomic = hooks.group_is_atomic
         self.keeps_positions = hooks.keeps_positions
         self.remembers_done = hooks.remembers_done

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from typing import Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +24,10 @@ class ExpiredKeys:
         checkers: the checkers whose keys are deleted.
         interval_s: seconds from one round to the next, give or take a tenth; the first comes within a minute.
             None: never.
-
-    Raises:
-        ConfigurationError: `interval_s` is not positive.
     """
 
     def __init__(self, checkers: Collection[AbstractIdempotentChecker], interval_s: float | None) -> None:
         """Start nothing yet."""
-        if interval_s is not None and not interval_s > 0:
-            raise ConfigurationError(f"gc_interval_s must be positive seconds or None, not {interval_s!r}")
         self._checkers = tuple(checkers)
         self._interval_s = interval_s
         self._stopped = threading.Event()

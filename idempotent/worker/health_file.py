@@ -1,4 +1,4 @@
-"""HealthFile: shows probes that the worker's loop runs, and whether its broker is connected."""
+"""HealthFile: shows probes that the worker's loop runs, and whether its broker and stores answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Final
 _EVERY_S: Final = 1.0
 READY: Final = "ready\n"
 CONNECTING: Final = "connecting\n"
+STORE: Final = "store\n"
 
 
 class HealthFile:
     """A file whose age shows the worker's liveness and whose content its readiness.
 
-    It is rewritten about once a second while the loop runs: `ready`, or `connecting` while the broker is not
-    connected. A file that has not changed for a minute belongs to a worker that is stuck or dead. It is removed at
-    the end.
+    It is rewritten about once a second while the loop runs: `ready`, `connecting` while the broker is not connected, or
+    `store` while the store of a consumer cannot be used.
+
+    A file that has not changed for a minute belongs to a worker that is stuck or dead. It is removed at the end.
 
     Args:
         path: the file; its folder must exist.
@@ -30,14 +32,13 @@ class HealthFile:
         self._word = ""
         self._next = 0.0
 
-    def beat(self, *, ready: bool) -> None:
-        """Note that the loop has run once more.
+    def beat(self, word: str) -> None:
+        """Note that the loop has run once more, with one of the words above.
 
         Raises:
             OSError: the file cannot be written.
         """
         now = time.monotonic()
-        word = READY if ready else CONNECTING
         if word == self._word and now < self._next:
             return
         self._next = now + _EVERY_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -41,36 +42,30 @@ class Work:
 
 
 class Holds:
-    """Deliveries that are not settled, each with the time of its next check. Not thread-safe.
+    """Deliveries that are not settled, each with the time of its next check. Not thread-safe."""
 
-    Args:
-        limit: how many may wait before the worker should receive no new ones.
-    """
-
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
         """Hold nothing yet."""
-        self._limit = limit
         self._heap: list[tuple[float, int, Work]] = []
         self._ties = itertools.count()
+        self.of: Counter[Consumer] = Counter()
+        """How many deliveries of a consumer are held."""
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    @property
-    def full(self) -> bool:
-        """Whether the worker should receive no new deliveries."""
-        return len(self._heap) >= self._limit
+    def __bool__(self) -> bool:
+        return bool(self._heap)
 
     def add(self, work: Work, due: float) -> None:
         """Hold it until `due`, seconds of the worker's clock."""
         work.checks += 1
+        self.of[work.consumer] += 1
         heapq.heappush(self._heap, (due, next(self._ties), work))
 
-    def due(self, now: float, limit: int) -> list[Work]:
-        """Remove and return at most `limit` that are due."""
+    def due(self, now: float) -> list[Work]:
+        """Remove and return those that are due."""
         found: list[Work] = []
-        while self._heap and len(found) < limit and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= now:
             found.append(heapq.heappop(self._heap)[2])
+        self.of.subtract(work.consumer for work in found)
         return found
 
     def next_in_s(self, now: float, longest_s: float) -> float:
@@ -81,4 +76,5 @@ class Holds:
         """Remove and return all."""
         works = [work for _, _, work in self._heap]
         self._heap.clear()
+        self.of.clear()
         return works

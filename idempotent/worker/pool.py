@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +27,8 @@ class HandlerPool:
     """Run consumers on works that one thread submits; the same thread collects the results.
 
     A free thread takes the works that have waited longest, up to `batch_size` of one consumer: single messages under
-    light load, full batches under heavy load. It never waits for a batch to fill.
+    light load, full batches under heavy load. It never waits for a batch to fill. Consumers take turns, and one with a
+    `concurrency` of its own never occupies more threads than that.
 
     Args:
         threads: how many works or batches run at once.
@@ -41,15 +42,21 @@ class HandlerPool:
         self._on_done = on_done
         self._changed = threading.Condition()
         self._waiting: dict[Consumer, deque[Work]] = {}
+        self._busy: Counter[Consumer] = Counter()
         self._stopped = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        self.in_flight = 0
-        """Works submitted and not yet among `finished`. Only the submitting thread may use it."""
+        self.in_flight: Counter[Consumer] = Counter()
+        """Works of a consumer submitted and not yet among `finished`. Only the submitting thread may use it."""
         # Daemons: a handler that never returns must not keep the process from ending.
         self._threads = [
             threading.Thread(target=self._run, name=f"idempotent-handler-{number}", daemon=True)
             for number in range(threads)
         ]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether works are submitted and not yet among `finished`."""
+        return any(self.in_flight.values())
 
     def start(self) -> None:
         """Start the threads."""
@@ -60,9 +67,9 @@ class HandlerPool:
         """Queue works for the handlers' threads."""
         if not works:
             return
-        self.in_flight += len(works)
         with self._changed:
             for work in works:
+                self.in_flight[work.consumer] += 1
                 waiting = self._waiting.get(work.consumer)
                 if waiting is None:
                     waiting = self._waiting[work.consumer] = deque()
@@ -78,7 +85,7 @@ class HandlerPool:
             except queue.Empty:
                 return
             wait_s = 0.0
-            self.in_flight -= len(done.works)
+            self.in_flight[done.works[0].consumer] -= len(done.works)
             yield done
 
     def stop(self) -> list[Work]:
@@ -88,7 +95,7 @@ class HandlerPool:
             works = [work for waiting in self._waiting.values() for work in waiting]
             self._waiting.clear()
             self._changed.notify_all()
-        self.in_flight -= len(works)
+        self.in_flight.subtract(work.consumer for work in works)
         return works
 
     def join(self, timeout_s: float) -> None:
@@ -98,7 +105,8 @@ class HandlerPool:
             thread.join(max(until - time.monotonic(), 0.0))
 
     def _run(self) -> None:
-        while works := self._take():
+        consumer: Consumer | None = None
+        while works := self._take(consumer):
             consumer = works[0].consumer
             try:
                 if len(works) == 1:
@@ -110,17 +118,28 @@ class HandlerPool:
             self._done.put(done)
             self._on_done()
 
-    def _take(self) -> list[Work]:
-        """The next batch; empty when the pool has stopped."""
+    def _take(self, before: Consumer | None) -> list[Work]:
+        """The next batch of a thread that ran a batch of `before`; empty when the pool has stopped."""
         with self._changed:
-            while not self._waiting:
+            if before is not None:
+                self._busy[before] -= 1
+            while (consumer := self._next()) is None:
                 if self._stopped:
                     return []
                 self._changed.wait()
-            consumer = next(iter(self._waiting))
+            self._busy[consumer] += 1
             waiting = self._waiting.pop(consumer)
             works = [waiting.popleft() for _ in range(min(len(waiting), self._batch_size))]
             if waiting:
                 self._waiting[consumer] = waiting  # to the end: consumers take turns
+            if self._waiting:
                 self._changed.notify()
             return works
+
+    def _next(self) -> Consumer | None:
+        """The consumer that has waited longest of those that may occupy one more thread."""
+        for consumer in self._waiting:
+            most = consumer.options.concurrency
+            if most is None or self._busy[consumer] < most:
+                return consumer
+        return None

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from idempotent.forks import free_in_child
+
 # The objects of one message, from the broker's client to its result, with room for those of a handler.
 _OBJECTS_OF_ONE: Final = 64
 
-_lock: Final = threading.Lock()
+_lock: Final = free_in_child(threading.Lock())
 _wanted: Final[list[int]] = []
 _before: tuple[int, int, int] = gc.get_threshold()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from idempotent.consumer import Consumer
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, MessageError
 from idempotent.policy import OnExpiredLease
 from idempotent.registry import Registry
 
@@ -37,8 +37,12 @@ def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -
         if other is not consumer:
             # A delivery is settled once, and a queue, a durable subscription or a group.id belongs to one group.
             raise ConfigurationError(
-                f"{other.name} and {name} consume the same subject: a worker serves one group of a subject. Run one "
-                f"worker for each, with consumers=[{other.name!r}] and consumers=[{name!r}]"
+                f"{other.name} and {name} consume the same subject: a worker serves one group of a subject. Where each "
+                "group gets all messages (a Kafka topic, a durable ActiveMQ topic), run one worker for each, with "
+                f"consumers=[{other.name!r}] and consumers=[{name!r}] (idempotent run --consumers). Where consumers "
+                f"share the messages (a queue), two workers would split them: give each group a queue of its own, such "
+                f"as {f'{consumer.subject}.{other.group}'!r} and {f'{consumer.subject}.{consumer.group}'!r}, and bind "
+                "both to the exchange that the producer publishes to"
             )
         if batch_size > 1 and consumer.options.on_expired_lease is not OnExpiredLease.RETRY:
             raise ConfigurationError(
@@ -50,3 +54,8 @@ def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -
             "no consumers to serve: import the module that has the functions decorated with @consumer"
         )
     return by_subject
+
+
+def unknown_subject(subject: str, known: Collection[str]) -> MessageError:
+    """The error of a message that no consumer of the worker takes."""
+    return MessageError(f"no consumer of subject {subject!r}; known: {', '.join(sorted(known))}")

@@ -17,12 +17,15 @@ class WorkerSummary:
         requeued: deliveries given back: not started, or held, when the worker stopped, or held for too long.
         abandoned: deliveries whose handlers still ran at the end of the drain. The broker delivers them again.
         stale: settlements after the delivery's connection was lost. The broker delivers those messages again.
+        unrecorded: completions and releases that the store had not recorded at the end of the drain. Other workers may
+            repeat these effects.
     """
 
     outcomes: Mapping[Outcome, int]
     requeued: int
     abandoned: int
     stale: int
+    unrecorded: int = 0
 
     def __getitem__(self, outcome: Outcome) -> int:
         return self.outcomes.get(outcome, 0)
@@ -35,4 +38,10 @@ class WorkerSummary:
     def as_extra(self) -> dict[str, int]:
         """All numbers, as the data of a log record."""
         counts = {outcome.value: count for outcome, count in self.outcomes.items()}
-        return {**counts, "requeued": self.requeued, "abandoned": self.abandoned, "stale": self.stale}
+        return {
+            **counts,
+            "requeued": self.requeued,
+            "abandoned": self.abandoned,
+            "stale": self.stale,
+            "unrecorded": self.unrecorded,
+        }

@@ -1,5 +1,7 @@
 """What Prometheus reads."""
 
+import re
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from idempotent import Message, Registry
@@ -7,6 +9,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.observe import Counters, Event
 from idempotent.observe.prometheus import IdempotentCollector
 from idempotent.outcomes import Outcome
+from tests.support.hooks import answering, unreachable
 
 
 def exported(*counters):
@@ -33,3 +36,21 @@ def test_what_a_consumer_does_is_exported():
     text = exported()
     assert 'idempotent_outcomes_total{consumer="observed:default",outcome="processed"} 2.0' in text
     assert 'idempotent_outcomes_total{consumer="observed:default",outcome="duplicate"} 1.0' in text
+
+
+def test_a_long_consumer_has_one_label_for_all_its_messages():
+    """Also for a completion that is recorded late, of which only the key is known."""
+    now = [1e9]
+    checker = MemoryChecker(lease_s=1, clock=lambda: now[0])
+    consumer = Registry().consumer("t" * 249, group="g" * 249, checker=checker)(lambda message: None)
+    for number in range(3):
+        one = Message("t" * 249, id=str(number))
+        with answering(checker, _complete=unreachable):
+            assert consumer.process(one).outcome is Outcome.UNAVAILABLE
+        now[0] += 2
+        checker._claim(consumer.binding.requests.of(one))  # another process takes the key over
+        assert consumer.process(one).outcome is not Outcome.PROCESSED
+    text = exported()
+    labels = set(re.findall(r'consumer="(t{20}[^"]*)"', text))
+    assert labels == {consumer.name}
+    assert f'{{consumer="{consumer.name}",event="completion_lost"}} 3.0' in text

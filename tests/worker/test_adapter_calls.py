@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from idempotent import Consumer, Message, Registry, Result, Worker
 from idempotent.adapters import Adapter, Delivery, MemoryBroker
 from idempotent.checkers import MemoryChecker
+from idempotent.observe.observers import Observer
 from tests.worker.running import SUBJECT, Recording, Running, publish, until
 
 
@@ -75,3 +76,22 @@ def test_an_adapter_needs_nothing_but_the_common_face(registry: Registry) -> Non
     until(lambda: adapter.settled == 20)
     worker.stop()
     assert running.join().summary.settled == 20
+
+
+def test_an_observer_is_told_before_and_after_each_settlement(
+    registry: Registry, broker: MemoryBroker
+) -> None:
+    adapter = Recording(broker)
+
+    class Noting(Observer):
+        def settling(self, message: Message, result: Result) -> None:
+            adapter.events.append(f"settling {message.id} {result.outcome.value}")
+
+        def settled(self, message: Message, result: Result) -> None:
+            adapter.events.append(f"settled {message.id} {result.outcome.value}")
+
+    registry.observers.add(Noting())
+    registry.consumer(SUBJECT, checker=MemoryChecker())(lambda _: None)
+    publish(broker, 1)
+    Worker(registry, adapter).run()
+    assert adapter.events == ["open", "settling 1 processed", "ack 1", "settled 1 processed", "close"]

@@ -1,6 +1,5 @@
 """The worker: nothing is acknowledged before the store's verdict, and nothing is lost when it stops."""
 
-import logging
 import random
 import threading
 import time
@@ -173,21 +172,6 @@ def test_a_hook_that_fails_is_logged_and_the_messages_go_on(
     assert [record.message for record in caplog.records].count("on_result_failed") == 2
 
 
-def test_logs_name_the_event_and_never_hold_a_body(
-    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    @registry.consumer(SUBJECT, checker=MemoryChecker(), retry_for=())
-    def handle(message: Message) -> None:
-        raise ValueError(message.body)
-
-    broker.publish(Message(SUBJECT, b"credit card", id="a", headers={"token": "credit card"}))
-    with caplog.at_level(logging.DEBUG):
-        emptying(registry, broker).run()
-    events = [record.message for record in caplog.records]
-    assert events == ["worker_started", "message_dead", "worker_stopped"]
-    assert not [record for record in caplog.records if "credit card" in str(record.__dict__)]
-
-
 def test_expired_keys_are_collected_now_and_then_and_a_failure_is_only_logged(
     registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,8 +220,8 @@ def parking(registry: Registry) -> None:
         (two_groups, {}, r"one group of a subject.*consumers=\['orders:billing'\]"),
         (parking, {"batch_size": 2}, "on_expired_lease other than 'retry' cannot go with batch_size=2"),
         (parking, {"consumers": ["orders:x"]}, "no consumer is named orders:x; known: orders:default"),
-        (parking, {"concurrency": 0}, "concurrency must be at least 1"),
-        (parking, {"drain_timeout_s": -1}, "drain_timeout_s must not be negative"),
+        (parking, {"concurrency": 0}, "concurrency must be a whole number, at least 1"),
+        (parking, {"drain_timeout_s": -1}, "drain_timeout_s must be seconds from 0"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_adapter_is_opened(

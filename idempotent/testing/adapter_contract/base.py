@@ -25,6 +25,9 @@ class AdapterContractBase(ABC):
     Each test has a subject (queue, destination, topic) of its own; `prepare` creates it.
     """
 
+    keeps_back: ClassVar[bool] = True
+    """Whether `receive` keeps back the messages of `full_subjects`."""
+
     tells_redelivery: ClassVar[bool] = True
     """Whether the broker marks redeliveries."""
 
@@ -59,12 +62,17 @@ class AdapterContractBase(ABC):
         self.prepare(name)
         return name
 
-    def opened(self, subject: str, **options: Any) -> Adapter:
-        """An open adapter, which is closed after the test."""
+    def opened(self, *subjects: str, **options: Any) -> Adapter:
+        """An open adapter for these subjects, which is closed after the test."""
         adapter = self.make_adapter(**options)
         self._opened.append(adapter)
-        consumer = Registry().consumer(subject, group="contract", checker=MemoryChecker())(lambda _: None)
-        adapter.open([consumer])
+        registry, checker = Registry(), MemoryChecker()
+        adapter.open(
+            [
+                registry.consumer(subject, group="contract", checker=checker)(lambda _: None)
+                for subject in subjects
+            ]
+        )
         return adapter
 
     def teardown_method(self) -> None:

@@ -62,6 +62,26 @@ class ReceivingContract(AdapterContractBase):
         for delivery in first + rest:
             adapter.settle(delivery, ACK)
 
+    def test_a_full_subject_does_not_delay_another(self) -> None:
+        if not self.keeps_back:
+            return
+        slow, fast = self.subject(), self.subject()
+        adapter = self.opened(slow, fast)
+        for number in range(20):
+            self.send(self.message(slow, f"slow-{number}"))
+        held = self.receive(adapter)
+        adapter.full_subjects = {slow}
+        for number in range(3):
+            self.send(self.message(fast, f"fast-{number}"))
+        got = self.receive(adapter, 3)
+        assert [delivery.message.id for delivery in got] == ["fast-0", "fast-1", "fast-2"]
+        assert adapter.receive(10, 0.3) == []
+        adapter.full_subjects = ()
+        held += self.receive(adapter, 19)
+        assert [delivery.message.id for delivery in held] == [f"slow-{number}" for number in range(20)]
+        for delivery in held + got:
+            adapter.settle(delivery, ACK)
+
     def test_an_empty_subject_delivers_nothing_in_time(self) -> None:
         adapter = self.opened(self.subject())
         began = time.monotonic()

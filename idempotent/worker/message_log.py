@@ -1,0 +1,85 @@
+"""MessageLog: the log lines about messages that did not end well."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from idempotent.consumer import Consumer
+from idempotent.errors import IdempotentError, described
+from idempotent.message import Message
+from idempotent.outcomes import Action, Outcome, Result
+from idempotent.policy import causes
+from idempotent.worker.holds import MAX_CHECKS, Work
+
+log = logging.getLogger(__name__)
+
+# A message that waits this often for a store that others can use is in trouble of its own.
+_WAITS_TOO_OFTEN: Final = MAX_CHECKS - 1
+
+
+class MessageLog:
+    """Logs failures, dead letters and waits, with what identifies the message.
+
+    Args:
+        redact: leave the text and the traceback of handlers' exceptions out, because they may quote message bodies. The
+            library's own errors are always logged in full.
+    """
+
+    def __init__(self, *, redact: bool) -> None:
+        self._redact = redact
+
+    def settled(self, consumer: Consumer | None, message: Message, result: Result) -> None:
+        """Log a delivery that was not acknowledged. `consumer`: None if no consumer has its subject."""
+        if result.action is Action.ACK:
+            return
+        error = result.error
+        shown = (
+            None if self._redact or error is None or isinstance(error, IdempotentError) else _hidden(error)
+        )
+        extra = self._about(consumer, message, result)
+        if result.action is Action.DELAY:
+            log.warning("message_failed", extra=extra, exc_info=shown)
+        else:
+            log.warning("message_dead", extra=extra, exc_info=shown)
+
+    def held(self, work: Work, result: Result) -> None:
+        """Log a delivery that waits for its key or its store."""
+        extra = self._about(work.consumer, work.delivery.message, result)
+        if result.outcome is Outcome.UNAVAILABLE and work.checks == _WAITS_TOO_OFTEN:
+            log.warning("message_waits", extra=extra)
+        else:
+            log.info("message_waits", extra=extra)
+
+    def crashed(self, work: Work, error: BaseException) -> None:
+        """Log the BaseException that stops the worker."""
+        extra = self._about(work.consumer, work.delivery.message, Result(Outcome.FAILED, error=error))
+        log.error("handler_crashed", extra=extra, exc_info=None if self._redact else _hidden(error))
+
+    def _about(self, consumer: Consumer | None, message: Message, result: Result) -> dict[str, Any]:
+        key = None if consumer is None else consumer.key_in(message)
+        return {
+            "consumer": message.subject if consumer is None else consumer.name,
+            "key": None if key is None else str(key),
+            "message_id": message.id,
+            "position": None if message.position is None else str(message.position),
+            "attempt": result.attempt,
+            "outcome": result.outcome.value,
+            "error": self._text(result.error),
+            "retry_after_s": result.retry_after_s,
+        }
+
+    def _text(self, error: BaseException | None) -> str | None:
+        if error is None:
+            return None
+        if self._redact and not isinstance(error, IdempotentError):
+            return type(error).__name__
+        return described(error)
+
+
+def _hidden(error: BaseException) -> BaseException:
+    """The exception, whose traceback shows no parameters of SQL statements: they are what messages contain."""
+    for cause in causes(error):
+        if getattr(cause, "hide_parameters", None) is False:
+            cause.hide_parameters = True  # type: ignore[attr-defined] # SQLAlchemy's StatementError has it
+    return error

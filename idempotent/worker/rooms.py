@@ -1,0 +1,59 @@
+"""Rooms: how many more deliveries of each consumer a worker takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from idempotent.consumer import Consumer
+from idempotent.worker.holds import Holds
+from idempotent.worker.pool import HandlerPool
+
+
+class Rooms:
+    """The rooms of the consumers of one worker.
+
+    Args:
+        pool: runs their handlers.
+        holds: the deliveries that wait for a check.
+        concurrency: the threads of the pool.
+        batch_size: messages that are processed together.
+        max_held: held deliveries of a consumer at which its room is closed.
+    """
+
+    def __init__(
+        self, pool: HandlerPool, holds: Holds, concurrency: int, batch_size: int, *, max_held: int
+    ) -> None:
+        """Serve no consumer yet."""
+        self._pool = pool
+        self._holds = holds
+        self._concurrency = concurrency
+        self._batch_size = batch_size
+        self._max_held = max_held
+        self._shares: dict[Consumer, int] = {}
+
+    def serve(self, consumers: Iterable[Consumer]) -> None:
+        """Make a room for each of these consumers."""
+        for consumer in consumers:
+            threads = min(consumer.options.concurrency or self._concurrency, self._concurrency)
+            # One batch waits behind each that runs.
+            self._shares[consumer] = 2 * threads * self._batch_size
+
+    @property
+    def total(self) -> int:
+        """Deliveries that run or wait to run when all rooms are used."""
+        return sum(self._shares.values())
+
+    @property
+    def largest(self) -> int:
+        """Deliveries of one consumer that run or wait to run, at most."""
+        return max(self._shares.values())
+
+    def free(self) -> tuple[int, Collection[str]]:
+        """The deliveries to receive at most, and the subjects that are full."""
+        rooms = {consumer.subject: self._of(consumer) for consumer in self._shares}
+        return max(rooms.values()), frozenset(subject for subject, room in rooms.items() if not room)
+
+    def _of(self, consumer: Consumer) -> int:
+        if self._holds.of[consumer] >= self._max_held:
+            return 0
+        return max(self._shares[consumer] - self._pool.in_flight[consumer], 0)

@@ -1,0 +1,163 @@
+"""What the log says of a message that did not end well."""
+
+import logging
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from idempotent import Message, Registry
+from idempotent.adapters import MemoryBroker
+from idempotent.checkers import MemoryChecker
+from idempotent.claims import ClaimRequest
+from idempotent.errors import StoreUnavailableError
+from idempotent.policy import Backoff
+from tests.worker.running import SUBJECT, Running, emptying, publish, until
+
+SOON = Backoff(initial_s=0.01, maximum_s=0.01)
+
+
+def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.message == event]
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_a_failure_names_the_message_the_attempt_and_the_exception(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture, batch_size: int
+) -> None:
+    @registry.consumer(SUBJECT, group="billing", checker=MemoryChecker(), max_attempts=2, backoff=SOON)
+    def handle(message: Message) -> None:
+        if message.id == "a-1":
+            raise ValueError("no such account")
+
+    publish(broker, "a-1", "a-2")
+    emptying(registry, broker, batch_size=batch_size).run()
+    (failed,) = lines(caplog, "message_failed")
+    (dead,) = lines(caplog, "message_dead")
+    for number, line in enumerate((failed, dead), 1):
+        data = vars(line)
+        assert data["consumer"] == "orders:billing"
+        assert data["key"] == "orders:billing:a-1"
+        assert data["message_id"] == "a-1"
+        assert data["position"]
+        assert data["attempt"] == number
+        assert data["error"] == "ValueError: no such account"
+        assert line.exc_info
+        assert line.exc_info[0] is ValueError
+        assert line.exc_info[2], "the traceback"
+
+
+def test_redacted_lines_have_neither_text_nor_traceback_of_a_handler_s_exception(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    @registry.consumer(SUBJECT, checker=MemoryChecker(), retry_for=())
+    def handle(message: Message) -> None:
+        raise ValueError(message.body)
+
+    broker.publish(Message(SUBJECT, b"credit card", id="a", headers={"token": "credit card"}))
+    broker.publish(Message(SUBJECT, b"credit card"))
+    with caplog.at_level(logging.DEBUG):
+        emptying(registry, broker, redact=True).run()
+    handled, rejected = lines(caplog, "message_dead")
+    assert vars(handled)["error"] == "ValueError"
+    assert not handled.exc_info
+    assert "the message has no message id" in vars(rejected)["error"], "our own errors are logged in full"
+    assert "credit card" not in caplog.text
+    assert not [record for record in caplog.records if "credit card" in str(record.__dict__)]
+
+
+def test_no_traceback_shows_the_parameters_of_a_statement(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = sa.create_engine("sqlite://")
+
+    @registry.consumer(SUBJECT, checker=MemoryChecker(), retry_for=())
+    def handle(message: Message) -> None:
+        with engine.connect() as connection:
+            try:
+                connection.execute(
+                    sa.text("INSERT INTO cards VALUES (:card)"), {"card": message.body.decode()}
+                )
+            except sa.exc.OperationalError as error:
+                raise RuntimeError("not charged") from error
+
+    broker.publish(Message(SUBJECT, b"4111 1111", id="a-1"))
+    emptying(registry, broker).run()
+    assert "no such table: cards" in caplog.text
+    assert "4111 1111" not in caplog.text
+    engine.dispose()
+
+
+def test_what_is_normal_is_no_warning(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.consumer(SUBJECT, checker=MemoryChecker())(lambda _: None)
+    publish(broker, *range(10), *range(10))
+    emptying(registry, broker).run()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_message_that_waits_again_and_again_is_a_warning_with_the_reason(
+    registry: Registry,
+    broker: MemoryBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("idempotent.processing.results.STORE_RETRY_S", 0.02)
+
+    class Refuses(MemoryChecker):
+        refuses = True
+
+        def _claim(self, request: ClaimRequest):
+            if self.refuses and "a-1" in str(request.key):
+                raise StoreUnavailableError("character set latin1 cannot store it")
+            return super()._claim(request)
+
+    checker = Refuses()
+    registry.consumer(SUBJECT, checker=checker)(lambda _: None)
+    publish(broker, "a-1", "a-2")
+    running = Running(emptying(registry, broker))
+    until(lambda: [line for line in lines(caplog, "message_waits") if line.levelno == logging.WARNING])
+    checker.refuses = False
+    running.join()
+    warned = [line for line in lines(caplog, "message_waits") if line.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert vars(warned[0])["message_id"] == "a-1"
+    assert "cannot store it" in vars(warned[0])["error"]
+
+
+def test_what_ends_the_worker_is_logged_with_its_traceback(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    @registry.consumer(SUBJECT, checker=MemoryChecker())
+    def handle(_: Message) -> None:
+        raise SystemExit("told to")
+
+    publish(broker, "a-1")
+    with pytest.raises(SystemExit):
+        emptying(registry, broker).run()
+    (line,) = lines(caplog, "handler_crashed")
+    assert vars(line)["message_id"] == "a-1"
+    assert vars(line)["error"] == "SystemExit: told to"
+    assert line.exc_info
+
+
+def test_an_exception_whose_text_fails_costs_only_its_text(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    @registry.consumer(SUBJECT, checker=MemoryChecker(), retry_for=())
+    def handle(_: Message) -> None:
+        raise Odd
+
+    publish(broker, "a-1")
+    done = threading.Event()
+    emptying(registry, broker, on_result=lambda _m, _r: done.set()).run()
+    assert done.is_set()
+    (line,) = lines(caplog, "message_dead")
+    assert vars(line)["error"] == "Odd: (its message cannot be shown)"
+    (letter,) = broker.dead_letters(SUBJECT)
+    assert letter.reason == "Odd: (its message cannot be shown)"

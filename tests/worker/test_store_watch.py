@@ -1,0 +1,86 @@
+"""A worker asks its stores before the first message, and its readiness knows the answer."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from idempotent import Registry, Worker
+from idempotent.adapters import MemoryAdapter, MemoryBroker
+from idempotent.checkers import MemoryChecker
+from idempotent.errors import SchemaError, StoreError, StoreUnavailableError
+from tests.worker.running import SUBJECT, WAIT_S, Running, publish, until
+
+
+class Switched(MemoryChecker):
+    """A store that can be switched off."""
+
+    error: Exception | None = None
+
+    def ping(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [SchemaError("no table"), StoreUnavailableError("wrong password")])
+def test_with_fail_fast_a_worker_whose_store_cannot_be_used_ends(
+    registry: Registry, broker: MemoryBroker, error: StoreError
+) -> None:
+    checker = Switched()
+    checker.error = error
+    registry.consumer(SUBJECT, checker=checker)(lambda _: None)
+    publish(broker, "a")
+    with pytest.raises(type(error), match=str(error)):
+        Worker(registry, MemoryAdapter(broker, until_empty=True), fail_fast=True).run()
+    assert broker.backlog(SUBJECT) == 1
+
+
+def test_readiness_follows_the_store(
+    registry: Registry,
+    broker: MemoryBroker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("idempotent.worker.store_watch._EVERY_S", 0.05)
+    monkeypatch.setattr("idempotent.worker.store_watch._EVERY_WHILE_DOWN_S", 0.05)
+    checker, path = Switched(), tmp_path / "health"
+    checker.error = StoreUnavailableError("wrong password")
+    registry.consumer(SUBJECT, checker=checker)(lambda _: None)
+    worker = Worker(registry, MemoryAdapter(broker), gc_interval_s=None, health_file=path)
+    running = Running(worker)
+    until(lambda: path.exists() and path.read_text() == "store\n")
+    checker.error = None
+    until(lambda: path.read_text() == "ready\n")
+    checker.error = StoreUnavailableError("connection refused")
+    until(lambda: path.read_text() == "store\n")
+    worker.stop()
+    running.join()
+    events = [(record.message, getattr(record, "error", None)) for record in caplog.records]
+    assert events == [
+        ("store_unusable", "wrong password"),
+        ("store_usable_again", None),
+        ("store_unusable", "connection refused"),
+    ], "each change is said once"
+
+
+def test_a_store_that_never_answers_makes_the_worker_unready_and_does_not_stop_it(
+    registry: Registry, broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idempotent.worker.store_watch._ANSWER_S", 0.1)
+    go = threading.Event()
+
+    class Silent(MemoryChecker):
+        def ping(self) -> None:
+            assert go.wait(WAIT_S)
+
+    path = tmp_path / "health"
+    registry.consumer(SUBJECT, checker=Silent())(lambda _: None)
+    publish(broker, "a")
+    worker = Worker(registry, MemoryAdapter(broker), gc_interval_s=None, health_file=path)
+    running = Running(worker)
+    until(lambda: path.exists() and path.read_text() == "store\n")
+    until(lambda: not broker.backlog(SUBJECT))
+    go.set()
+    worker.stop()
+    running.join()
