@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
-from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for, server_at
+from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for
+from idempotent.adapters.rabbitmq.closing import within
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
 from idempotent.adapters.rabbitmq.messages import properties_of
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, QueueType
-from idempotent.adapters.rabbitmq.publisher import Publisher
+from idempotent.adapters.rabbitmq.publisher import Publisher, item_for
+from idempotent.adapters.rabbitmq.server import server_at
 from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.adapters.reconnecting import Reconnecting, describe
-from idempotent.choices import choice
+from idempotent.choices import check_types, choice
 from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
@@ -26,9 +28,12 @@ from idempotent.policy import Backoff
 
 log = logging.getLogger(__name__)
 
-_LARGEST_BATCH: Final = 64
+# How long `close` waits for the confirmations of copies: those of `auto` are the only ones of their messages.
+_LAST_COPIES_S: Final = 2.0
+_LAST_COPIES_AUTO_S: Final = 10.0
 # A session this short was probably killed by one of its own messages: back off.
 _BRIEF_S: Final = 1.0
+_CLOSE_S: Final = 3.0
 
 
 class RabbitMqAdapter(Adapter):
@@ -40,7 +45,8 @@ class RabbitMqAdapter(Adapter):
 
     Args:
         url: `amqp://user:password@host:5672/vhost`, `amqps://` for TLS; several hosts are separated by commas.
-        prefetch: deliveries of a queue that the broker sends ahead, 1 to 65535.
+        prefetch: unacknowledged deliveries of a queue that the broker may send, 1 to 65535; default: as many as the
+            worker takes, and more while some of them wait.
         ack: when messages are acknowledged; one of `AckMode` or its value.
         ack_batch: for `batched`: messages per acknowledgement; default: half the prefetch, at most 64.
         ack_interval_s: for `batched`: the longest wait for a batch to fill, in seconds.
@@ -67,7 +73,7 @@ class RabbitMqAdapter(Adapter):
         self,
         url: str,
         *,
-        prefetch: int = 200,
+        prefetch: int | None = None,
         ack: AckMode | str = AckMode.MANUAL,
         ack_batch: int | None = None,
         ack_interval_s: float = 0.1,
@@ -84,16 +90,19 @@ class RabbitMqAdapter(Adapter):
         backoff: Backoff = Backoff(initial_s=0.2, maximum_s=30.0),  # noqa: B008 - frozen
     ) -> None:
         """Connect in `open`."""
+        check_types(RabbitMqAdapter, locals())
         mode = choice(AckMode, ack, "ack")
-        batch = max(min(_LARGEST_BATCH, prefetch // 2), 1) if ack_batch is None else ack_batch
         self._server = server_at(
             url, heartbeat_s=heartbeat_s, ca_file=ca_file, cert_file=cert_file, key_file=key_file
         )
         self._topology = Topology(declare, choice(QueueType, queue_type, "queue_type"), dead_letter_queue)
-        self._consuming = Consuming(mode, batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
+        self._consuming = Consuming(mode, ack_batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
         self._at_most_once = mode is AckMode.AUTO
         self._reconnecting = Reconnecting(self._server.where, backoff=backoff, fail_fast=fail_fast)
-        self._copies = Copies(outlive=self._at_most_once)
+        self._publisher = Publisher(self._server, backoff, self.wake)
+        self._copies = Copies(
+            self._publisher, self._topology, outlive=self._at_most_once, current=lambda: self._session
+        )
         self._queues: list[str] = []
         self._session: Session | None = None
         self._connected_at: float | None = None
@@ -106,6 +115,7 @@ class RabbitMqAdapter(Adapter):
         self.close()
         self._queues = subjects_of(consumers)
         self._owner = threading.get_ident()
+        self._connected_at = None
         self._connect()
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
@@ -119,9 +129,10 @@ class RabbitMqAdapter(Adapter):
                 self._woken.wait(min(wait_s, self._reconnecting.wait_s))
             else:
                 try:
-                    self._copies.retry_due(session)
-                    session.pump(limit, wait_s, self._woken.is_set)
-                    deliveries = session.take(limit)
+                    self._copies.settle()
+                    session.pump(limit, self.full_subjects, wait_s, self._woken.is_set)
+                    self._copies.settle()
+                    deliveries = session.take(limit, self.full_subjects)
                 except LOST as error:
                     self._lose(error)
             if deliveries or self._woken.is_set() or time.monotonic() >= until:
@@ -146,25 +157,19 @@ class RabbitMqAdapter(Adapter):
         return self._settle(token, lambda: token.session.give_back(token.tag))
 
     def publish(self, message: Message) -> None:
-        properties = properties_of(message, message.headers)
-        self._publish(lambda publisher: publisher.to_queue(message.subject, message.body, properties))
+        self.publish_many([message])
 
     def publish_many(self, messages: Sequence[Message]) -> None:
-        items = [(each.subject, each.body, properties_of(each, each.headers)) for each in messages]
-        self._publish(lambda publisher: publisher.all_to_queues(items))
-
-    def _publish(self, act: Callable[[Publisher], None]) -> None:
         self._check_owner()
-        session = self._session or self._connect()
-        if session is None:
-            raise AdapterError(f"not connected to {self._server.where}")
-        try:
-            act(session.publisher)
-        except LOST as error:
-            self._lose(error)
-            raise AdapterError(
-                f"the connection was lost before the broker confirmed the message, send it again: {describe(error)}"
-            ) from error
+        self._publisher.send_and_wait(
+            [
+                item_for(
+                    self._topology.work_place(each.subject), each.body, properties_of(each, each.headers)
+                )
+                for each in messages
+            ],
+            self._keep_alive,
+        )
 
     def wake(self) -> None:
         if self._woken.is_set():
@@ -182,14 +187,14 @@ class RabbitMqAdapter(Adapter):
         return self._session is not None
 
     def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            try:
-                if self._at_most_once:
-                    self._copies.retry_due(session, also_early=True)
-                session.close()
-            except LOST as error:
-                log.warning("close_failed", extra={"broker": self._server.where, "error": describe(error)})
+        try:
+            self._wait_for_copies()
+            session, self._session = self._session, None
+            if session is not None:
+                within(session.close, _CLOSE_S)
+        except LOST as error:
+            log.warning("close_failed", extra={"broker": self._server.where, "error": describe(error)})
+        self._publisher.close()
         if self._at_most_once and self._copies:
             log.error("messages_lost", extra={"count": len(self._copies)})
 
@@ -202,7 +207,14 @@ class RabbitMqAdapter(Adapter):
         self._attempts += 1
         try:
             connection = self._server.connect(self._attempts - 1)
-            session = Session(connection, self._topology, self._queues, self._consuming)
+            session = Session(
+                connection,
+                self._topology,
+                self._queues,
+                self._consuming,
+                window=self._consuming.window(self.capacity),
+                again=self._connected_at is not None,
+            )
         except LOST as error:
             advice = remedy_for(error)
             is_gone = isinstance(error, pika_errors.ChannelClosedByBroker) and advice is not None
@@ -241,7 +253,29 @@ class RabbitMqAdapter(Adapter):
         self, delivery: Delivery, goal: Goal, result: Result | None = None, after_s: float = 0.0
     ) -> bool:
         copy = Copy(delivery.message, delivery.token, goal, result, time.monotonic() + after_s)
-        return self._settle(copy.token, lambda: self._copies.make(self._session, copy))
+        return self._settle(copy.token, lambda: self._copies.make(copy))
+
+    def _keep_alive(self) -> None:
+        """Serve the consuming connection while a message is published."""
+        if self._session is not None:
+            try:
+                self._session.pump(0, (), 0.0, self._woken.is_set)
+            except LOST as error:
+                self._lose(error)
+
+    def _wait_for_copies(self) -> None:
+        """Give the copies that are out a short time to be confirmed, so that their originals do not come again."""
+        if self._at_most_once:
+            self._copies.retry_due(also_early=True)
+        until = time.monotonic() + (_LAST_COPIES_AUTO_S if self._at_most_once else _LAST_COPIES_S)
+        while self._copies.sent and time.monotonic() < until:
+            if self._session is not None:
+                self._woken.clear()
+                self._copies.settle()
+                self._session.pump(0, (), 0.05, self._woken.is_set)
+            else:
+                self._woken.wait(0.05)
+            self._copies.settle()
 
     def _check_owner(self) -> None:
         if self._owner is not None and self._owner != threading.get_ident():

@@ -6,15 +6,19 @@ import heapq
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from idempotent.adapters.copies import dead_letter_headers, delayed_headers, fit_headers
+from idempotent.adapters.rabbitmq.lanes import Item, NotTakenError, Parcel, TooLargeError
 from idempotent.adapters.rabbitmq.messages import properties_of
-from idempotent.adapters.rabbitmq.publisher import NotTakenError, TooLargeError
+from idempotent.adapters.rabbitmq.publisher import Publisher, item_for, takes
 from idempotent.adapters.rabbitmq.session import Session, Token
+from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.adapters.reconnecting import describe
+from idempotent.errors import AdapterError
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
@@ -34,7 +38,7 @@ class Goal(Enum):
     """A copy is impossible: the delivery itself returns to its queue."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Copy:
     """One delivery that is settled by a confirmed copy.
 
@@ -54,96 +58,120 @@ class Copy:
     due: float
     refusals: int = 0
 
-    def publish(self, session: Session) -> None:
-        """Send the copy, and return when the broker has confirmed it.
+    def item(self, topology: Topology) -> Item:
+        """The message to publish, and where to.
 
         Raises:
-            NotTakenError: the broker refused the copy.
-            AMQPError, OSError: the connection is lost.
+            NotTakenError: it cannot be published.
         """
         queue, message = self.token.queue, self.message
         if self.goal is Goal.DEAD_LETTER:
             assert self.result is not None
             headers = fit_headers(
                 dead_letter_headers(message, queue, self.result),
-                lambda some: session.publisher.takes(properties_of(message, some)),
+                lambda some: takes(properties_of(message, some)),
             )
-            properties = properties_of(message, headers)
-            session.publisher.to_dead_letters(queue, message.body, properties)
-            return
+            return item_for(topology.dead_place(queue), message.body, properties_of(message, headers))
         properties = properties_of(message, delayed_headers(message, queue))
         if self.goal is Goal.QUEUE:
-            session.publisher.to_queue(queue, message.body, properties)
-        else:
-            delay_s = max(self.due - time.monotonic(), 0.0)
-            session.publisher.to_delay(queue, delay_s, message.body, properties)
+            return item_for(topology.work_place(queue), message.body, properties)
+        delay_s = max(self.due - time.monotonic(), 0.0)
+        return item_for(topology.delay_place(queue, delay_s), message.body, properties)
 
 
 class Copies:
-    """Sends copies, and retries those that the broker refuses; their originals stay unacknowledged.
+    """Sends copies without waiting for them, acknowledges the originals of confirmed ones, retries refused ones.
 
-    A delayed copy that is too large is not retried: its original waits here, and returns to its queue when it is due.
+    The originals stay unacknowledged meanwhile. A delayed copy that is too large is not retried: its original waits
+    here, and returns to its queue when it is due.
 
     Args:
+        publisher: sends them.
+        topology: knows where to.
         outlive: send copies also after the session of their original ended, because the original is acknowledged.
+        current: the present session; None while disconnected.
     """
 
-    def __init__(self, *, outlive: bool) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        topology: Topology,
+        *,
+        outlive: bool,
+        current: Callable[[], Session | None],
+    ) -> None:
+        self._publisher = publisher
+        self._topology = topology
         self._outlive = outlive
+        self._current = current
+        self._sent: dict[Copy, None] = {}
         self._refused: list[tuple[float, int, Copy]] = []
         self._ties = itertools.count()
 
     def __len__(self) -> int:
-        """How many copies wait for another attempt."""
-        return len(self._refused)
+        """How many copies are not confirmed yet."""
+        return len(self._sent) + len(self._refused)
 
-    def make(self, session: Session | None, copy: Copy) -> None:
-        """Send a copy, then acknowledge the original. A refused copy is sent again later.
+    @property
+    def sent(self) -> int:
+        """How many copies the publisher has."""
+        return len(self._sent)
+
+    def make(self, copy: Copy) -> None:
+        """Send a copy; `settle` acknowledges its original. Returns at once."""
+        try:
+            item = copy.item(self._topology)
+        except NotTakenError as error:
+            self._refuse(copy, error)
+            return
+        self._sent[copy] = None
+        self._publisher.send(
+            Parcel([item], wanted=lambda: self._is_wanted(copy), copy=copy), lane=item.place.queue
+        )
+
+    def settle(self) -> None:
+        """Acknowledge the originals of confirmed copies, and send the refused copies that are due.
 
         Raises:
-            AMQPError, OSError: the connection is lost.
+            AMQPError, OSError: the consuming connection is lost.
         """
-        if session is None:
-            self._later(copy)
-            return
-        if copy.goal is Goal.ORIGINAL:
-            session.give_back(copy.token.tag)
-            return
-        goal = copy.goal
-        try:
-            copy.publish(session)
-        except NotTakenError as error:
-            copy.refusals += 1
-            if isinstance(error, TooLargeError) and copy.goal is Goal.DELAY and not self._outlive:
-                copy.goal = Goal.ORIGINAL
-                self._push(copy, copy.due)
-            else:
-                self._later(copy)
-            log.error(  # noqa: TRY400 - the reason is in the message
-                "copy_refused",
-                extra={"goal": goal.value, "queue": copy.token.queue, "error": describe(error)},
-            )
-            return
-        except BaseException:
-            # The broker delivers the unacknowledged original again; with `outlive` it was acknowledged already.
-            if self._outlive:
-                self._later(copy)
-            raise
-        if copy.token.session is session:
-            session.acknowledge(copy.token.tag)
+        for parcel in self._publisher.finished():
+            copy: Copy = parcel.copy
+            self._sent.pop(copy, None)
+            if not self._is_wanted(copy):
+                continue
+            if parcel.error is not None:
+                self._refuse(copy, parcel.error)
+            elif (session := self._current()) is copy.token.session and session is not None:
+                session.acknowledge(copy.token.tag)
+        self.retry_due()
 
-    def retry_due(self, session: Session, *, also_early: bool = False) -> None:
+    def retry_due(self, *, also_early: bool = False) -> None:
         """Send the refused copies that are due. Raises AMQPError or OSError when the connection is lost."""
         now = time.monotonic()
         for _ in range(len(self._refused)):
             if self._refused[0][0] > now and not also_early:
                 return
             copy = heapq.heappop(self._refused)[2]
-            if copy.token.session is session or self._outlive:
-                self.make(session, copy)
+            if not self._is_wanted(copy):
+                continue
+            if copy.goal is Goal.ORIGINAL:
+                copy.token.session.give_back(copy.token.tag)
+            else:
+                self.make(copy)
 
-    def _later(self, copy: Copy) -> None:
-        self._push(copy, time.monotonic() + _BACKOFF.delay_s(max(copy.refusals, 1)))
+    def _is_wanted(self, copy: Copy) -> bool:
+        # The broker delivers the unacknowledged originals of another session again.
+        return self._outlive or copy.token.session is self._current()
 
-    def _push(self, copy: Copy, due: float) -> None:
+    def _refuse(self, copy: Copy, error: AdapterError) -> None:
+        log.error(
+            "copy_refused",
+            extra={"goal": copy.goal.value, "queue": copy.token.queue, "error": describe(error)},
+        )
+        copy.refusals += 1
+        due = time.monotonic() + _BACKOFF.delay_s(copy.refusals)
+        if isinstance(error, TooLargeError) and copy.goal is Goal.DELAY and not self._outlive:
+            copy.goal = Goal.ORIGINAL
+            due = copy.due
         heapq.heappush(self._refused, (due, next(self._ties), copy))

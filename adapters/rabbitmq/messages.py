@@ -74,9 +74,8 @@ def properties_of(message: Message, headers: Mapping[str, Any]) -> Any:
 
 
 def _identity(key: Any, message_id: str | bytes | None) -> str | bytes | None:
-    if key is not None:
-        return key if isinstance(key, (str, bytes)) else str(key)
-    return message_id or None
+    text = key if key is None or isinstance(key, (str, bytes)) else str(key)
+    return text or message_id or None
 
 
 def _sendable(value: Any) -> Any:

@@ -1,148 +1,251 @@
-"""Publisher: sends messages and waits until the broker confirms them."""
+"""Publisher: a connection of its own, served by a thread of its own, that sends messages with confirms."""
 
 from __future__ import annotations
 
+import logging
 import struct
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from idempotent.adapters.rabbitmq.client import pika_errors
-from idempotent.adapters.rabbitmq.topology import ASK_AGAIN_S, Topology
+from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error
+from idempotent.adapters.rabbitmq.lanes import Item, Lane, NotTakenError, Parcel, TooLargeError
+from idempotent.adapters.rabbitmq.server import Server
+from idempotent.adapters.rabbitmq.topology import Place
+from idempotent.adapters.reconnecting import Reconnecting, describe
 from idempotent.errors import AdapterError
+from idempotent.policy import Backoff
 
-_TRANSACTION: Final = 500
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S: Final = 60.0
 # The broker's and pika's frame_max, less the frame's own bytes. A longer header ends the whole connection.
 _MOST_HEADER_BYTES: Final = 131_072 - 64
-# RabbitMQ's words for a body that is larger than its `max_message_size`.
-_MAX_MESSAGE_SIZE: Final = "max size"
+_SHORT_STRING_BYTES: Final = 255
+# How long the broker has to answer that the connection is closed. During an alarm it does not.
+_CLOSE_S: Final = 1.0
+_BRIEF_S: Final = 1.0
+_CONFIRM_S: Final = 60.0
+_MOST_ITEMS: Final = 500
+_MEANWHILE_S: Final = 0.5
 _UNENCODABLE: Final = (
-    *(pika_errors.ProtocolSyntaxError, pika_errors.ShortStringTooLong),
+    *(pika_errors.ProtocolSyntaxError, pika_errors.ShortStringTooLong, RecursionError),
     *(struct.error, ValueError, TypeError, AssertionError),
 )
 
 
-class NotTakenError(AdapterError):
-    """The broker refused the message."""
-
-
-class TooLargeError(NotTakenError):
-    """The broker refused the message because of its size, and always will."""
-
-
 class Publisher:
-    """Has a channel of its own with confirms: the consuming channel neither waits for them nor dies of a refusal.
+    """Sends parcels, each in the lane of its destination, so that a destination that does not answer stops no other.
+
+    The broker stops reading from a connection that publishes while it is short of memory or disk. So this one does
+    nothing else: deliveries and acknowledgements have the consuming connection.
 
     Args:
-        connection: opens the channel.
-        topology: creates missing queues if it may.
+        server: where to connect; the first parcel does.
+        backoff: waits between attempts to connect.
+        on_finished: called in the publisher's thread when a parcel that repeats is finished.
     """
 
-    def __init__(self, connection: Any, topology: Topology) -> None:
-        self._connection = connection
-        self._topology = topology
-        self._channel: Any = None
+    def __init__(self, server: Server, backoff: Backoff, on_finished: Callable[[], None]) -> None:
+        """Start no thread yet."""
+        self._server = server
+        self._reconnecting = Reconnecting(f"{server.where} (publishing)", backoff=backoff)
+        self._on_finished = on_finished
+        self._new: deque[tuple[str, Parcel]] = deque()
+        self._finished: deque[Parcel] = deque()
+        self._lanes: dict[str, Lane] = {}
         self._asked: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._connection: Any = None
+        self._opened_at: float | None = None
+        self._error: BaseException | None = None
 
-    def to_queue(self, queue: str, body: bytes, properties: Any) -> None:
-        """Send to a work queue.
+    def send(self, parcel: Parcel, lane: str = "") -> None:
+        """Send a parcel after the others of its lane, and return at once."""
+        self._new.append((lane, parcel))
+        with self._lock:
+            if self._thread is None:
+                self._closing = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._closing,), name="idempotent-publisher", daemon=True
+                )
+                self._thread.start()
+            elif self._connection is not None:
+                self._connection.ioloop.add_callback_threadsafe(self._take_new)
 
-        Raises:
-            NotTakenError: the broker refused the message.
-            AMQPError, OSError: the connection is lost; the broker may have the message.
-        """
-        self._send(queue, body, properties, lambda: self._topology.ensure_plain(self._connection, queue))
+    def send_and_wait(self, items: Sequence[Item], meanwhile: Callable[[], None]) -> None:
+        """Send messages in their order, and return when the broker has confirmed all of them.
 
-    def all_to_queues(self, items: Sequence[tuple[str, bytes, Any]]) -> None:
-        """Send bodies and properties to queues, many per transaction: with confirms pika would wait for each alone.
+        Args:
+            items: the messages.
+            meanwhile: called now and then while this waits.
 
         Raises:
             NotTakenError: the broker refused one of them.
-            AMQPError, OSError: the connection is lost; the broker may have all of them.
+            AdapterError: the connection was lost, or the broker did not answer; it may have all of them.
         """
-        returned: list[tuple[str, bytes, Any]] = []
-        with self._connection.channel() as channel:
-            channel.add_on_return_callback(
-                lambda _, method, properties, body: returned.append((method.routing_key, body, properties))
+        chunks = [items[start : start + _MOST_ITEMS] for start in range(0, len(items), _MOST_ITEMS)]
+        parcels = [Parcel(chunk, repeat=False) for chunk in chunks]
+        for parcel in parcels:
+            self.send(parcel)
+        until = time.monotonic() + _CONFIRM_S
+        for parcel in parcels:
+            while not parcel.done.wait(_MEANWHILE_S):
+                meanwhile()
+                if time.monotonic() >= until:
+                    for each in parcels:
+                        each.wanted = _no
+                    raise AdapterError(
+                        f"the broker did not confirm the message within {_CONFIRM_S:g} s, send it again: is it short "
+                        "of memory or disk, or the queue without a majority?"
+                    )
+            if parcel.error is not None:
+                raise parcel.error
+
+    def finished(self) -> Iterator[Parcel]:
+        """The parcels that repeat and were finished since the last call."""
+        while self._finished:
+            yield self._finished.popleft()
+
+    def close(self) -> None:
+        """Disconnect, at once if the broker does not answer. It may have what it did not confirm."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._closing.set()
+            if self._connection is not None:
+                self._connection.ioloop.add_callback_threadsafe(self._disconnect)
+        if thread is not None:
+            thread.join(2 * _CLOSE_S)
+        self._new.clear()
+        self._lanes = {}
+
+    # In the publisher's thread
+
+    def _run(self, closing: threading.Event) -> None:
+        attempts = 0
+        while not closing.wait(self._reconnecting.wait_s):
+            self._serve(attempts, closing)
+            attempts += 1
+
+    def _serve(self, attempt: int, closing: threading.Event) -> None:
+        """One connection, until it ends."""
+        self._error, self._opened_at = None, None
+        connection = self._server.publishing(
+            attempt,
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_end,
+            on_close_callback=self._on_end,
+        )
+        with self._lock:
+            if not closing.is_set():
+                self._connection = connection
+        try:
+            if self._connection is connection:
+                connection.ioloop.start()
+        except Exception as error:  # whatever a callback raises
+            log.exception("publisher_failed")
+            self._error = error
+        finally:
+            with self._lock:
+                self._connection = None
+            connection.ioloop.close()
+        if not closing.is_set():
+            self._lose(plain_error(self._error or ConnectionError("the connection ended")))
+
+    def _on_open(self, connection: Any) -> None:
+        self._reconnecting.succeeded()
+        self._opened_at = time.monotonic()
+        for lane in self._lanes.values():
+            lane.connected(connection)
+        self._take_new()
+
+    def _on_end(self, connection: Any, error: BaseException) -> None:
+        self._error = error
+        connection.ioloop.stop()
+
+    def _lose(self, error: BaseException) -> None:
+        if self._opened_at is None:
+            reason = AdapterError(f"not connected to {self._server.where}: {describe(error)}")
+        else:
+            reason = AdapterError(
+                f"the connection was lost before the broker confirmed the message, send it again: {describe(error)}"
             )
-            channel.tx_select()
-            try:
-                for number, (queue, body, properties) in enumerate(items, 1):
-                    _publish(channel, queue, body, properties)
-                    if number % _TRANSACTION == 0 or number == len(items):
-                        channel.tx_commit()
-            except pika_errors.ChannelClosedByBroker as error:
-                raise NotTakenError(f"the broker refuses a message: {error.reply_text}") from error
-            # Unroutable messages were returned before the commit was answered; this runs their callbacks.
-            self._connection.process_data_events(0)
-        for queue, body, properties in returned:
-            self.to_queue(queue, body, properties)
+        self._take_new()
+        for lane in self._lanes.values():
+            lane.lost(reason)
+        if self._opened_at is None or time.monotonic() - self._opened_at < _BRIEF_S:
+            self._reconnecting.failed(error)
+        else:
+            self._reconnecting.lost(error)
 
-    def to_dead_letters(self, queue: str, body: bytes, properties: Any) -> None:
-        """Send to the dead-letter queue of `queue`. Raises as `to_queue`."""
-        dead = self._topology.dead(queue)
-        self._send(dead, body, properties, lambda: self._topology.ensure_dead(self._connection, queue))
+    def _take_new(self) -> None:
+        while self._new:
+            name, parcel = self._new.popleft()
+            lane = self._lanes.get(name)
+            if lane is None:
+                lane = self._lanes[name] = Lane(self._finish, self._is_fresh)
+                if self._connection is not None and self._connection.is_open:
+                    lane.connected(self._connection)
+            lane.add(parcel)
 
-    def to_delay(self, queue: str, delay_s: float, body: bytes, properties: Any) -> None:
-        """Have a message delivered to `queue` after at least `delay_s` seconds. Raises as `to_queue`."""
-        name, _ = self._topology.delay(queue, delay_s)
+    def _finish(self, parcel: Parcel) -> None:
+        if parcel.repeat:
+            self._finished.append(parcel)
+            self._on_finished()
+        parcel.done.set()
 
-        def ensure() -> None:
-            self._topology.ensure_delay(self._connection, queue, delay_s)
-            self._asked[name] = time.monotonic()
+    def _is_fresh(self, queue: str) -> bool:
+        """Whether a queue that expires was declared lately. If not, the caller declares it now."""
+        now = time.monotonic()
+        if now - self._asked.get(queue, -ASK_AGAIN_S) < ASK_AGAIN_S:
+            return True
+        self._asked[queue] = now
+        return False
 
-        # A passive declaration keeps the queue from expiring.
-        if time.monotonic() - self._asked.get(name, -ASK_AGAIN_S) >= ASK_AGAIN_S:
-            self._or_not_taken(name, ensure)
-        self._send(name, body, properties, ensure)
-
-    def _send(self, queue: str, body: bytes, properties: Any, ensure: Callable[[], None]) -> None:
-        try:
-            self._publish(queue, body, properties)
-        except pika_errors.UnroutableError:
-            self._or_not_taken(queue, ensure)
-            try:
-                self._publish(queue, body, properties)
-            except pika_errors.UnroutableError as error:
-                raise NotTakenError(f"queue {queue!r} does not exist") from error
-
-    def _publish(self, queue: str, body: bytes, properties: Any) -> None:
-        if self._channel is None or not self._channel.is_open:
-            self._channel = self._connection.channel()
-            self._channel.confirm_delivery()
-        try:
-            _publish(self._channel, queue, body, properties)
-        except pika_errors.NackError as error:
-            raise NotTakenError(f"queue {queue!r} refuses it; is it full, or without a majority?") from error
-        except pika_errors.ChannelClosedByBroker as error:
-            kind = TooLargeError if _MAX_MESSAGE_SIZE in error.reply_text else NotTakenError
-            raise kind(f"the broker refuses it for queue {queue!r}: {error.reply_text}") from error
-
-    @staticmethod
-    def takes(properties: Any) -> bool:
-        """Whether headers are small enough.
-
-        Raises:
-            NotTakenError: AMQP cannot encode them.
-        """
-        return _size_of(properties) <= _MOST_HEADER_BYTES
-
-    @staticmethod
-    def _or_not_taken(queue: str, ensure: Callable[[], None]) -> None:
-        try:
-            ensure()
-        except pika_errors.ChannelClosedByBroker as error:
-            raise NotTakenError(f"queue {queue!r} cannot be created: {error.reply_text}") from error
+    def _disconnect(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        # Its end, in either way, calls _on_end.
+        connection.ioloop.call_later(_CLOSE_S, lambda: _abort(connection))
+        with suppress(*LOST):
+            connection.close()
 
 
-def _publish(channel: Any, queue: str, body: bytes, properties: Any) -> None:
+def _abort(connection: Any) -> None:
+    """End a connection whose broker does not answer; pika has no other way."""
+    transport = getattr(connection, "_transport", None)
+    if transport is not None:
+        transport.abort()
+
+
+def item_for(place: Place, body: bytes, properties: Any) -> Item:
+    """A message that can be published.
+
+    Raises:
+        TooLargeError: the headers are too large.
+        NotTakenError: AMQP cannot encode the headers, or the name of the queue.
+    """
     size = _size_of(properties)
     if size > _MOST_HEADER_BYTES:
         raise TooLargeError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
-    try:
-        channel.basic_publish("", queue, body, properties, mandatory=True)
-    except (struct.error, pika_errors.ShortStringTooLong) as error:
-        raise NotTakenError(f"no queue can be named {queue!r}") from error
+    if len(place.queue.encode(errors="replace")) > _SHORT_STRING_BYTES:
+        raise NotTakenError(f"no queue can be named {place.queue!r}")
+    return Item(place, body, properties)
+
+
+def takes(properties: Any) -> bool:
+    """Whether headers are small enough.
+
+    Raises:
+        NotTakenError: AMQP cannot encode them.
+    """
+    return _size_of(properties) <= _MOST_HEADER_BYTES
 
 
 def _size_of(properties: Any) -> int:
@@ -150,3 +253,7 @@ def _size_of(properties: Any) -> int:
         return sum(map(len, properties.encode()))
     except _UNENCODABLE as error:
         raise NotTakenError(f"the headers cannot be sent: {error!r}") from error
+
+
+def _no() -> bool:
+    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +14,20 @@ from idempotent.adapters.base import Delivery
 from idempotent.adapters.rabbitmq.acks import Acks, Batched, EachAtOnce
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors
 from idempotent.adapters.rabbitmq.messages import Received, message_from
-from idempotent.adapters.rabbitmq.options import AckMode, Consuming
-from idempotent.adapters.rabbitmq.publisher import Publisher
-from idempotent.adapters.rabbitmq.topology import Topology
+from idempotent.adapters.rabbitmq.options import AckMode, Consuming, Window
+from idempotent.adapters.rabbitmq.reading import fault_in
+from idempotent.adapters.rabbitmq.topology import Topology, get
+from idempotent.adapters.rabbitmq.windows import Windows
+from idempotent.adapters.turns import Turns
+from idempotent.errors import MessageError
 
 # How often the connection is served while deliveries are available.
 _PUMP_EVERY_S: Final = 0.05
 _PULL_EVERY_S: Final = 0.1
 # After this long without a message, the broker is asked whether the consumers still exist.
 _DOUBT_AFTER_S: Final = 60.0
+# The broker adds this header to each message of a stream.
+_STREAM_HEADER: Final = "x-stream-offset"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +40,7 @@ class Token:
 
 
 class Session:
-    """A connection with a channel that consumes and one that publishes.
+    """A connection with a channel that consumes. It publishes nothing, so no alarm of the broker blocks it.
 
     The session ends with its connection, when a channel is closed, or when the broker cancels a consumer. The broker
     delivers its unsettled messages again in the next session.
@@ -45,54 +50,73 @@ class Session:
         topology: creates missing queues.
         queues: the queues to consume.
         consuming: how to consume.
+        window: how many unacknowledged messages of a queue the broker may send.
+        again: there was a session before, so a missing work queue has been deleted.
 
     Raises:
         AMQPError, OSError: the broker refused, or the connection was lost.
+        AdapterError: a work queue has been deleted.
     """
 
     def __init__(
-        self, connection: Any, topology: Topology, queues: Sequence[str], consuming: Consuming
+        self,
+        connection: Any,
+        topology: Topology,
+        queues: Sequence[str],
+        consuming: Consuming,
+        *,
+        window: Window,
+        again: bool = False,
     ) -> None:
         self._connection = connection
         self._consuming = consuming
-        self._queues = deque(queues)
-        self._inbox: deque[tuple[str, Received, bytes]] = deque()
+        # Each queue and the work queue whose messages it has, in the order in which they are pulled.
+        self._queues = deque(topology.consumed(queues))
+        self._inbox: Turns[tuple[str, Received, bytes]] = Turns()
         self._unsettled: set[int] = set()
+        self._suspects: set[str] = set()
+        self._no_streams: set[str] = set()
         self._cancelled: Any = None
         self._next_pump = 0.0
         self._heard_at = time.monotonic()
         self._topology = topology
-        self.publisher = Publisher(connection, topology)
+        self._windows = Windows(window)
         try:
-            topology.ensure_work(connection, queues)
+            topology.ensure_work(connection, queues, again=again)
             self._channel = connection.channel()
-            self._acks = _acks(self._channel, consuming)
+            self._acks = _acks(self._channel, consuming, window)
             if not consuming.pull:
-                self._subscribe(queues)
+                self._channel.add_on_cancel_callback(self._on_cancel)
+                for queue, work in self._queues:
+                    self._subscribe(queue, work, window.prefetch)
         except BaseException:
             self.abandon()
             raise
 
     # Deliveries
 
-    def take(self, limit: int) -> list[Delivery]:
-        """At most `limit` deliveries that have arrived."""
+    def take(self, limit: int, full: Container[str]) -> list[Delivery]:
+        """At most `limit` deliveries that have arrived from queues that are not `full`."""
         deliveries: list[Delivery] = []
-        while self._inbox and len(deliveries) < limit:
-            queue, received, body = self._inbox.popleft()
+        while len(deliveries) < limit and (arrived := self._inbox.take(full)) is not None:
+            queue, received, body = arrived
             tag = received.method.delivery_tag
             self._unsettled.add(tag)
-            deliveries.append(Delivery(message_from(queue, received, body), Token(self, queue, tag)))
+            fault = fault_in(received.properties)
+            error = None if fault is None else MessageError(f"a part of the message cannot be read: {fault}")
+            deliveries.append(Delivery(message_from(queue, received, body), Token(self, queue, tag), error))
             if self._consuming.ack is AckMode.AUTO:
                 self._acks.finish(tag)
         if self._consuming.ack is AckMode.AUTO:
             self._acks.flush()
         return deliveries
 
-    def pump(self, limit: int, timeout_s: float, has_been_woken: Callable[[], bool]) -> None:
+    def pump(
+        self, limit: int, full: Container[str], timeout_s: float, has_been_woken: Callable[[], bool]
+    ) -> None:
         """Serve the connection: heartbeats, deliveries, due acknowledgements.
 
-        Returns when a delivery is available and `limit` is not 0, after `timeout_s` seconds, or when woken.
+        Returns when `take` has a delivery and `limit` is not 0, after `timeout_s` seconds, or when woken.
 
         Raises:
             AMQPError, OSError: the session has ended.
@@ -101,16 +125,19 @@ class Session:
         while True:
             self._acks.flush_due()
             if self._consuming.pull:
-                self._pull(limit)
+                self._pull(limit, full)
             now = time.monotonic()
-            done = self._has(limit) or has_been_woken() or now >= until
-            if not self._has(limit) or now >= self._next_pump:
+            has_some = limit > 0 and self._inbox.has(full)
+            done = has_some or has_been_woken() or now >= until
+            if not has_some or now >= self._next_pump:
                 self._work(0.0 if done else until - now)
-            if done or self._has(limit):
+            has_some = limit > 0 and self._inbox.has(full)
+            if limit and not has_some:
+                for queue, work, more in self._windows.full():
+                    if work not in full:
+                        self._subscribe(queue, work, more)
+            if done or has_some:
                 return
-
-    def _has(self, limit: int) -> bool:
-        return bool(self._inbox) and limit > 0
 
     def _work(self, wait_s: float) -> None:
         limits = [wait_s, self._acks.due_in_s, _PULL_EVERY_S if self._consuming.pull else None]
@@ -120,6 +147,8 @@ class Session:
             raise pika_errors.ConsumerCancelled(self._cancelled)
         if not self._channel.is_open:
             raise pika_errors.ChannelWrongStateError("the broker closed the channel")
+        while self._suspects:
+            self._refuse_stream(self._suspects.pop())
         if not self._consuming.pull:
             self._check_consumers()
 
@@ -128,9 +157,15 @@ class Session:
         if time.monotonic() - self._heard_at < _DOUBT_AFTER_S:
             return
         self._heard_at = time.monotonic()
-        for queue in self._queues:
+        for queue, _ in self._queues:
             if not self._topology.consumers(self._connection, queue):
                 raise pika_errors.ChannelError(f"queue {queue!r} has no consumer any more")
+
+    def _refuse_stream(self, queue: str) -> None:
+        self._no_streams.add(queue)
+        channel = self._connection.channel()
+        get(channel, queue)
+        channel.close()  # returns the message
 
     # Settlements
 
@@ -144,10 +179,12 @@ class Session:
     def acknowledge(self, tag: int) -> None:
         """Acknowledge a delivery. Raises AMQPError or OSError when the session has ended."""
         if self._consuming.ack is not AckMode.AUTO:
+            self._windows.settled(tag)
             self._acks.finish(tag)
 
     def give_back(self, tag: int) -> None:
         """Return a delivery to its queue. Raises AMQPError or OSError when the session has ended."""
+        self._windows.settled(tag)
         self._acks.give_back(tag)
 
     # Ends
@@ -165,12 +202,13 @@ class Session:
 
     def close(self) -> None:
         """Send the last acknowledgements and close. Raises AMQPError or OSError when the session has ended."""
+        if not self._channel.is_open:
+            raise pika_errors.ChannelWrongStateError("the broker closed the channel")
         for consumer in self._channel.consumer_tags:
             self._channel.basic_cancel(consumer)
         self._acks.flush()
-        for _, received, _ in self._inbox:
+        for _, received, _ in self._inbox.clear():
             self._acks.give_back(received.method.delivery_tag)
-        self._inbox.clear()
         self._connection.close()
 
     def abandon(self) -> None:
@@ -180,45 +218,44 @@ class Session:
 
     # Private
 
-    def _subscribe(self, queues: Sequence[str]) -> None:
-        self._channel.basic_qos(
-            prefetch_count=self._consuming.prefetch, global_qos=self._consuming.per_channel_prefetch
-        )
-        self._channel.add_on_cancel_callback(self._on_cancel)
-        for queue in queues:
-            self._channel.basic_consume(queue, partial(self._on_message, queue))
+    def _subscribe(self, queue: str, work: str, prefetch: int) -> None:
+        self._channel.basic_qos(prefetch_count=prefetch, global_qos=self._consuming.per_channel_prefetch)
+        self._windows.opened(queue, work, prefetch)
+        self._channel.basic_consume(queue, partial(self._on_message, queue, work))
 
     def _on_cancel(self, frame: Any) -> None:
         self._cancelled = frame
 
-    def _on_message(self, queue: str, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+    def _on_message(
+        self, queue: str, work: str, channel: Any, method: Any, properties: Any, body: bytes
+    ) -> None:
         del channel
         self._heard_at = time.monotonic()
+        if _STREAM_HEADER in (properties.headers or ()) and queue not in self._no_streams:
+            self._suspects.add(queue)
         self._acks.delivered(method.delivery_tag)
-        self._inbox.append((queue, Received(method, properties), body))
+        self._windows.delivered(queue, method.delivery_tag)
+        self._inbox.add(work, (work, Received(method, properties), body))
 
-    def _pull(self, limit: int) -> None:
-        """Fetch one message at a time from each queue in turn, until all queues are empty."""
+    def _pull(self, limit: int, full: Container[str]) -> None:
+        """Fetch one message at a time from each queue in turn, until all queues are empty or full."""
         empty = 0
         while len(self._inbox) < limit and empty < len(self._queues):
-            queue = self._queues[0]
+            queue, work = self._queues[0]
             self._queues.rotate(-1)
-            method, properties, body = self._channel.basic_get(queue)
+            method, properties, body = (None, None, b"") if work in full else get(self._channel, queue)
             if method is None:
                 empty += 1
             else:
                 empty = 0
-                self._on_message(queue, self._channel, method, properties, body)
+                self._on_message(queue, work, self._channel, method, properties, body)
 
 
-def _acks(channel: Any, consuming: Consuming) -> Acks:
+def _acks(channel: Any, consuming: Consuming, window: Window) -> Acks:
     if consuming.ack is AckMode.MANUAL:
         return EachAtOnce(channel)
     return Batched(
-        channel,
-        batch=consuming.ack_batch,
-        interval_s=consuming.ack_interval_s,
-        prefetch=consuming.prefetch,
+        channel, batch=window.ack_batch, interval_s=consuming.ack_interval_s, prefetch=window.prefetch
     )
 
 

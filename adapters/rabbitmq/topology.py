@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from idempotent.adapters.rabbitmq.client import pika_errors
+from idempotent.adapters.rabbitmq.client import is_missing, pika_errors
 from idempotent.adapters.rabbitmq.options import QueueType
+from idempotent.errors import AdapterError
+
+log = logging.getLogger(__name__)
 
 DEAD_SUFFIX: Final = ".dead"
+DUE_SUFFIX: Final = ".retry.due"
 _SECONDS: Final = (
     *(0.1, 0.25, 0.5, 1, 2, 5, 10, 15, 30),
     *(60 * minutes for minutes in (1, 2, 5, 10, 15, 30)),
@@ -20,14 +25,29 @@ DELAYS_MS: Final = tuple(round(1000 * seconds) for seconds in _SECONDS)
 """The possible delays. Few, because each is a queue of its own."""
 # The broker deletes a queue without consumers and declarations after `x-expires`, with its messages.
 UNUSED_MS: Final = 10 * 60_000
-ASK_AGAIN_S: Final = 60.0
 _NOT_FOUND: Final = 404
+_NOT_IMPLEMENTED: Final = 540
 _QUORUM: Final = {
     "x-queue-type": "quorum",
     # The default is to republish without a confirm.
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A queue to publish to.
+
+    Attributes:
+        queue: its name.
+        arguments: to create it with when it is missing; None: it must exist.
+        expires: whether the broker deletes it when it is unused, so that a declaration has to keep it.
+    """
+
+    queue: str
+    arguments: dict[str, Any] | None
+    expires: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,87 +65,108 @@ class Topology:
     dead_letter_queue: str | None
 
     def dead(self, queue: str) -> str:
-        """The queue for the dead letters of `queue`."""
+        """The name of the queue for the dead letters of `queue`."""
         return self.dead_letter_queue or queue + DEAD_SUFFIX
+
+    def due(self, queue: str) -> str:
+        """The name of the queue to which the delayed messages of `queue` return, and that is consumed with it.
+
+        Not `queue` itself: where that one is full and refuses messages, a classic delay queue would drop them.
+        """
+        return queue if self._is_dead(queue) else queue + DUE_SUFFIX
 
     @staticmethod
     def delay(queue: str, delay_s: float) -> tuple[str, int]:
-        """The delay queue for at least `delay_s` seconds, and its milliseconds."""
+        """The name of the delay queue for at least `delay_s` seconds, and its milliseconds."""
         wanted_ms = 1000 * delay_s
         delay_ms = next((ms for ms in DELAYS_MS if ms >= wanted_ms), DELAYS_MS[-1])
         return f"{queue}.retry.{delay_ms}", delay_ms
 
-    def ensure_work(self, connection: Any, queues: Iterable[str]) -> None:
-        """Create the consumed queues and their dead-letter queues.
+    # Places to publish to
 
-        Raises:
-            AMQPError: one is missing and may not be made.
-        """
-        for queue in queues:
-            dead = self.dead(queue)
-            # A dead-letter queue that a redrive consumes needs none of its own.
-            if not queue.endswith(DEAD_SUFFIX) and queue != dead:
-                self.ensure(connection, dead, self._arguments())
-            self.ensure(connection, queue, self._work_arguments(dead))
+    def work_place(self, queue: str) -> Place:
+        """A work queue."""
+        return self._place(queue, self._work_arguments(self.dead(queue)))
 
-    def ensure_plain(self, connection: Any, queue: str) -> None:
-        """Create a queue to publish to.
+    def dead_place(self, queue: str) -> Place:
+        """The queue for the dead letters of `queue`."""
+        return self._place(self.dead(queue), self._arguments())
 
-        Raises:
-            AMQPError: a queue is missing and must not be created.
-        """
-        self.ensure(connection, queue, self._work_arguments(self.dead(queue)))
-
-    def ensure_dead(self, connection: Any, queue: str) -> None:
-        """Create the dead-letter queue of a queue.
-
-        Raises:
-            AMQPError: a queue is missing and must not be created.
-        """
-        self.ensure(connection, self.dead(queue), self._arguments())
-
-    def ensure_delay(self, connection: Any, queue: str, delay_s: float) -> None:
-        """Create the queue that returns messages to `queue` after `delay_s` seconds.
-
-        Raises:
-            AMQPError: a queue is missing and must not be created.
-        """
+    def delay_place(self, queue: str, delay_s: float) -> Place:
+        """The queue from which messages come back after at least `delay_s` seconds."""
         name, delay_ms = self.delay(queue, delay_s)
         arguments = {
             **self._arguments(),
             "x-message-ttl": delay_ms,
             "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": queue,
+            "x-dead-letter-routing-key": self.due(queue),
         }
-        if self.queue_type is QueueType.CLASSIC:
+        if self.queue_type is QueueType.QUORUM:
             # Passive declarations do not keep a quorum queue from expiring, with its messages.
-            arguments["x-expires"] = delay_ms + UNUSED_MS
-        else:
-            arguments.update(_QUORUM)
-        self.ensure(connection, name, arguments)
+            return self._place(name, {**arguments, **_QUORUM})
+        return self._place(name, {**arguments, "x-expires": delay_ms + UNUSED_MS}, expires=True)
 
-    def ensure(self, connection: Any, queue: str, arguments: dict[str, Any]) -> None:
-        """Create a durable queue.
+    def _place(self, queue: str, arguments: dict[str, Any], *, expires: bool = False) -> Place:
+        return Place(queue, arguments if self.declare else None, expires)
+
+    # Queues to consume
+
+    def consumed(self, queues: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """The queues to consume, each with the work queue whose messages it has."""
+        for queue in queues:
+            yield queue, queue
+            if self.due(queue) != queue:
+                yield self.due(queue), queue
+
+    def ensure_work(self, connection: Any, queues: Iterable[str], *, again: bool) -> None:
+        """Create the consumed queues and their dead-letter queues.
+
+        Args:
+            connection: to the broker.
+            queues: the work queues.
+            again: they existed before, so that a missing one has been deleted, with its bindings.
 
         Raises:
-            AMQPError: a queue is missing and must not be created.
+            AMQPError: one is missing and may not be made.
+            AdapterError: a work queue has been deleted.
         """
+        for queue, work in self.consumed(queues):
+            dead = self.dead(work)
+            # A dead-letter queue that a redrive consumes needs none of its own. Publishing a dead letter creates a
+            # missing queue; a worker that connects again must not wait for one that hangs.
+            if queue == work and not self._is_dead(queue) and not again:
+                self._ensure(connection, dead, self._arguments())
+            is_ours = queue != work
+            self._ensure(connection, queue, self._work_arguments(dead), was_there=again and not is_ours)
+
+    def _ensure(
+        self, connection: Any, queue: str, arguments: dict[str, Any], *, was_there: bool = False
+    ) -> None:
         # Passive first, because a declaration with other arguments than the queue's own is an error.
         try:
             _on_a_channel(connection, lambda channel: channel.queue_declare(queue, passive=True))
         except pika_errors.ChannelClosedByBroker as error:
             if error.reply_code != _NOT_FOUND or not self.declare:
                 raise
+            if was_there and is_missing(error):
+                raise AdapterError(
+                    f"queue {queue!r} was deleted while it was consumed. A new one would have none of its bindings, "
+                    "and messages would be lost without a trace: create it with its bindings, then start the worker"
+                ) from error
             _on_a_channel(
                 connection,
                 lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments),
             )
+            log.info("queue_created", extra={"queue": queue})
 
     @staticmethod
     def consumers(connection: Any, queue: str) -> int:
         """The number of consumers of a queue. Raises AMQPError if the queue does not exist."""
         found = _on_a_channel(connection, lambda channel: channel.queue_declare(queue, passive=True))
         return int(found.method.consumer_count)
+
+    def _is_dead(self, queue: str) -> bool:
+        return queue.endswith(DEAD_SUFFIX) or queue == self.dead_letter_queue
 
     def _arguments(self) -> dict[str, Any]:
         return {"x-queue-type": self.queue_type.value}
@@ -135,6 +176,26 @@ class Topology:
             return self._arguments()
         # By default a quorum queue drops messages that reach its delivery limit.
         return {**_QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+
+
+def get(channel: Any, queue: str) -> tuple[Any, Any, Any]:
+    """One message of a queue, as `basic_get` returns it.
+
+    Raises:
+        AdapterError: it is a stream. A consumer of a stream gets only what arrives later, and an acknowledgement
+            records nothing.
+        AMQPError, OSError: the broker refused, or the connection was lost.
+    """
+    try:
+        got: tuple[Any, Any, Any] = channel.basic_get(queue)
+    except (pika_errors.ChannelClosedByBroker, pika_errors.ConnectionClosedByBroker) as error:
+        if error.reply_code != _NOT_IMPLEMENTED:
+            raise
+        raise AdapterError(
+            f"{queue!r} is a stream, which the adapter does not support: its messages could be skipped. Consume a "
+            "classic or quorum queue that is bound to the same exchange"
+        ) from error
+    return got
 
 
 def _on_a_channel(connection: Any, act: Callable[[Any], Any]) -> Any:

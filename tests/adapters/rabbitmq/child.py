@@ -12,7 +12,7 @@ from idempotent import Message, Registry, Worker
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.checkers import TransactionalSqlChecker
 from idempotent.policy import Backoff
-from idempotent.testing.crashpoints import around, crash_points
+from idempotent.testing.crashpoints import AckPoints, around, crash_points
 from tests.adapters.rabbitmq.rabbit import SOON
 
 
@@ -39,8 +39,9 @@ def registry_over(queue, database, poison="poison"):
 
 def main(url, queue, database, ack):
     adapter = RabbitMqAdapter(url, ack=ack, prefetch=50, backoff=SOON)
-    adapter.settle = around(adapter.settle, "ack")
-    Worker(registry_over(queue, database), adapter, concurrency=2, gc_interval_s=None).run()
+    registry = registry_over(queue, database)
+    registry.observers.add(AckPoints())
+    Worker(registry, adapter, concurrency=2, gc_interval_s=None).run()
 
 
 if __name__ == "__main__":

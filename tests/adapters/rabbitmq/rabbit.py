@@ -49,6 +49,12 @@ class Rabbit:
             channel.queue_declare(queue, durable=True, arguments=arguments)
         return queue
 
+    def declare_all(self, queue, **arguments):
+        """What an adapter with `declare=False` needs."""
+        for name in (f"{queue}.dead", f"{queue}.retry.due", queue):
+            self.declare(name, **arguments)
+        return queue
+
     def delete(self, queue):
         with self.channel() as channel:
             channel.queue_delete(queue)
@@ -100,6 +106,7 @@ class Rabbit:
             for queue in self._made:
                 channel.queue_delete(queue)
                 channel.queue_delete(f"{queue}.dead")
+                channel.queue_delete(f"{queue}.retry.due")
 
 
 def hang_up(adapter):

@@ -43,7 +43,8 @@ def test_what_is_missing_is_declared(rabbit, opened, queue_type):
     adapter.settle(delivery, failed())
     (again,) = receive(adapter)
     adapter.settle(again, DEAD)
-    assert [letter.id for letter in rabbit.look(f"{queue}.dead")] == ["1"]
+    (letter,) = until(lambda: rabbit.look(f"{queue}.dead"), "a dead letter")
+    assert letter.id == "1"
     assert rabbit.exists(f"{queue}.retry.100")
     rabbit.delete(f"{queue}.retry.100")
 
@@ -61,7 +62,7 @@ def test_a_dead_letter_queue_can_be_shared(rabbit, opened):
     rabbit.send(Message(one, id="1"), Message(two, id="2"))
     for delivery in receive(adapter, 2):
         adapter.settle(delivery, DEAD)
-    letters = rabbit.look(dead)
+    letters = until(lambda: len(found := rabbit.look(dead)) == 2 and found, "two dead letters")
     assert {(letter.id, letter.headers["x-idempotent-origin"]) for letter in letters} == {
         ("1", one),
         ("2", two),
@@ -104,17 +105,30 @@ def test_an_unused_delay_queue_goes_but_never_with_messages(rabbit, queue, opene
 # Consuming
 
 
-def test_a_deleted_queue_is_made_again_and_consumed(rabbit, queue, opened):
+def test_a_deleted_queue_is_an_error_because_its_bindings_are_gone(rabbit, queue, opened):
     adapter = opened(queue)
     keep_working(adapter, 0.2)
     rabbit.delete(queue)
-    until(lambda: (keep_working(adapter, 0.1), rabbit.exists(queue))[1], "the queue")
+    with pytest.raises(AdapterError, match="was deleted while it was consumed"):
+        keep_working(adapter, 10)
+    assert not rabbit.exists(queue)
+
+
+@pytest.mark.parametrize("suffix", [".dead", ".retry.due"])
+def test_a_deleted_queue_of_the_adapter_is_made_again(rabbit, queue, opened, suffix):
+    adapter = opened(queue)
     rabbit.send(Message(queue, id="1"))
-    assert receive(adapter)
+    (delivery,) = receive(adapter)
+    rabbit.delete(f"{queue}{suffix}")
+    if suffix == ".retry.due":
+        # Its consumer is cancelled, and what the adapter has comes again.
+        (delivery,) = receive(adapter)
+    adapter.settle(delivery, DEAD)
+    until(lambda: (adapter.receive(0, 0.0), rabbit.exists(f"{queue}{suffix}"))[1], "the queue")
 
 
 def test_a_deleted_queue_that_may_not_be_made_again_is_an_error(rabbit, queue, opened):
-    rabbit.declare(f"{queue}.dead")
+    rabbit.declare_all(queue)
     adapter = opened(queue, declare=False)
     keep_working(adapter, 0.2)
     rabbit.delete(queue)
@@ -180,9 +194,44 @@ def test_pulling_takes_turns_and_nothing_ahead(rabbit, opened):
 def test_the_options_can_be_in_the_url(rabbit, queue):
     adapter = adapter_from_url(f"{rabbit.url}?ack=batched&prefetch=4&declare=no&heartbeat_s=5")
     assert adapter._consuming.ack is AckMode.BATCHED
-    assert (adapter._consuming.prefetch, adapter._consuming.ack_batch) == (4, 2)
+    window = adapter._consuming.window(100)
+    assert (window.prefetch, window.ack_batch, window.grows) == (4, 2, False)
     assert not adapter._topology.declare
-    adapter.open([consumer_of(queue)] if rabbit.declare(f"{queue}.dead") else [])
+    adapter.open([consumer_of(rabbit.declare_all(queue))])
     adapter.publish(Message(queue, id="1"))
     assert receive(adapter)
     adapter.close()
+
+
+# Full queues, streams
+
+
+def test_what_failed_comes_back_to_a_queue_that_is_full(rabbit, opened):
+    queue = rabbit.declare(rabbit.name(), **{"x-max-length": 3, "x-overflow": "reject-publish"})
+    adapter = opened(queue)
+    rabbit.send(*numbered(queue, 3))
+    for delivery in receive(adapter, 3):
+        adapter.settle(delivery, failed(0.5))
+    adapter.close()
+    rabbit.send(*(Message(queue, id=f"new-{number}") for number in range(3)))
+    until(lambda: rabbit.depth(f"{queue}.retry.due") == 3, "the failed messages")
+    ids = {delivery.message.id for delivery in receive(opened(queue), 6)}
+    assert ids == {"m-0", "m-1", "m-2", "new-0", "new-1", "new-2"}
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_a_stream_is_refused_before_a_handler_sees_its_messages(rabbit, opened, pull):
+    stream = rabbit.declare(rabbit.name(), **{"x-queue-type": "stream"})
+    adapter = opened(stream, pull=pull)
+    rabbit.send(Message(stream, id="1"))
+    with pytest.raises(AdapterError, match="is a stream"):
+        receive(adapter)
+
+
+def test_a_message_that_was_once_in_a_stream_is_as_good_as_others(rabbit, queue, opened):
+    adapter = opened(queue)
+    rabbit.send(Message(queue, id="1", headers={"x-stream-offset": 7}))
+    (delivery,) = receive(adapter)
+    adapter.settle(delivery, ACK)
+    adapter.close()
+    assert rabbit.depth(queue) == 0

@@ -13,6 +13,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.policy import Backoff
 from idempotent.redrive import redrive
+from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import run_for
 from tests.adapters.rabbitmq.rabbit import keep_working, numbered
 
@@ -51,6 +52,38 @@ def test_waiting_for_another_owner_does_not_eat_the_delivery_limit(rabbit):
     timer.join()
     assert done == ["1"]
     assert rabbit.depth(queue) == rabbit.depth(f"{queue}.dead") == 0
+
+
+def test_orderly_stops_do_not_eat_the_delivery_limit(rabbit):
+    queue = rabbit.declare(rabbit.name(), **{"x-queue-type": "quorum", "x-delivery-limit": 3})
+    rabbit.send(*numbered(queue, 50))
+    done = []
+    registry = Registry()
+
+    @registry.consumer(queue, group="g", checker=MemoryChecker())
+    def slow(message):
+        time.sleep(0.05)
+        done.append(message.id)
+
+    for _ in range(6):
+        worker, before = Worker(registry, rabbit.adapter(), gc_interval_s=None), len(done)
+        run_for(worker, lambda before=before: len(done) > before)
+        assert len(done) < 50, "too fast to mean anything"
+    until(lambda: rabbit.depth(queue) + len(done) == 50, "all the others back in their queue")
+    assert rabbit.depth(f"{queue}.dead") == 0
+
+
+@pytest.mark.parametrize("held", [1, 3])
+def test_deliveries_that_wait_do_not_keep_others_away(rabbit, queue, held):
+    checker, done = MemoryChecker(), []
+    registry = Registry()
+    consumer = registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.id))
+    requests = consumer.binding.requests
+    for message in numbered(queue, held):
+        checker.desk.claim(ClaimRequest(requests.of(message).key))
+    rabbit.send(*numbered(queue, held + 5))
+    # The worker takes two at once, so the broker sends two, until both wait for the owners of their keys.
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: len(done) == 5)
 
 
 def test_a_message_without_a_key_is_a_dead_letter_unless_the_consumer_takes_it(rabbit):

@@ -1,0 +1,117 @@
+"""Headers and properties that pika cannot decode: one message is rejected with the reason, and the others run."""
+
+import struct
+
+import pika
+import pytest
+
+from idempotent import Message, Registry, Worker
+from idempotent.adapters.rabbitmq.reading import fault_in, readable_properties
+from idempotent.checkers import MemoryChecker
+from idempotent.redrive import redrive
+from tests.adapters.rabbitmq.member import run_for
+from tests.adapters.rabbitmq.rabbit import receive
+
+MILLISECONDS = b"T" + struct.pack(">Q", 1_790_000_000_000)
+DEEP = 2000
+
+
+def nested(depth):
+    value = b"V"
+    for _ in range(depth):
+        value = b"A" + struct.pack(">I", len(value)) + value
+    return value
+
+
+UNREADABLE = {
+    "a timestamp in milliseconds": MILLISECONDS,
+    "the latest timestamp": b"T" + b"\xff" * 8,
+    "a timestamp in a list in a table": (
+        b"F" + struct.pack(">I", 17) + b"\x02at" + b"A" + struct.pack(">I", 9) + MILLISECONDS
+    ),
+    "lists in lists": nested(DEEP),
+}
+
+
+class Raw(pika.BasicProperties):
+    """Properties with headers whose values are encoded already."""
+
+    def __init__(self, id, **headers):
+        super().__init__(message_id=id)
+        self.raw = b"".join(bytes([len(name)]) + name.encode() + value for name, value in headers.items())
+
+    def encode(self):
+        name = self.message_id.encode()
+        flags = self.FLAG_HEADERS | self.FLAG_MESSAGE_ID
+        return [struct.pack(">HI", flags, len(self.raw)), self.raw, bytes([len(name)]), name]
+
+
+def text(value):
+    return b"S" + struct.pack(">I", len(value)) + value.encode()
+
+
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_header_that_cannot_be_read_rejects_its_message_and_no_other(rabbit, queue, value):
+    with rabbit.channel() as channel:
+        rabbit.publish(channel, queue, b"whole", Raw("bad", colour=text("red"), odd=value, size=text("L")))
+        rabbit.publish(channel, queue, b"", pika.BasicProperties(message_id="good"))
+    done = []
+    registry = Registry()
+    registry.consumer(queue, group="g", checker=MemoryChecker())(lambda message: done.append(message.id))
+    worker = Worker(registry, rabbit.adapter(), gc_interval_s=None)
+    run_for(worker, lambda: done and rabbit.depth(f"{queue}.dead"))
+    assert done == ["good"]
+    (letter,) = rabbit.look(f"{queue}.dead")
+    assert (letter.id, letter.body) == ("bad", b"whole")
+    assert (letter.headers["colour"], letter.headers["size"]) == ("red", "L")
+    # What pika cannot read is kept as the bytes that it was.
+    assert letter.headers["odd"] == value
+    assert letter.headers["x-idempotent-outcome"] == "rejected"
+    assert "cannot be read: header 'odd'" in letter.headers["x-idempotent-reason"]
+    assert rabbit.depth(queue) == 0
+
+
+@pytest.mark.parametrize("options", [{"pull": True}, {"ack": "auto"}, {"ack": "batched"}], ids=str)
+def test_so_it_is_in_every_way_of_consuming(rabbit, queue, opened, options):
+    adapter = opened(queue, **options)
+    with rabbit.channel() as channel:
+        rabbit.publish(channel, queue, b"", Raw("bad", at=MILLISECONDS))
+        rabbit.publish(channel, queue, b"", pika.BasicProperties(message_id="good"))
+    bad, good = receive(adapter, 2)
+    assert (bad.message.id, good.message.id) == ("bad", "good")
+    assert "header 'at'" in str(bad.error)
+    assert good.error is None
+
+
+def test_a_redrive_brings_back_a_message_that_can_be_read(rabbit, queue):
+    with rabbit.channel() as channel:
+        rabbit.publish(channel, queue, b"", Raw("bad", at=MILLISECONDS))
+    done = []
+    registry = Registry()
+
+    @registry.consumer(queue, group="g", checker=MemoryChecker())
+    def handle(message: Message) -> None:
+        done.append((message.id, message.headers["at"]))
+
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: rabbit.depth(f"{queue}.dead"))
+    assert redrive(handle, rabbit.adapter(), idle_s=0.5).returned == 1
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
+    assert done == [("bad", MILLISECONDS)]
+
+
+@pytest.mark.parametrize(
+    "value", [b"d" + struct.pack(">d", float("inf")), b"f" + struct.pack(">f", float("nan")), b"?x", b"S\0"]
+)
+def test_what_a_broker_would_not_take_is_readable_too(value):
+    encoded = b"".join(Raw("1", odd=value).encode())
+    properties = readable_properties(encoded)
+    assert "header 'odd'" in fault_in(properties) or "properties" in fault_in(properties)
+
+
+def test_properties_that_cannot_be_read_at_all_have_a_fault_and_no_values():
+    cut_off = struct.pack(">H", pika.BasicProperties.FLAG_HEADERS) + struct.pack(">I", 100) + b"\x01aZ"
+    for encoded in (b"", cut_off, struct.pack(">H", pika.BasicProperties.FLAG_TIMESTAMP) + b"\0"):
+        properties = readable_properties(encoded)
+        assert fault_in(properties)
+        assert properties.message_id is None
+    assert fault_in(pika.BasicProperties()) is None
