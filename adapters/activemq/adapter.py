@@ -10,18 +10,18 @@ from typing import Final
 
 from idempotent.adapters.activemq.connecting import Connecting
 from idempotent.adapters.activemq.connection import Subscription
+from idempotent.adapters.activemq.destinations import dead_letters_of, destination_of
 from idempotent.adapters.activemq.epoch import Epoch, Token
-from idempotent.adapters.activemq.frames import Frame, dead_letters_of, destination_of, send_frame
+from idempotent.adapters.activemq.frames import Frame, send_frame
 from idempotent.adapters.activemq.losses import Losses
 from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
-from idempotent.adapters.activemq.settling import CopyOf
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import KEY_HEADER, dead_letter_headers, delayed_headers
 from idempotent.adapters.reconnecting import Reconnecting
-from idempotent.choices import choice
+from idempotent.choices import check_types, choice
 from idempotent.consumer import Consumer
-from idempotent.errors import AdapterError
+from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
@@ -41,7 +41,7 @@ class StompAdapter(Adapter):
 
     A failed message is sent again as a copy that the broker's scheduler delays, a dead one as a copy to the
     dead-letter queue. The original is acknowledged when the broker has confirmed the copy; with `ack="transacted"`
-    both are one transaction. NACK is never sent: the broker would dead-letter the message without a reason.
+    both are one transaction. NACK is sent only for a JMS message whose body STOMP does not carry: the broker keeps it.
 
     Args:
         url: `stomp://user:password@host:61613`, or `stomp+ssl://`.
@@ -59,11 +59,13 @@ class StompAdapter(Adapter):
         scheduler: whether the broker has one (`schedulerSupport`); None: find out. Without a scheduler, failed
             messages wait in this process, unacknowledged.
         fail_fast: raise in `open` when the broker cannot be reached.
+        accept_empty: deliver a message without a body, which may be a JMS MapMessage, ObjectMessage or StreamMessage
+            whose body STOMP does not carry. Off: it is rejected.
         ca_file: trusted certificates in place of the system's.
         backoff: between attempts to connect.
 
     Raises:
-        ConfigurationError: the URL is invalid, or an option cannot work.
+        ConfigurationError: the URL is invalid, or an option cannot work. In `open`: a subject is not one destination.
         MissingExtraError: stomp.py is not installed.
     """
 
@@ -86,10 +88,12 @@ class StompAdapter(Adapter):
         dead_letter_destination: str | None = None,
         scheduler: bool | None = None,
         fail_fast: bool = False,
+        accept_empty: bool = False,
         ca_file: str | None = None,
         backoff: Backoff = _BACKOFF,
     ) -> None:
         """Connect in `open`."""
+        check_types(StompAdapter, locals())
         address = Address.from_url(url, ca_file)
         self._settings = StompSettings(
             address=address,
@@ -103,7 +107,10 @@ class StompAdapter(Adapter):
             receipts=receipts,
             receipt_timeout_s=receipt_timeout_s,
             connect_timeout_s=connect_timeout_s,
+            accept_empty=accept_empty,
         )
+        if dead_letter_destination is not None:
+            destination_of(dead_letter_destination)
         self._dead_letter_destination = dead_letter_destination
         self._scheduler = scheduler
         self._fail_fast = fail_fast
@@ -130,7 +137,7 @@ class StompAdapter(Adapter):
         while True:
             self._arrived.clear()
             self._upkeep()
-            found = self._epoch.take(limit) if self._epoch else []
+            found = self._epoch.take(limit, self.full_subjects) if self._epoch else []
             left_s = until - time.monotonic()
             if found or self._woken or left_s <= 0:
                 self._woken = False
@@ -156,14 +163,17 @@ class StompAdapter(Adapter):
         headers = dead_letter_headers(message, token.destination, result)
         headers.pop("expires", None)  # a dead letter must not expire
         frame = send_frame(destination_of(target), message.body, headers)
-        return self._copy(token, lambda: frame)
+        if delivery.error is not None:
+            return self._copy(token, lambda epoch: epoch.refused(token, lambda: frame))
+        return self._copy(token, lambda epoch: epoch.replaced(token, lambda: frame))
 
     def _give_back(self, delivery: Delivery) -> bool:
         return self._replace(delivery, 0.0)
 
     def publish(self, message: Message) -> None:
-        connection, to = self._connected().connection, f"a message to {message.subject}"
-        self._confirmed(lambda: connection.confirm([_send(message)], to))
+        frame, to = _send(message), f"a message to {message.subject}"
+        connection = self._connected().connection
+        self._confirmed(lambda: connection.confirm([frame], to))
 
     def publish_many(self, messages: Sequence[Message]) -> None:
         # The broker syncs its disk once per transaction instead of once per message.
@@ -240,15 +250,15 @@ class StompAdapter(Adapter):
         def copy() -> Frame:
             return send_frame(token.destination, message.body, headers, due - time.monotonic())
 
-        return self._copy(token, copy, delay_s)
+        return self._copy(token, lambda epoch: epoch.replaced(token, copy), delay_s)
 
-    def _copy(self, token: Token, copy: CopyOf, at_least_s: float = 0.0) -> bool:
+    def _copy(self, token: Token, act: Callable[[Epoch], object], at_least_s: float = 0.0) -> bool:
         position = token.held.position
         wait_s = self._losses.wait_s(position)
         if wait_s > 0:
             # The message waits here, unacknowledged, and is handed to the worker again.
             return self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
-        is_copied = self._settle(token, lambda epoch: epoch.replaced(token, copy))
+        is_copied = self._settle(token, act)
         if is_copied:
             self._losses.copied(position)
         return is_copied
@@ -269,4 +279,8 @@ def _send(message: Message) -> Frame:
     headers = dict(message.headers)
     if message.id is not None:
         headers[KEY_HEADER] = message.id
-    return send_frame(destination_of(message.subject), message.body, headers)
+    try:
+        destination = destination_of(message.subject)
+    except ConfigurationError as error:
+        raise AdapterError(f"cannot publish: {error}") from None
+    return send_frame(destination, message.body, headers)

@@ -6,17 +6,18 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
-from idempotent.adapters.activemq.frames import DELAY_HEADER, message_of
+from idempotent.adapters.activemq.frames import DELAY_HEADER, message_of, unreadable
 from idempotent.adapters.activemq.options import StompSettings
 from idempotent.adapters.activemq.refusals import LostError
 from idempotent.adapters.activemq.settling import CopyOf, Held, settling
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import number_in
 from idempotent.adapters.reconnecting import describe
+from idempotent.adapters.turns import Turns
 from idempotent.errors import AdapterError
 
 log = logging.getLogger(__name__)
@@ -51,24 +52,25 @@ class Epoch:
         """Whether the broker delivered a delayed message at once, because it has no scheduler."""
         self._began_at = time.monotonic()
         self._settling = settling(connection, settings)
+        self._accept_empty = settings.accept_empty
         self._subscriptions = {subscription.id: subscription for subscription in subscriptions}
         self._numbers = itertools.count(1)
         self._handed_over: set[Token] = set()
         self._kept: list[tuple[float, int, Held]] = []
+        self._turns: Turns[tuple[Held, bool]] = Turns()
 
     @property
     def age_s(self) -> float:
         """Seconds since the connection was established."""
         return time.monotonic() - self._began_at
 
-    def take(self, limit: int) -> list[Delivery]:
-        """At most `limit` deliveries, without waiting."""
+    def take(self, limit: int, full: Container[str]) -> list[Delivery]:
+        """At most `limit` deliveries of subjects that are not `full`, without waiting."""
+        self._collect()
         found: list[Delivery] = []
-        while len(found) < limit:
-            delivery = self._kept_and_due() or self._new()
-            if delivery is None:
-                break
-            found.append(delivery)
+        while len(found) < limit and (turn := self._turns.take(full)) is not None:
+            held, redelivered = turn
+            found.append(self._hand_over(held, redelivered=redelivered))
         return found
 
     def holds(self, token: Token) -> bool:
@@ -83,6 +85,11 @@ class Epoch:
     def replaced(self, token: Token, copy: CopyOf) -> None:
         """Settle a delivery with a copy."""
         self._settling.replaced(token.held, copy)
+        self._handed_over.remove(token)
+
+    def refused(self, token: Token, copy: CopyOf) -> None:
+        """Settle a delivery whose body cannot be read with a copy; the broker keeps the original."""
+        self._settling.refused(token.held, copy)
         self._handed_over.remove(token)
 
     def keep(self, token: Token, delay_s: float) -> None:
@@ -103,26 +110,26 @@ class Epoch:
             log.warning("last_acknowledgements_failed", extra={"error": describe(error)})
         self.connection.disconnect()
 
-    def _kept_and_due(self) -> Delivery | None:
-        if not self._kept or self._kept[0][0] > time.monotonic():
-            return None
-        return self._hand_over(heapq.heappop(self._kept)[2], redelivered=True)
-
-    def _new(self) -> Delivery | None:
+    def _collect(self) -> None:
+        """Queue the kept messages that are due and those that have arrived."""
+        while self._kept and self._kept[0][0] <= time.monotonic():
+            held = heapq.heappop(self._kept)[2]
+            self._turns.add(held.subscription.subject, (held, True))
         while (frame := self.connection.next_message()) is not None:
             held = Held(next(self._numbers), self._subscriptions[frame.headers["subscription"]], frame)
             self._settling.delivered(held)
-            if DELAY_HEADER not in frame.headers:
-                return self._hand_over(held, redelivered=False)
-            # A scheduler would have delayed the message and removed the header.
-            self._miss_scheduler()
-            self._keep(held, number_in(frame.headers, DELAY_HEADER) / 1000)
-        return None
+            if DELAY_HEADER in frame.headers:
+                # A scheduler would have delayed the message and removed the header.
+                self._miss_scheduler()
+                self._keep(held, number_in(frame.headers, DELAY_HEADER) / 1000)
+            else:
+                self._turns.add(held.subscription.subject, (held, False))
 
     def _hand_over(self, held: Held, *, redelivered: bool) -> Delivery:
         token = Token(held)
         self._handed_over.add(token)
-        return Delivery(message_of(held.frame, held.subscription.subject, redelivered=redelivered), token)
+        message = message_of(held.frame, held.subscription.subject, redelivered=redelivered)
+        return Delivery(message, token, None if self._accept_empty else unreadable(held.frame))
 
     def _keep(self, held: Held, delay_s: float) -> None:
         heapq.heappush(self._kept, (time.monotonic() + delay_s, held.number, held))

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from idempotent.adapters.activemq.texts import from_java, to_java
 from idempotent.adapters.copies import KEY_HEADER
-from idempotent.errors import AdapterError
+from idempotent.errors import AdapterError, UndecodableMessageError
 from idempotent.message import Message
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ QUOTED_KEY_HEADER: Final = "x-idempotent-key-quoted"
 """The id in ASCII, if STOMP cannot carry it unchanged: ActiveMQ stores a character beyond U+FFFF as two U+FFFD."""
 _GROUP: Final = "JMSXGroupID"
 _GROUP_FOR_COPIES: Final = "x-idempotent-group"  # a STOMP consumer does not receive the group
-_TEXT: Final = "amq-msg-type"
+_TYPE: Final = "amq-msg-type"
 # These belong to the frame, not to the message.
 _OF_THE_FRAME: Final = frozenset({"ack", "subscription", "content-length", "redelivered"})
 # The broker or this adapter writes these on every sent message.
@@ -55,32 +56,35 @@ class Frame:
     body: bytes = b""
 
 
-def destination_of(subject: str) -> str:
-    """`/queue/NAME`, unless the subject is a destination already."""
-    return subject if is_topic(subject) or subject.startswith("/queue/") else f"/queue/{subject}"
+def unreadable(frame: Frame) -> UndecodableMessageError | None:
+    """Why the body of a message cannot be read; None: it can.
 
-
-def is_topic(destination: str) -> bool:
-    """Whether a destination is a topic, where a message without a subscriber is lost."""
-    return destination.startswith("/topic/")
-
-
-def dead_letters_of(destination: str) -> str:
-    """The default destination for dead letters: always a queue, because a topic keeps no messages."""
-    return f"/queue/{destination.removeprefix('/queue/').removeprefix('/topic/')}.dead"
+    ActiveMQ sends a MapMessage, ObjectMessage and StreamMessage exactly as an empty TextMessage.
+    """
+    if frame.body or "content-length" in frame.headers:
+        return None
+    is_kept = frame.headers.get("persistent") == "true"
+    fate = (
+        "moved the original to its own, ActiveMQ.DLQ" if is_kept else "dropped the original: not persistent"
+    )
+    return UndecodableMessageError(
+        "STOMP carries no body of a JMS MapMessage, ObjectMessage or StreamMessage, and this is one, or is empty. The "
+        f"broker {fate}. Let producers send TextMessage or BytesMessage; accept_empty=True takes it for an empty one"
+    )
 
 
 def message_of(frame: Frame, subject: str, *, redelivered: bool) -> Message:
     """The message of a MESSAGE frame. `redelivered` wins over the frame's own header if it is True."""
     headers = {name: value for name, value in frame.headers.items() if name not in _OF_THE_FRAME}
     if "content-length" not in frame.headers:
-        headers[_TEXT] = "text"  # so that a copy stays a JMS TextMessage
+        headers[_TYPE] = "text"  # so that a copy stays a JMS TextMessage
+    body = from_java(frame.body) if _is_text(headers) else frame.body
     if _GROUP_FOR_COPIES in headers:
         headers[_GROUP] = headers[_GROUP_FOR_COPIES]
     message_id = frame.headers.get("message-id")
     return Message(
         subject,
-        frame.body,
+        body,
         id=_id_of(frame) or message_id,
         headers=headers,
         redelivered=redelivered or frame.headers.get("redelivered") == "true",
@@ -97,7 +101,11 @@ def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_
     """
     sent = {name: _text(value) for name, value in headers.items() if name not in _NOT_SENT}
     sent |= _identity(headers.get(KEY_HEADER))
-    sent |= {"destination": destination, "persistent": "true", "content-length": str(len(body))}
+    if is_text := _is_text(sent):
+        body = to_java(body)
+    sent |= {"destination": destination, "persistent": "true"}
+    if body or not is_text:  # the broker would keep the length: a copy of an unreadable message must stay one
+        sent["content-length"] = str(len(body))
     if _GROUP in sent:
         sent[_GROUP_FOR_COPIES] = sent[_GROUP]
     if delay_s > 0:
@@ -108,6 +116,10 @@ def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_
 def escaped_names(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers for stomp.py, which escapes values but not names."""
     return {name.translate(_ESCAPES): value for name, value in headers.items()}
+
+
+def _is_text(headers: Mapping[str, str]) -> bool:
+    return headers.get(_TYPE, "").lower() == "text"
 
 
 def _text(value: Any) -> str:

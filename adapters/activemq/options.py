@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from idempotent.adapters.activemq.frames import is_topic
+from idempotent.adapters.activemq.destinations import is_topic
 from idempotent.errors import ConfigurationError
 
 _PORTS: Final = {"stomp": 61613, "stomp+ssl": 61612}
@@ -110,6 +110,7 @@ class StompSettings:
     receipts: bool
     receipt_timeout_s: float
     connect_timeout_s: float
+    accept_empty: bool
 
     def __post_init__(self) -> None:
         if self.prefetch < 1:

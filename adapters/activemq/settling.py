@@ -66,19 +66,28 @@ class Settling(ABC):
     def replaced(self, held: Held, copy: CopyOf) -> None:
         """Acknowledge a message when the broker has confirmed its copy."""
 
+    @abstractmethod
+    def refused(self, held: Held, copy: CopyOf) -> None:
+        """Refuse a message when the broker has confirmed its copy, which has no body: the broker keeps the original."""
+
     def flush(self, *, at_once: bool = False) -> None:  # noqa: B027 - only some modes wait
         """Send the due acknowledgements; with `at_once`, all of them."""
 
-    def _acknowledge(self, ack_id: str) -> None:
-        frame = Frame("ACK", {"id": ack_id})
+    def _acknowledge(self, ack_id: str, command: str = "ACK") -> None:
+        frame = Frame(command, {"id": ack_id})
         if self._settings.receipts:
-            self._connection.confirm([frame], "ACK")
+            self._connection.confirm([frame], command)
         else:
             self._connection.send(frame)
 
     def _confirm(self, held: Held, copy: CopyOf) -> None:
         with _copying([held]):
             self._connection.confirm([copy()], _COPY)
+
+    def _refuse(self, held: Held, copy: CopyOf) -> None:
+        """NACK: the broker moves this message alone to its own dead-letter queue. A transaction cannot include it."""
+        self._confirm(held, copy)
+        self._acknowledge(held.ack_id, "NACK")
 
 
 class OneByOne(Settling):
@@ -90,6 +99,9 @@ class OneByOne(Settling):
 
     def done(self, held: Held) -> None:
         self._acknowledge(held.ack_id)
+
+    def refused(self, held: Held, copy: CopyOf) -> None:
+        self._refuse(held, copy)
 
     def replaced(self, held: Held, copy: CopyOf) -> None:
         self._confirm(held, copy)
@@ -117,6 +129,12 @@ class Cumulative(Settling):
     def replaced(self, held: Held, copy: CopyOf) -> None:
         self._confirm(held, copy)
         self.done(held)
+
+    def refused(self, held: Held, copy: CopyOf) -> None:
+        self._refuse(held, copy)
+        self._marks[held.subscription].discard(held)
+        self._waiting[held.subscription] += 1
+        self.flush()
 
     def flush(self, *, at_once: bool = False) -> None:
         now = time.monotonic()
