@@ -14,7 +14,7 @@ from idempotent.adapters.kafka.assignment import Assignment
 from idempotent.adapters.kafka.client import AdminClient, make_client
 from idempotent.adapters.kafka.commits import Commits, OffsetCommits
 from idempotent.adapters.kafka.copies import Copies
-from idempotent.adapters.kafka.group import KafkaGroup
+from idempotent.adapters.kafka.group import KafkaGroup, group_of
 from idempotent.adapters.kafka.lanes import Record
 from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.options import (
@@ -25,15 +25,17 @@ from idempotent.adapters.kafka.options import (
     check_semantics,
     consumer_config,
     place_of,
+    reset_policy,
     security_config,
     transactional_config,
 )
 from idempotent.adapters.kafka.partition import Partition, Token, limits_of
 from idempotent.adapters.kafka.records import origin_text
+from idempotent.adapters.kafka.resets import Resets
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.topics import TopicIds
 from idempotent.adapters.kafka.transactions import Transactions
-from idempotent.choices import choice
+from idempotent.choices import check_types, choice
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.message import Message
@@ -53,15 +55,16 @@ class KafkaAdapter(Adapter):
 
     Args:
         url_or_bootstrap: `host:9092,host:9092`, or `kafka://user:password@host:9092,host:9092`.
-        semantics: when offsets are committed; one of `Semantics` or its value.
+        semantics: when offsets are committed.
         transactional_id: for `exactly_once`; a process that starts with it fences the previous one. None: a new id,
             for this process alone.
-        ordering: which messages of a partition wait for each other; one of `Ordering` or its value.
+        ordering: which messages of a partition wait for each other.
         max_in_flight_per_partition: messages of one partition delivered at once. None: 1 with the ordering
             `partition`, else 1000. More than 1 with `partition` fills batches, and keeps the order while a Worker has
             one thread and no message fails or waits for its key; after a failed message, the next one is delivered
             when that is settled.
         max_pending_per_partition: received and unfinished messages at which a partition is paused.
+        max_pending_bytes: bytes of such messages and of unsent outputs; each partition pauses at an equal share.
         commit_interval_s: seconds between commits.
         commit_every: settled messages after which a commit comes sooner.
         dead_letter_topic: for the dead letters of all topics; None: `<topic>.dlq` for each topic. It must exist.
@@ -96,6 +99,7 @@ class KafkaAdapter(Adapter):
         transactional_id: str | None = None,
         max_in_flight_per_partition: int | None = None,
         max_pending_per_partition: int = 2000,
+        max_pending_bytes: int = 64 * 1024 * 1024,
         commit_interval_s: float = 1.0,
         commit_every: int = 1000,
         dead_letter_topic: str | None = None,
@@ -114,12 +118,13 @@ class KafkaAdapter(Adapter):
         producer_config: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the settings; connect in `open`."""
+        check_types(KafkaAdapter, locals())
         self._semantics = choice(Semantics, semantics, "semantics")
         self._limits = limits_of(
-            choice(Ordering, ordering, "ordering"), max_in_flight_per_partition, max_pending_per_partition
+            ordering, max_in_flight_per_partition, max_pending_per_partition, max_pending_bytes
         )
-        if commit_interval_s <= 0 or commit_every < 1:
-            raise ConfigurationError("commit_interval_s must be above 0, and commit_every at least 1")
+        if min(commit_interval_s, publish_timeout_s) <= 0 or commit_every < 1:
+            raise ConfigurationError("commit_interval_s, publish_timeout_s and commit_every must be above 0")
         check_semantics(
             self._semantics,
             self._limits.ordering,
@@ -133,16 +138,15 @@ class KafkaAdapter(Adapter):
         self._has_retry_topics = retry_topic
         self._commit_interval_s = commit_interval_s
         # Outputs that wait for their transaction are pending too: a full partition must not wait for more of them.
-        is_transactional = self._semantics is Semantics.EXACTLY_ONCE
-        self._commit_every = (
-            min(commit_every, max_pending_per_partition) if is_transactional else commit_every
-        )
+        if self._semantics is Semantics.EXACTLY_ONCE:
+            commit_every = min(commit_every, max_pending_per_partition)
+        self._commit_every = commit_every
         self._dead_letter_topic = dead_letter_topic
         self._fail_fast = fail_fast
         self._consumer_config = dict(consumer_config or {})
-        check_own("client_config", client_config)
-        check_own("consumer_config", consumer_config)
-        check_own("producer_config", producer_config)
+        check_own(
+            client_config=client_config, consumer_config=consumer_config, producer_config=producer_config
+        )
         self._security = security_config(
             place_of(url_or_bootstrap),
             protocol=security_protocol,
@@ -164,31 +168,28 @@ class KafkaAdapter(Adapter):
         self._woken = threading.Event()
 
     def open(self, consumers: Sequence[Consumer]) -> None:
-        groups = sorted({consumer.group for consumer in consumers})
-        if len(groups) != 1:
-            raise ConfigurationError(
-                f"a KafkaAdapter is a member of one consumer group, but the consumers belong to {', '.join(groups)}: "
-                "run one worker for each group"
-            )
+        group_id = group_of(consumers)
         check_consumers(self._semantics, self._limits.ordering, consumers)
         self.close()
         stored = StoredOffsets(consumers)
         subjects = subjects_of(consumers)
         retry_topics = {
-            subject: f"{subject}.{groups[0]}.retry" for subject in subjects if self._has_retry_topics
+            subject: f"{subject}.{group_id}.retry" for subject in subjects if self._has_retry_topics
         }
         self._copies = Copies(self._sender, self.dead_letter_subject, retry_topics, stored, self._finish)
-        commits = self._commits(groups[0])
+        commits = self._commits(group_id)
+        topic_ids = TopicIds(make_client(AdminClient, self._security))
         assignment = Assignment(
-            TopicIds(make_client(AdminClient, self._security)),
+            topic_ids,
             self._limits,
             {topic: subject for subject, topic in retry_topics.items()},
             stored,
             commits,
+            Resets(reset_policy(self._consumer_config, self._semantics, consumers), topic_ids),
             interval_s=self._commit_interval_s,
             every=self._commit_every,
         )
-        config = consumer_config(self._security, groups[0], self._consumer_config)
+        config = consumer_config(self._security, group_id, self._consumer_config)
         topics = [*subjects, *retry_topics.values()]
         self._group = KafkaGroup(config, topics, assignment, commits, fail_fast=self._fail_fast)
 
@@ -198,20 +199,20 @@ class KafkaAdapter(Adapter):
             raise ConfigurationError("open() comes before receive()")
         until = time.monotonic() + timeout_s
         self._sender.upkeep()
-        deliveries = group.take(limit)
+        deliveries = group.take(limit, self.full_subjects)
         if len(deliveries) < limit or group.needs_upkeep:
             group.fetch(0.0, self._woken)
-            deliveries += group.take(limit - len(deliveries))
+            deliveries += group.take(limit - len(deliveries), self.full_subjects)
         while not deliveries and (left_s := until - time.monotonic()) > 0 and not self._woken.is_set():
             group.fetch(min(left_s, _SLICE_S), self._woken)
             self._sender.upkeep()
-            deliveries = group.take(limit)
+            deliveries = group.take(limit, self.full_subjects)
         self._woken.clear()
         # A rebalance in `fetch` may have ended the epoch of a delivery taken before it: the broker delivers that again.
         deliveries = [delivery for delivery in deliveries if delivery.token.partition.is_open]
         if self._semantics is Semantics.AT_MOST_ONCE:
-            return group.assignment.give_up(group.consumer, deliveries)
-        return deliveries
+            deliveries = group.assignment.give_up(group.consumer, deliveries)
+        return [delivery for delivery in deliveries if not self._copies.reject(delivery)]
 
     def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
         token: Token = delivery.token
@@ -235,6 +236,7 @@ class KafkaAdapter(Adapter):
             log.warning("message_given_up", extra={"position": origin_text(token.record.raw)})
             self._finish(token.partition, token.record)
         elif not self._copies.retry(delivery, after_s):
+            token.record.failures += 1
             token.partition.retry_at(token.record, time.monotonic() + after_s)
         return True
 
@@ -262,6 +264,10 @@ class KafkaAdapter(Adapter):
     def publish_many(self, messages: Sequence[Message]) -> None:
         self._sender.publish(messages)
 
+    def put_back(self, letter: Message) -> None:
+        """Send a dead letter as the record that it was: its value, key, headers and partition."""
+        self._sender.put_back(letter)
+
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_topic or f"{subject}.dlq"
 
@@ -282,15 +288,11 @@ class KafkaAdapter(Adapter):
     def _commits(self, group: str) -> Commits:
         if self._semantics is not Semantics.EXACTLY_ONCE:
             return OffsetCommits()
-        config = transactional_config(
-            self._security,
-            self._transactional_id or f"{group}-{uuid.uuid4()}",
-            timeout_s=self._publish_timeout_s,
-            own=self._producer_config,
-        )
-        return Transactions(
-            config, is_ours_alone=self._transactional_id is None, on_refused=self._copies.dead_letter_of_input
-        )
+        own_id, own = self._transactional_id, self._producer_config
+        name = own_id or f"{group}-{uuid.uuid4()}"
+        config = transactional_config(self._security, name, timeout_s=self._publish_timeout_s, own=own)
+        on_refused = self._copies.dead_letter_of_input
+        return Transactions(config, is_ours_alone=own_id is None, on_refused=on_refused)
 
     def _finish(self, partition: Partition, record: Record) -> None:
         partition.finish(record)

@@ -6,8 +6,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.kafka.client import KafkaConsumer, KafkaException, Raw, TopicPartition, error_of
@@ -16,10 +17,12 @@ from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.options import Ordering
 from idempotent.adapters.kafka.partition import Limits, Partition
 from idempotent.adapters.kafka.records import origin_of
+from idempotent.adapters.kafka.resets import Resets
 from idempotent.adapters.kafka.topics import TopicId, TopicIds
 
 log = logging.getLogger(__name__)
 Name = tuple[str, int]
+_HALF: Final = 0.5
 
 
 class Assignment:
@@ -35,6 +38,7 @@ class Assignment:
         retries: the subjects by retry topic.
         stored: the offsets that checkers keep.
         commits: commits offsets.
+        resets: decides where to continue when the broker does not have a position.
         interval_s: seconds between two commits.
         every: finished messages after which a commit is due at once.
     """
@@ -46,6 +50,7 @@ class Assignment:
         retries: Mapping[str, str],
         stored: StoredOffsets,
         commits: Commits,
+        resets: Resets,
         *,
         interval_s: float,
         every: int,
@@ -54,6 +59,7 @@ class Assignment:
         self._stored = stored
         self._commits = commits
         self._topic_ids = topic_ids
+        self._resets = resets
         self._limits = limits
         self._interval_s = interval_s
         self._every = every
@@ -66,13 +72,13 @@ class Assignment:
 
     # Callbacks
 
-    def on_assign(self, _: KafkaConsumer, assigned: Sequence[TopicPartition]) -> None:
-        self._log("partitions_assigned", assigned)
+    def on_assign(self, consumer: KafkaConsumer, assigned: Sequence[TopicPartition]) -> None:
+        log.info("partitions_assigned", extra=_named(assigned))
         self.was_assigned = True
-        self._begin([(tp.topic, tp.partition) for tp in assigned])
+        self._resets.begin(consumer, self._begin([(tp.topic, tp.partition) for tp in assigned]))
 
     def on_revoke(self, consumer: KafkaConsumer, revoked: Sequence[TopicPartition]) -> None:
-        self._log("partitions_revoked", revoked)
+        log.info("partitions_revoked", extra=_named(revoked))
         partitions = self._of(revoked)
         marks = _marks(partitions)
         if marks:
@@ -82,7 +88,7 @@ class Assignment:
 
     def on_lost(self, _: KafkaConsumer, lost: Sequence[TopicPartition]) -> None:
         # Another process may own them already: a commit now could move its offsets back.
-        self._log("partitions_lost", lost)
+        log.info("partitions_lost", extra=_named(lost))
         self._end(self._of(lost))
 
     # Messages
@@ -91,13 +97,22 @@ class Assignment:
         """Add a received message."""
         topic, number, offset = origin_of(raw)
         partition = self._partitions.get((topic, number))
-        if partition is None:
-            return  # revoked since
+        if partition is None or not self._resets.accepts(partition, raw):
+            return  # revoked since, or it comes again
         if not partition.follows(offset):
-            log.warning("offsets_began_anew", extra={"topic": topic, "partition": number})
-            self._end([partition])
-            (partition,) = self._begin([(topic, number)])
+            partition = self._begin_again(partition)
         partition.add(raw, offset)
+
+    def reset(self, raw: Raw, reason: str) -> None:
+        """Handle the client's error that the broker does not have the position of a partition."""
+        topic, number = raw.topic(), raw.partition()
+        if topic is not None and number is not None and (partition := self._partitions.get((topic, number))):
+            self._resets.add(partition, raw.offset(), reason)
+
+    def _begin_again(self, partition: Partition) -> Partition:
+        log.warning("offsets_began_anew", extra={"topic": partition.topic, "partition": partition.number})
+        self._end([partition])
+        return self._begin([(partition.topic, partition.number)])[0]
 
     def begin_stored(self, consumer: KafkaConsumer) -> None:
         """Seek partitions with stored positions to the store's offset, before their first delivery."""
@@ -127,10 +142,10 @@ class Assignment:
         (begun,) = self._begin([(partition.topic, partition.number)])
         begun.begin_at(offset)
 
-    def take(self, limit: int, now: float) -> list[Delivery]:
-        """At most `limit` deliveries, shared among the partitions, and in order within each."""
+    def take(self, limit: int, full: Container[str], now: float) -> list[Delivery]:
+        """At most `limit` deliveries of subjects not `full`, shared among the partitions, and in order within each."""
         taken: list[Delivery] = []
-        hungry = list(self._turns)
+        hungry = [partition for partition in self._turns if partition.subject not in full]
         last: Partition | None = None
         while hungry and len(taken) < limit:
             share = max((limit - len(taken)) // len(hungry), 1)
@@ -153,15 +168,22 @@ class Assignment:
         return any(partition.has_unfinished for partition in self._turns)
 
     def upkeep(self, consumer: KafkaConsumer) -> None:
-        """Look up topic ids, commit if due, pause and resume partitions."""
+        """Look up topic ids, find positions that were lost, commit if due, pause and resume partitions.
+
+        Raises:
+            AdapterError: the broker has lost records, and the worker must stop.
+        """
         self._topic_ids.upkeep()
+        for partition in self._resets.upkeep(consumer, self._turns):
+            self._begin_again(partition)
         self._commit_if_due(consumer)
         self._regulate(consumer)
 
     def _regulate(self, consumer: KafkaConsumer) -> None:
         """Pause full partitions, and resume paused ones that are half empty."""
-        full = [p for p in self._turns if p.is_full and not p.is_paused]
-        drained = [p for p in self._turns if p.is_paused and p.is_half_empty]
+        share = 1 / max(len(self._turns), 1)
+        full = [p for p in self._turns if not p.is_paused and p.fill(share) >= 1]
+        drained = [p for p in self._turns if p.is_paused and p.fill(share) <= _HALF]
         try:
             if full:
                 consumer.pause([TopicPartition(p.topic, p.number) for p in full])
@@ -251,9 +273,9 @@ class Assignment:
         found = (self._partitions.get((tp.topic, tp.partition)) for tp in names)
         return [partition for partition in found if partition is not None]
 
-    @staticmethod
-    def _log(event: str, partitions: Sequence[TopicPartition]) -> None:
-        log.info(event, extra={"partitions": [f"{tp.topic}/{tp.partition}" for tp in partitions]})
+
+def _named(partitions: Sequence[TopicPartition]) -> dict[str, list[str]]:
+    return {"partitions": [f"{tp.topic}/{tp.partition}" for tp in partitions]}
 
 
 def _marks(partitions: Iterable[Partition]) -> dict[Partition, int]:

@@ -76,6 +76,7 @@ class Attempt:
         refusals: outputs that the broker refuses in any transaction, by input.
         member: this process's group metadata at the beginning. The broker refuses it after a rebalance.
         step: the next step.
+        began: when the transaction began, by the adapter's clock.
     """
 
     marks: dict[Partition, int]
@@ -88,6 +89,7 @@ class Attempt:
     refusals: dict[Produced, Refusal] = field(default_factory=dict)
     member: Any = None
     step: Step = Step.BEGIN
+    began: float = 0.0
     _since: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -113,6 +115,17 @@ class Attempt:
     def stands_still(self) -> bool:
         """Whether the step takes longer than with a broker that answers."""
         return time.monotonic() - self._since > _PATIENCE_S
+
+    def begin(self, client: Producer, member: Any) -> None:
+        """Begin the transaction as this member of the group.
+
+        Raises:
+            KafkaException: the client is broken.
+        """
+        self.member = member
+        client.begin_transaction()
+        self.began = time.monotonic()
+        self.go_to(Step.PRODUCE)
 
     def go_to(self, step: Step) -> None:
         """Set the next step."""

@@ -9,8 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 from idempotent.errors import ConfigurationError, MissingExtraError
 
 try:
-    from confluent_kafka import Consumer as KafkaConsumer
     from confluent_kafka import (
+        OFFSET_BEGINNING,
+        OFFSET_END,
+        OFFSET_INVALID,
         ConsumerGroupTopicPartitions,
         KafkaError,
         KafkaException,
@@ -19,12 +21,16 @@ try:
         TopicPartition,
         Uuid,
     )
+    from confluent_kafka import Consumer as KafkaConsumer
     from confluent_kafka import Message as KafkaMessage
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in the stubs
 except ImportError as error:
     raise MissingExtraError("confluent-kafka", "kafka") from error
 
 __all__ = [
+    "OFFSET_BEGINNING",
+    "OFFSET_END",
+    "OFFSET_INVALID",
     "AdminClient",
     "ConsumerGroupTopicPartitions",
     "KafkaConsumer",

@@ -23,6 +23,17 @@ Marks = Mapping[Partition, int]
 """The offset to commit, by partition."""
 RETRY_S: Final = 1.0
 _ANSWER_S: Final = 30.0
+# Expected in every rebalance: the commit is repeated, or the messages belong to another member.
+_REBALANCING: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001 - public, despite its name
+    }
+)
 
 
 class Commits(ABC):
@@ -102,7 +113,8 @@ class OffsetCommits(Commits):
             problem = error or tp.error
             if problem is None or problem.code() == KafkaError._NO_OFFSET:  # noqa: SLF001 - public, despite its name
                 continue
-            log.warning(
+            log.log(
+                _level_of(problem),
                 "commit_failed",
                 extra={"topic": tp.topic, "partition": tp.partition, "error": error_of(problem)},
             )
@@ -120,7 +132,7 @@ class OffsetCommits(Commits):
                 _raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
             # The next commit repeats these offsets, or the partitions have another owner.
-            log.warning("commit_failed", extra={"error": error_of(error)})
+            log.log(_level_of(error.args[0]), "commit_failed", extra={"error": error_of(error)})
             self._owe(marks)
             return False
         for partition, mark in marks.items():
@@ -130,7 +142,23 @@ class OffsetCommits(Commits):
 
 def offsets_of(marks: Marks) -> list[TopicPartition]:
     """The marks as the client library's objects."""
-    return [TopicPartition(partition.topic, partition.number, mark) for partition, mark in marks.items()]
+    return [
+        TopicPartition(
+            partition.topic,
+            partition.number,
+            mark,
+            leader_epoch=_none_if_unknown(partition.epoch_before(mark)),
+        )
+        for partition, mark in marks.items()
+    ]
+
+
+def _level_of(problem: KafkaError) -> int:
+    return logging.INFO if problem.code() in _REBALANCING else logging.WARNING
+
+
+def _none_if_unknown(epoch: int) -> int | None:
+    return None if epoch < 0 else epoch
 
 
 def _raise_if_refused(committed: Sequence[TopicPartition]) -> None:

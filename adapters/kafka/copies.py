@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
-from idempotent.adapters.copies import dead_letter_headers, delayed_headers
+from idempotent.adapters.copies import CUT_HEADER, dead_letter_headers, delayed_headers
 from idempotent.adapters.kafka.attempt import Refusal
 from idempotent.adapters.kafka.lanes import Record
 from idempotent.adapters.kafka.offsets import StoredOffsets
@@ -16,12 +16,13 @@ from idempotent.adapters.kafka.outputs import Produced
 from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.records import DUE_HEADER, origin_text
 from idempotent.adapters.kafka.sender import KafkaSender
-from idempotent.errors import OutputError
+from idempotent.errors import MessageError, OutputError
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Backoff
 
 log = logging.getLogger(__name__)
 _BACKOFF: Final = Backoff(initial_s=2.0, maximum_s=300.0)
+_TURN_S: Final = 0.1
 
 
 class Copies:
@@ -63,7 +64,9 @@ class Copies:
     def dead_letter(self, delivery: Delivery, result: Result) -> None:
         """Send a dead letter; then the offset that the store keeps moves past the original, too."""
         message, partition, record = delivery.message, delivery.token.partition, delivery.token.record
-        headers = dead_letter_headers(message, origin_text(record.raw), result)
+        headers = dead_letter_headers(message, origin_text(record.raw), result, record.failures)
+        if record.problem is not None:
+            headers[CUT_HEADER] = "all"
         topic = self._dead_letter_topic(partition.subject)
         self._copy(
             partition,
@@ -72,6 +75,19 @@ class Copies:
             headers,
             lambda: self._stored.skip(partition.subject, message.position),
         )
+
+    def reject(self, delivery: Delivery) -> bool:
+        """Send a dead letter of a message that cannot be decoded. False: it can."""
+        partition, record = delivery.token.partition, delivery.token.record
+        if record.problem is None:
+            return False
+        partition.take_back(delivery.token)
+        if partition.is_stored and not partition.is_next(record):
+            partition.retry_at(record, time.monotonic() + _TURN_S)  # the store takes offsets in their order
+        else:
+            log.error("message_rejected", extra={"id": delivery.message.id, "error": record.problem})
+            self.dead_letter(delivery, Result(Outcome.REJECTED, error=MessageError(record.problem)))
+        return True
 
     def dead_letter_of_input(self, produced: Produced, refusal: Refusal) -> None:
         """Send a dead letter of a finished message whose outputs the broker refuses."""

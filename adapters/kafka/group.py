@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
@@ -20,6 +20,7 @@ from idempotent.adapters.kafka.client import (
     make_client,
 )
 from idempotent.adapters.kafka.commits import Commits
+from idempotent.consumer import Consumer
 from idempotent.errors import AdapterError, ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _ANSWER_S: Final = 10.0
 _LOOK_S: Final = 0.5
 _STATISTICS_MS: Final = 2_000
 _CLOSE_S: Final = 10.0
+_LEAVE_S: Final = 8.0
 _SILENCE_S: Final = 10.0
 # Untrusted certificates need a person; a starting broker causes other TLS errors.
 _UNTRUSTED: Final = "certificate"
@@ -73,6 +75,8 @@ class KafkaGroup:
         self._commits = commits
         self._where = config["bootstrap.servers"]
         self._fail_fast = fail_fast
+        # With the newer protocol the client keeps its id, and `close` always leaves.
+        self._has_member_id = config.get("group.protocol") != "consumer"
         self._fault: KafkaError | None = None
         self._fetched_at = 0.0
         self._is_up = True
@@ -113,9 +117,9 @@ class KafkaGroup:
         if fault is not None:
             raise AdapterError(f"Kafka at {self._where}: {fault}")
 
-    def take(self, limit: int) -> list[Delivery]:
-        """At most `limit` deliveries, without waiting."""
-        return self.assignment.take(limit, time.monotonic())
+    def take(self, limit: int, full: Container[str]) -> list[Delivery]:
+        """At most `limit` deliveries of subjects that are not `full`, without waiting."""
+        return self.assignment.take(limit, full, time.monotonic())
 
     @property
     def needs_upkeep(self) -> bool:
@@ -132,9 +136,21 @@ class KafkaGroup:
         self.assignment.commit_last(self.consumer, _CLOSE_S if self._is_up else 0.0)
         self.assignment.end()
         # Without a broker the client library tries for the length of a session.
-        leaving = threading.Thread(target=self.consumer.close, name="idempotent-kafka-close", daemon=True)
+        leaving = threading.Thread(target=self._leave, name="idempotent-kafka-close", daemon=True)
         leaving.start()
         leaving.join(_CLOSE_S if self._is_up else 1.0)
+
+    def _leave(self) -> None:
+        """Leave the group, and close the client.
+
+        In the middle of a rebalance the client library's `close` leaves nothing (librdkafka 2.16), and the group would
+        wait for this member as long as for a dead one. `unsubscribe` waits for the end of the rebalance.
+        """
+        until = time.monotonic() + _LEAVE_S
+        self.consumer.unsubscribe()
+        while self._has_member_id and self.consumer.memberid() and time.monotonic() < until:
+            self.consumer.poll(_BLOCKED_WAIT_S)
+        self.consumer.close()
 
     def _subscribe(self) -> None:
         self.consumer.subscribe(
@@ -148,6 +164,8 @@ class KafkaGroup:
         error = raw.error()
         if error is None:
             self.assignment.add(raw)
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - public, despite its name
+            self.assignment.reset(raw, error_of(error))
         elif error.fatal():
             self._fault = error
         else:
@@ -169,7 +187,12 @@ class KafkaGroup:
                 self._complained_at = time.monotonic()
                 log.warning(
                     "broker_unreachable",
-                    extra={"broker": self._where, "error": why_unreachable(self._last_error)},
+                    extra={
+                        "broker": self._where,
+                        "error": why_unreachable(
+                            self._last_error, was_up=self._was_up or self.assignment.was_assigned
+                        ),
+                    },
                 )
 
     def _on_statistics(self, text: str) -> None:
@@ -193,20 +216,35 @@ class KafkaGroup:
             return
 
 
+def group_of(consumers: Sequence[Consumer]) -> str:
+    """The group of all consumers.
+
+    Raises:
+        ConfigurationError: they belong to several.
+    """
+    groups = sorted({consumer.group for consumer in consumers})
+    if len(groups) != 1:
+        raise ConfigurationError(
+            f"a KafkaAdapter is a member of one consumer group, but the consumers belong to {', '.join(groups)}: "
+            "run one worker for each group"
+        )
+    return groups[0]
+
+
 def _is_for_good(error: KafkaError) -> bool:
     """Whether another attempt would fail in the same way."""
     code, text = error.code(), error_of(error)
     return code == KafkaError._AUTHENTICATION or (code == KafkaError._SSL and _UNTRUSTED in text)  # noqa: SLF001 - public
 
 
-def why_unreachable(last: KafkaError | None) -> str:
-    """The client's last error of a broker that does not answer, and what to check."""
+def why_unreachable(last: KafkaError | None, *, was_up: bool = False) -> str:
+    """The client's last error of a broker that does not answer, and what to check if it never did."""
     if last is None:
         return "no answer"
     text = error_of(last)
     if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
-        # The library reports this also for a closed port.
-        return f"{text}; does the port want TLS or a login? See security_protocol"
+        # The library also says this of brokers that went down, and of ports that close connections at once.
+        return text if was_up else f"{text}; does the port want TLS or a login? See security_protocol"
     if _HANDSHAKE in text and "PLAINTEXT" not in text:
         # Sometimes the library's own text names PLAINTEXT already.
         return f"{text}; is it a PLAINTEXT port? See security_protocol"

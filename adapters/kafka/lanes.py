@@ -23,6 +23,9 @@ class Record:
         turns: how often it was delivered.
         expected: the offset after the previous message.
         refusals: how often the broker refused a copy of it.
+        failures: how often it failed in this process.
+        size: in bytes.
+        problem: why the client library cannot decode it; None if it can.
     """
 
     raw: Raw
@@ -32,6 +35,9 @@ class Record:
     turns: int = 0
     expected: int = 0
     refusals: int = 0
+    failures: int = 0
+    size: int = 0
+    problem: str | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+from idempotent.adapters.kafka.options import keeps_offsets
 from idempotent.consumer import Consumer
 from idempotent.errors import StoreError
 from idempotent.message import Position
@@ -22,9 +23,7 @@ class StoredOffsets:
     """The consumers whose checkers keep positions, by topic. Belongs to the adapter's thread."""
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
-        self._consumers = {
-            c.subject: c for c in consumers if c.checker.keeps_positions and c.checker.remembers_done
-        }
+        self._consumers = {consumer.subject: consumer for consumer in consumers if keeps_offsets(consumer)}
         self._retry_at = 0.0
 
     def __bool__(self) -> bool:

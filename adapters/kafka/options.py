@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final
 from urllib.parse import unquote
 
+from idempotent.choices import choice
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
 
@@ -38,7 +39,22 @@ class Ordering(Enum):
     """No message waits for another."""
 
 
+class Reset(Enum):
+    """What to do when the broker no longer has records that the group has not processed."""
+
+    EARLIEST = "earliest"
+    """Continue with the first record that is left, and log an error."""
+    LATEST = "latest"
+    """Continue with the next new record, and log an error."""
+    ERROR = "error"
+    """Stop the worker."""
+
+
 _SCHEME: Final = "kafka://"
+_RESET: Final = "auto.offset.reset"
+_LARGEST: Final = "message.max.bytes"
+# Received and not yet taken over by the adapter, and again in an answer on its way, of each broker.
+_FETCHED_BYTES: Final = 16 * 1024 * 1024
 _ISOLATION: Final = "isolation.level"
 # Settlements and the watermark decide what is committed; an automatic commit would cover messages still running.
 _AUTOMATIC: Final = ("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store")
@@ -127,10 +143,9 @@ def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, A
         "group.id": group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        # librdkafka's default, latest, silently skips what was sent before a new group's first start.
-        "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
-        "queued.max.messages.kbytes": 16_384,
+        "queued.max.messages.kbytes": _FETCHED_BYTES // 1024,
+        "fetch.max.bytes": max(_FETCHED_BYTES, int(security.get(_LARGEST, 0)), int(own.get(_LARGEST, 0))),
         # A resumed partition waits for the fetch in progress to end, by default half a second.
         "fetch.wait.max.ms": 100,
         # A topic created later is found in seconds instead of minutes.
@@ -140,7 +155,25 @@ def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, A
     if own.get("group.protocol") != "consumer":
         # With the newer protocol the broker assigns.
         config["partition.assignment.strategy"] = "cooperative-sticky"
-    return {**config, **own}
+    # The adapter decides, because librdkafka does not tell a new group from lost records, and does not log the loss.
+    return {**config, **own, _RESET: "error"}
+
+
+def reset_policy(own: Mapping[str, Any], semantics: Semantics, consumers: Sequence[Consumer]) -> Reset:
+    """What to do when records are lost: the user's `auto.offset.reset`, else the default of the semantics.
+
+    Raises:
+        ConfigurationError: an unknown value.
+    """
+    if _RESET in own:
+        return choice(Reset, str(own[_RESET]), _RESET)
+    is_strict = semantics in (Semantics.EFFECTIVELY_ONCE, Semantics.EXACTLY_ONCE)
+    return Reset.ERROR if is_strict or any(map(keeps_offsets, consumers)) else Reset.EARLIEST
+
+
+def keeps_offsets(consumer: Consumer) -> bool:
+    """Whether the consumer's checker keeps offsets, which win over those committed to the broker."""
+    return consumer.checker.keeps_positions and consumer.checker.remembers_done
 
 
 def producer_config(
@@ -169,6 +202,8 @@ def transactional_config(
         "transaction.timeout.ms": 10_000,
         # For this long, an output for a missing topic delays the others.
         "topic.metadata.propagation.max.ms": 5_000,
+        # After a longer transaction the producer is replaced; librdkafka's default would replace it often.
+        "retry.backoff.ms": 250,
         **own,
         "transactional.id": transactional_id,
     }
@@ -176,13 +211,14 @@ def transactional_config(
     return producer_config(security, "all", idempotent=True, timeout_s=timeout_s, own=config)
 
 
-def check_own(name: str, own: Mapping[str, Any] | None) -> None:
+def check_own(**configs: Mapping[str, Any] | None) -> None:
     """Refuse settings that would break a promise, or that have a keyword of their own.
 
     Raises:
-        ConfigurationError: `own`, the user's `name`, contains such a setting.
+        ConfigurationError: one of the user's `configs` contains such a setting.
     """
-    for setting, value in (own or {}).items():
+    settings = [(name, *item) for name, own in configs.items() for item in (own or {}).items()]
+    for name, setting, value in settings:
         if setting in _AUTOMATIC and str(value).lower() not in ("false", "0"):
             raise ConfigurationError(
                 f"{name}: {setting} must stay off: it would commit messages that are still being processed"
@@ -249,7 +285,7 @@ def check_consumers(semantics: Semantics, ordering: Ordering, consumers: Sequenc
                 f"{consumer.name}: semantics='effectively_once' needs a checker that remembers what is done, and a "
                 f"{kind} does not"
             )
-        if (remembers and consumer.checker.keeps_positions) and (
+        if keeps_offsets(consumer) and (
             ordering is not Ordering.PARTITION or semantics is Semantics.AT_MOST_ONCE
         ):
             raise ConfigurationError(

@@ -9,8 +9,8 @@ from typing import Any
 
 from idempotent.adapters.copies import KEY_HEADER
 from idempotent.adapters.kafka.client import KafkaMessage
-from idempotent.adapters.kafka.records import Headers, encoded, origin_of
-from idempotent.errors import OutputError
+from idempotent.adapters.kafka.records import Headers, encoded, origin_of, size_of
+from idempotent.errors import OutputError, described
 from idempotent.message import Message
 
 
@@ -31,12 +31,14 @@ class Produced:
     Attributes:
         message: the input, as its handler saw it.
         outputs: at least one.
+        size: in bytes, of the message and its outputs.
         refused_until: the broker refused an output, so no transaction includes them before this time of the
             adapter's clock. The offset waits, for example until a dead letter of the input is confirmed.
     """
 
     message: Message
     outputs: tuple[Output, ...]
+    size: int = 0
     refused_until: float = 0.0
 
     @property
@@ -49,6 +51,8 @@ class Outputs:
 
     def __init__(self) -> None:
         self._by_offset: dict[int, Produced] = {}
+        self.size = 0
+        """Bytes of the kept messages and outputs."""
 
     def __len__(self) -> int:
         """How many messages have outputs that are not sent."""
@@ -62,8 +66,10 @@ class Outputs:
         """
         outputs = outputs_of(message, value)
         if outputs:
-            produced = Produced(message, outputs)
+            size = size_of(message.raw) + sum(len(output.value) for output in outputs)
+            produced = Produced(message, outputs, size)
             self._by_offset[produced.offset] = produced
+            self.size += size
 
     def before(self, mark: int) -> list[Produced]:
         """The outputs for a commit of this offset, in input order. Later ones would repeat after a crash."""
@@ -72,11 +78,12 @@ class Outputs:
     def drop_before(self, mark: int) -> None:
         """Forget outputs that were sent."""
         for produced in self.before(mark):
-            del self._by_offset[produced.offset]
+            self.give_up(produced)
 
     def give_up(self, produced: Produced) -> None:
         """Forget outputs that cannot be sent: a dead letter of their input replaces them."""
         del self._by_offset[produced.offset]
+        self.size -= produced.size
 
     def cap(self, mark: int) -> int:
         """The greatest offset that a commit may name: not past a message whose outputs are refused."""
@@ -86,7 +93,7 @@ class Outputs:
 
 
 def outputs_of(message: Message, value: Any) -> tuple[Output, ...]:
-    """The records for what the handler of `message` returned: None, a Message, or an iterable of messages.
+    """The records for what the handler of `message` returned: None, a Message, or a list of messages.
 
     An output without an id gets the input's id with its own number, which is the same whenever the handler runs
     again. It keeps the input's Kafka key, and so the order; without a key its id becomes the key.
@@ -104,7 +111,7 @@ def outputs_of(message: Message, value: Any) -> tuple[Output, ...]:
     except OutputError:
         raise
     except Exception as error:  # raised by the iterator, or by a header that is not text
-        raise OutputError(f"an output cannot be sent: {type(error).__name__}: {error}") from error
+        raise OutputError(f"an output cannot be sent: {described(error)}") from error
 
 
 def _output(message: Message, output: Any, number: int) -> Output:

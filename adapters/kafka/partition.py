@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
 from idempotent.adapters.base import Delivery
-from idempotent.adapters.kafka.client import Raw
+from idempotent.adapters.kafka.client import OFFSET_INVALID, Raw
 from idempotent.adapters.kafka.lanes import Lanes, Record
 from idempotent.adapters.kafka.options import Ordering
 from idempotent.adapters.kafka.outputs import Outputs
-from idempotent.adapters.kafka.records import due_in_s, message_of
+from idempotent.adapters.kafka.records import due_in_s, epoch_of, message_of, problem_of, size_of
 from idempotent.adapters.kafka.topics import TopicId
 from idempotent.adapters.watermark import Watermark
+from idempotent.choices import choice
 from idempotent.errors import ConfigurationError
 from idempotent.message import Position
 
@@ -35,11 +37,13 @@ class Limits:
         ordering: which messages wait for each other.
         in_flight: messages delivered at once.
         pending: unfinished messages, and finished ones behind an unfinished one, at which fetching pauses.
+        pending_bytes: bytes of unfinished messages and unsent outputs of all partitions, at which fetching pauses.
     """
 
     ordering: Ordering
     in_flight: int
     pending: int
+    pending_bytes: int
 
 
 class Partition:
@@ -55,11 +59,14 @@ class Partition:
         self.topic: Final = topic_id.topic
         self.subject: Final = subject
         self.number: Final = number
+        self.is_stored: Final = is_stored
         self.is_open = True
         self.is_paused = False
         self.committed = -1
         """The greatest offset in a sent commit."""
         self.outputs: Final = Outputs()
+        # (first offset, leader epoch) of the records that a commit may name.
+        self._epochs: deque[tuple[int, int]] = deque()
         self._topic_id = topic_id
         self._limits = limits
         self._has_one_lane = limits.ordering is Ordering.PARTITION
@@ -68,10 +75,23 @@ class Partition:
         self._watermark: Watermark[int] = Watermark()
         self._out: dict[int, Token] = {}
         self._busy = 0
+        self._bytes = 0
         self._received = -1
+        self.unverified: tuple[int, int] | None = None
+        """The group's offset and its leader epoch, until it is certain that the log has the records before it."""
+        self._start = OFFSET_INVALID
         self._first: int | None = None
         self._next: int | None = None
-        self._is_begun = not is_stored
+        self.is_begun = not is_stored
+
+    def restart_at(self, offset: int) -> None:
+        """Note that the client fetches from this offset now."""
+        self._start, self.is_paused = offset, False
+
+    @property
+    def position(self) -> int:
+        """From which offset the client fetches, or the client library's mark for the beginning, end or commit."""
+        return max(self._start, self._received + 1) if self._received >= 0 else self._start
 
     def follows(self, offset: int) -> bool:
         """Whether the offset is above all received ones. If not, the topic was deleted and created again."""
@@ -82,10 +102,16 @@ class Partition:
         expected = offset if self._next is None else min(self._next, offset)
         self._first = offset if self._first is None else self._first
         self._received, self._next = offset, offset + 1
+        epoch = epoch_of(raw)
+        if not self._epochs or epoch != self._epochs[-1][1]:
+            self._epochs.append((offset, epoch))
         self._watermark.add(offset)
-        due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
         lane = None if self._has_one_lane else self._lane(raw, offset)
-        self._lanes.add(Record(raw, offset, lane, due, 0, expected))
+        problem = problem_of(raw)
+        due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
+        record = Record(raw, offset, lane, due, 0, expected, size=size_of(raw), problem=problem)
+        self._bytes += record.size
+        self._lanes.add(record)
 
     @property
     def topic_id(self) -> str | None:
@@ -95,18 +121,18 @@ class Partition:
     @property
     def awaits_begin(self) -> int | None:
         """The first received offset while the store must be asked where to continue; None if it need not be."""
-        return None if self._is_begun or self.topic_id is None else self._first
+        return None if self.is_begun or self.topic_id is None else self._first
 
     def begin_at(self, offset: int) -> None:
         """Start delivering, from the store's offset. It is the first received one, or no message was received."""
-        self._is_begun = True
+        self.is_begun = True
         if self._next is None:
             self._next = offset
 
     def take(self, now: float, limit: int) -> list[Delivery]:
         """The next deliveries, at most `limit`."""
         room = min(limit, self._limits.in_flight - self._busy)
-        if room <= 0 or not self._is_begun or self._topic_id.value is None:
+        if room <= 0 or not self.is_begun or self._topic_id.value is None:
             return []
         records = self._lanes.take(now, room)
         self._busy += len(records)
@@ -114,7 +140,7 @@ class Partition:
 
     def _delivery(self, record: Record, topic_id: str) -> Delivery:
         token = self._out[record.offset] = Token(self, record)
-        position = Position(topic_id, self.number, record.offset, record.expected)
+        position = Position(topic_id, self.number, record.offset, record.expected, epoch_of(record.raw))
         redelivered = record.turns > 1 or self.subject != self.topic
         return Delivery(message_of(record.raw, self.subject, position, redelivered), token)
 
@@ -125,9 +151,14 @@ class Partition:
         del self._out[token.record.offset]
         return True
 
+    def is_next(self, record: Record) -> bool:
+        """Whether all messages before this one are finished."""
+        return self._watermark.is_next(record.offset)
+
     def finish(self, record: Record) -> None:
         """Finish a message: its offset may be committed when all earlier messages are finished."""
         self._busy -= 1
+        self._bytes -= record.size
         self._lanes.finish(record)
         self._watermark.finish(record.offset)
 
@@ -142,35 +173,41 @@ class Partition:
         last = self._watermark.last
         return None if last is None else last + 1
 
+    def epoch_before(self, mark: int) -> int:
+        """The leader epoch of the last record before this offset, with which the broker detects a truncated log."""
+        while len(self._epochs) > 1 and self._epochs[1][0] < mark:
+            self._epochs.popleft()
+        return self._epochs[0][1]
+
     @property
     def has_unfinished(self) -> bool:
         """Whether received messages are not finished."""
         return len(self._watermark) > 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether fetching should pause."""
-        return max(len(self._watermark), len(self.outputs)) >= self._limits.pending
+    def fill(self, share: float) -> float:
+        """How full it is, if it has this share of the bytes: fetching pauses at 1.
 
-    @property
-    def is_half_empty(self) -> bool:
-        """Whether fetching should resume. Not earlier, because each pause discards the messages fetched ahead."""
-        return max(len(self._watermark), len(self.outputs)) <= self._limits.pending // 2
+        It resumes at a half, not earlier, because each pause discards the messages fetched ahead.
+        """
+        messages = max(len(self._watermark), len(self.outputs))
+        used = self._bytes + self.outputs.size
+        return max(messages / self._limits.pending, used / (self._limits.pending_bytes * share))
 
     def _lane(self, raw: Raw, offset: int) -> Hashable:
         key = raw.key() if self._has_lanes_by_key else None
         return offset if key is None else key
 
 
-def limits_of(ordering: Ordering, in_flight: int | None, pending: int) -> Limits:
+def limits_of(ordering: Ordering | str, in_flight: int | None, pending: int, pending_bytes: int) -> Limits:
     """The limits of an ordering, checked.
 
     Raises:
-        ConfigurationError: one is below 1.
+        ConfigurationError: an unknown ordering, or a limit below 1.
     """
+    ordering = choice(Ordering, ordering, "ordering")
     most = in_flight if in_flight is not None else 1 if ordering is Ordering.PARTITION else 1000
-    if most < 1 or pending < 1:
+    if min(most, pending, pending_bytes) < 1:
         raise ConfigurationError(
-            "max_in_flight_per_partition and max_pending_per_partition must be at least 1"
+            "max_in_flight_per_partition, max_pending_per_partition and max_pending_bytes must be at least 1"
         )
-    return Limits(ordering, most, pending)
+    return Limits(ordering, most, pending, pending_bytes)

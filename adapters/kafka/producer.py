@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from idempotent.adapters.kafka.client import KafkaError, KafkaException, Producer, error_of, make_client
-from idempotent.adapters.kafka.records import Headers
+from idempotent.adapters.kafka.records import ANY_PARTITION, Headers
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,14 @@ class ConfirmedProducer:
         self._client: Producer | None = None
 
     def send(
-        self, topic: str, value: bytes | None, key: bytes | None, headers: Headers, on_report: OnReport
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        on_report: OnReport,
+        *,
+        partition: int = ANY_PARTITION,
     ) -> None:
         """Send without waiting. A message that cannot be queued is reported at once."""
 
@@ -37,7 +44,7 @@ class ConfirmedProducer:
         if self._client is None:
             self._client = make_client(Producer, self._config)
         try:
-            self._client.produce(topic, value, key, headers=headers, on_delivery=report)  # type: ignore[arg-type]
+            self._client.produce(topic, value, key, partition, headers=headers, on_delivery=report)  # type: ignore[arg-type] # None is a value
         except (KafkaException, BufferError) as error:
             self._forget_if_fatal(error.args[0] if isinstance(error, KafkaException) else None)
             on_report(error_of(error))

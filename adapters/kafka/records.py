@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from operator import methodcaller
 from typing import Any, Final
 
-from idempotent.adapters.copies import KEY_HEADER, OURS, number_in
+from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, OURS, number_in
 from idempotent.adapters.kafka.client import Raw
 from idempotent.message import Message, Position
 
@@ -14,14 +15,19 @@ TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
 """When the original of a copy was written, in milliseconds since 1970."""
 DUE_HEADER: Final = "x-idempotent-due"
 """When a copy in a retry topic is due, in milliseconds since 1970."""
+ANY_PARTITION: Final = -1
+"""The client library's partitioner chooses by the key."""
+# confluent-kafka 2.16 does not report a name that is not UTF-8; the interpreter notices it only in calls like this.
+_decode_headers: Final = methodcaller("headers")
 Headers = list[tuple[str, bytes | None]]
 
 
 def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) -> Message:  # noqa: FBT001
     """The message of a record; `subject` is the topic of the original.
 
-    Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>`: a topic that is deleted and created
-    again has the same offsets, but another id.
+    Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>/<leader epoch>`: a topic that is
+    deleted and created again has the same offsets but another id, and a log that was truncated has them in a later
+    epoch.
     """
     headers = {name: _text(value) for name, value in _pairs(raw)}
     return Message(
@@ -44,6 +50,29 @@ def origin_of(raw: Raw) -> tuple[str, int, int]:
     return topic, number, offset
 
 
+def epoch_of(raw: Raw) -> int:
+    """The leader epoch in which the record was written; -1 from brokers that have none."""
+    epoch = raw.leader_epoch()
+    return -1 if epoch is None else epoch
+
+
+def problem_of(raw: Raw) -> str | None:
+    """Why the client library cannot decode the headers of a record, which has none from then on; None if it can."""
+    try:
+        _decode_headers(raw)
+    except (SystemError, UnicodeError) as error:
+        # Its list has holes, and to read them would end the process.
+        raw.set_headers([])
+        return f"the headers cannot be decoded: {error.__cause__ or error}"
+    return None
+
+
+def size_of(raw: Raw) -> int:
+    """The bytes of a record's value, key and headers."""
+    size = len(raw.value() or b"") + len(raw.key() or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in _pairs(raw))
+
+
 def origin_text(raw: Raw) -> str:
     """Topic, partition and offset as a header's text."""
     return "/".join(map(str, origin_of(raw)))
@@ -60,6 +89,21 @@ def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:
     ours = {name: value for name, value in headers.items() if name.startswith(OURS)}
     ours.setdefault(TIMESTAMP_HEADER, str(raw.timestamp()[1]))
     return [*theirs, *encoded(ours.items())]
+
+
+def returned_headers(letter: Message) -> Headers:
+    """The headers of a dead letter that is sent back, repeated ones included, as far as `letter.headers` has them."""
+    stay = [pair for pair in _pairs(letter.raw) if pair[0] in letter.headers and pair[0] != DUE_HEADER]
+    if letter.id is None or any(name == KEY_HEADER for name, _ in stay):
+        return stay
+    return [*stay, *encoded([(KEY_HEADER, letter.id)])]
+
+
+def first_partition(letter: Message) -> int:
+    """The partition of the original, if its dead letter names one of its subject."""
+    topic, _, place = str(letter.headers.get(ORIGIN_HEADER, "")).partition("/")
+    number = place.partition("/")[0]
+    return int(number) if topic == letter.subject and number.isascii() and number.isdigit() else ANY_PARTITION
 
 
 def encoded(headers: Iterable[tuple[str, Any]]) -> Headers:

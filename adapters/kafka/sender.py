@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.adapters.copies import KEY_HEADER
 from idempotent.adapters.kafka.client import KafkaMessage, Raw
 from idempotent.adapters.kafka.options import producer_config
 from idempotent.adapters.kafka.producer import ConfirmedProducer, OnReport
-from idempotent.adapters.kafka.records import copied_headers, encoded
+from idempotent.adapters.kafka.records import copied_headers, encoded, first_partition, returned_headers
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
 
@@ -59,9 +59,20 @@ class KafkaSender:
         Raises:
             AdapterError: the broker did not confirm one of them.
         """
+        self._confirm(messages, self._send)
+
+    def put_back(self, letter: Message) -> None:
+        """Send a dead letter to its subject, in the partition that it came from, and wait for it.
+
+        Raises:
+            AdapterError: the broker did not confirm it.
+        """
+        self._confirm([letter], self._send_back)
+
+    def _confirm(self, messages: Sequence[Message], send: Callable[[Message, OnReport], None]) -> None:
         reports: list[str | None] = []
         for message in messages:
-            self._send(message, reports.append)
+            send(message, reports.append)
             self._publisher.upkeep()
         # The client library reports its own timeout a little earlier.
         self._publisher.flush(self._timeout_s + 1)
@@ -80,6 +91,17 @@ class KafkaSender:
         came_with = message.raw.key() if isinstance(message.raw, KafkaMessage) else None
         self._publisher.send(
             message.subject, message.body, came_with or key, encoded(headers.items()), on_report
+        )
+
+    def _send_back(self, letter: Message, on_report: OnReport) -> None:
+        raw: Raw = letter.raw
+        self._publisher.send(
+            letter.subject,
+            raw.value(),
+            raw.key(),
+            returned_headers(letter),
+            on_report,
+            partition=first_partition(letter),
         )
 
     def copy(self, topic: str, raw: Raw, headers: Mapping[str, Any], on_report: OnReport) -> None:

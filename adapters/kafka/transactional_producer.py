@@ -12,6 +12,9 @@ from idempotent.adapters.kafka.client import KafkaException, Producer, TopicPart
 _SHORTEST_S: Final = 0.01
 _PAUSE_S: Final = 1.0
 _OFFSETS_S: Final = 5.0
+_RETRY: Final = "retry.backoff.ms"
+# The client library shortens each wait at random, by up to a fifth.
+_SHORTEST_RETRY: Final = 0.7
 
 
 class TransactionalProducer:
@@ -29,6 +32,7 @@ class TransactionalProducer:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
+        self._retry_s = int(config.get(_RETRY, 100)) / 1000 * _SHORTEST_RETRY
         self.client: Producer = make_client(Producer, config)
         self._is_ready = False
         self._not_before = 0.0
@@ -67,6 +71,17 @@ class TransactionalProducer:
         if sending.error is not None and has_returned:
             raise sending.error
         return has_returned
+
+    def end(self, began: float) -> None:
+        """Note the end of a transaction that began at this time; the next one may need a new client.
+
+        When a connection is lost, the client library sends a request again after a wait, and does not report it. The
+        first request may still reach the broker: it would commit or abort the next transaction of this client, or add
+        old offsets to it. A new client has a new epoch, for which the broker refuses such a request. A transaction
+        that was shorter than the wait has sent no request twice.
+        """
+        if time.monotonic() - began > self._retry_s:
+            self.renew()
 
     def renew(self) -> None:
         """Replace the client, and abandon its call in progress."""

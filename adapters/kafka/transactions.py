@@ -123,12 +123,11 @@ class Transactions(Commits):
                 if not self._producer.is_ready(wait_s):
                     return False
                 # Read before the partitions are checked: a later rebalance makes this metadata stale.
-                attempt.member = consumer.consumer_group_metadata()
-                if attempt.member.startswith(_NO_MEMBER) or not attempt.is_open:
+                member = consumer.consumer_group_metadata()
+                if member.startswith(_NO_MEMBER) or not attempt.is_open:
                     self._end(attempt)
                     return True
-                client.begin_transaction()
-                attempt.go_to(Step.PRODUCE)
+                attempt.begin(client, member)
             case Step.PRODUCE:
                 attempt.produce(client)
                 client.poll(wait_s if attempt.unreported else 0.0)
@@ -188,6 +187,7 @@ class Transactions(Commits):
             partition.outputs.drop_before(mark)
         self._most = min(self._most * 2, NO_LIMIT)
         self._attempt = None
+        self._producer.end(attempt.began)
         if not attempt.is_whole:
             self._owe({}, 0.0)
 
@@ -197,6 +197,8 @@ class Transactions(Commits):
         if refusals:
             # After a refused record the client library's sequence numbers are wrong, and the next transaction fails.
             self._producer.renew()
+        else:
+            self._producer.end(attempt.began)
         if refusals and not blamed:
             # The records of one batch are refused together. Smaller transactions isolate the bad record.
             self._most = max(attempt.inputs // 2, 1)

@@ -44,9 +44,19 @@ class Broker:
     def drop(self, topic):
         self.admin.delete_topics([topic])[topic].result(TIMEOUT_S)
 
+    def remove(self, topic, before, partition=0):
+        """Remove the records before an offset, as retention does."""
+        where = TopicPartition(topic, partition, before)
+        self.admin.delete_records([where])[where].result(TIMEOUT_S)
+
     def send(self, topic, value=b"", key=None, partition=None, **headers):
         where = {} if partition is None else {"partition": partition}
         self._producer.produce(topic, value, key, headers=list(headers.items()), **where)
+
+    def produce(self, topic, value, key, headers, partition=-1):
+        """Send a record as it is, and wait for it."""
+        self._producer.produce(topic, value, key, partition, headers=headers)
+        self.flush()
 
     def send_message(self, message):
         headers = {**message.headers, **({KEY_HEADER: message.id} if message.id else {})}
@@ -72,6 +82,11 @@ class Broker:
         finally:
             consumer.close()
         return None if tp.offset < 0 else tp.offset
+
+    def group(self, name):
+        """The state of a group, and the number of its members."""
+        found = self.admin.describe_consumer_groups([name])[name].result(TIMEOUT_S)
+        return found.state.name, len(found.members)
 
     def commit(self, group, topic, offset, partition=0):
         """Let the group go on there; nobody may be in it."""

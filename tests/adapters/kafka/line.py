@@ -17,7 +17,7 @@ class Line:
     """A topic, the topic that its messages are passed on to, and workers between the two."""
 
     def __init__(self, broker, partitions=1, **target_config):
-        self.broker, self.partitions = broker, partitions
+        self.broker, self.partitions, self.bootstrap = broker, partitions, broker.bootstrap
         self.source, self.target = (f"{name}-{secrets.token_hex(6)}" for name in ("orders", "invoices"))
         broker.make(self.source, partitions)
         broker.make(self.target, partitions, **target_config)
@@ -35,7 +35,7 @@ class Line:
 
     def adapter(self, **options):
         settings = {"semantics": "exactly_once", "commit_interval_s": 0.1, **options}
-        return KafkaAdapter(self.broker.bootstrap, **settings)
+        return KafkaAdapter(self.bootstrap, **settings)
 
     def consumer(self, handler, **options):
         return Registry().consumer(self.source, group=GROUP, checker=AttemptChecker(), **options)(handler)

@@ -3,10 +3,17 @@
 import secrets
 import time
 
+import pytest
 from confluent_kafka import Producer
 
 from idempotent import Message, Outcome, Result
-from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, OUTCOME_HEADER, REASON_HEADER
+from idempotent.adapters.copies import (
+    ATTEMPT_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    OUTCOME_HEADER,
+    REASON_HEADER,
+)
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka.records import TIMESTAMP_HEADER
 from idempotent.checkers import MemoryChecker
@@ -100,6 +107,21 @@ def test_with_a_retry_topic_a_failure_holds_back_nothing_and_stays_the_same_mess
     assert letter.id == first[0].message.id
     assert letter.headers[ORIGIN_HEADER] == f"{topic}/0/0"
     assert [broker.committed(GROUP, name) for name in (topic, retry)] == [3, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"ordering": "none", "retry_topic": True}], ids=["memory", "topic"])
+def test_a_dead_letter_says_how_often_its_message_was_tried(broker, topic, options):
+    broker.make(f"{topic}.{GROUP}.retry")
+    send(broker, topic, 1)
+
+    def handle(_):
+        raise ValueError("poison")
+
+    adapter = KafkaAdapter(broker.bootstrap, **options)
+    with working(adapter, topic, handle, max_attempts=3, backoff=Backoff(0.02, 0.02)):
+        until(lambda: broker.read_raw(f"{topic}.dlq"), "a dead letter")
+    (letter,) = broker.read(f"{topic}.dlq")
+    assert letter.headers[ATTEMPT_HEADER] == "3"
 
 
 def test_poison_becomes_a_dead_letter_after_its_attempts_across_restarts(broker, topic):

@@ -13,6 +13,7 @@ from idempotent.errors import ConfigurationError
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import ACK, GROUP, IMPATIENT, bodies, nothing, receive, send, working
 from tests.adapters.kafka.test_contract import lose_partitions
+from tests.adapters.kafka.through_proxy import through_proxy
 
 
 def test_two_groups_each_get_every_message(broker, topic, opened):
@@ -51,7 +52,7 @@ def test_consumers_of_two_groups_do_not_fit_one_adapter(kafka_bootstrap):
     ],
     ids=["cooperative", "eager", "KIP-848"],
 )
-def test_workers_that_come_and_go_repeat_nothing_and_lose_nothing(broker, strategy):
+def test_workers_that_come_and_go_repeat_nothing_and_lose_nothing(broker, strategy, caplog):
     topic = f"orders-{secrets.token_hex(6)}"
     broker.make(topic, 4)
     send(broker, topic, 400)
@@ -75,6 +76,20 @@ def test_workers_that_come_and_go_repeat_nothing_and_lose_nothing(broker, strate
         time.sleep(0.3)
     assert len(done) == len(set(done)) == 400
     assert sum(broker.committed(GROUP, topic, number) or 0 for number in range(4)) == 400
+    assert "commit_failed" not in caplog.messages
+
+
+def test_a_worker_that_is_stopped_while_it_joins_leaves_its_group(broker, topic, opened):
+    group = f"group-{secrets.token_hex(6)}"
+    with through_proxy(broker) as (proxy, bootstrap):
+        proxy.delay(0.3)  # each step of joining takes this long
+        adapter = opened(topic, group=group, bootstrap=bootstrap)
+        until(
+            lambda: adapter.receive(1, 0.02) == [] and broker.group(group) == ("COMPLETING_REBALANCING", 1),
+            "a member that has not heard of its partitions",
+        )
+        adapter.close()
+    assert broker.group(group) == ("EMPTY", 0)
 
 
 def test_what_is_revoked_is_committed_as_far_as_it_is_finished(broker, topic, opened):

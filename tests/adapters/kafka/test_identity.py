@@ -7,8 +7,8 @@ from tests.adapters.kafka.member import ACK, receive, send
 def test_a_message_without_an_id_is_named_by_where_it_lies(broker, topic, opened):
     send(broker, topic, 1)
     (delivery,) = receive(opened(topic))
-    topic_id, number, offset = delivery.message.id.split("/")
-    assert (number, offset) == ("0", "0")
+    topic_id, number, offset, epoch = delivery.message.id.split("/")
+    assert (number, offset, epoch) == ("0", "0", "0")
     assert topic_id != topic
     position = delivery.message.position
     assert (position.partition, position.offset, position.expected) == (0, 0, 0)

@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import OffsetChecker
-from idempotent.errors import ConfigurationError, StoreUnavailableError
+from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError
 from idempotent.policy import Backoff
+from tests.adapters.kafka.records.test_unreadable import garbled
 from tests.support.stores import open_store
 
 WAIT_S = 60
@@ -39,7 +40,7 @@ class Shop:
             self.broker.send(self.topic, str(number).encode(), partition=partition)
         self.broker.flush()
 
-    def worker(self, *, batch_size=1, **options):
+    def worker(self, *, batch_size=1, bootstrap=None, **options):
         checker = self.kind(self.store.engine(), table=self.store.table)
         self.store.opened.callback(checker.close)
         registry = Registry()
@@ -52,7 +53,8 @@ class Shop:
             if message.body in self.bad:
                 raise ValueError("no such customer")
 
-        adapter = KafkaAdapter(self.broker.bootstrap, max_in_flight_per_partition=batch_size, **options)
+        bootstrap = bootstrap or self.broker.bootstrap
+        adapter = KafkaAdapter(bootstrap, max_in_flight_per_partition=batch_size, **options)
         return Worker(registry, adapter, batch_size=batch_size, gc_interval_s=None)
 
     def run_until(self, booked, **options):
@@ -119,6 +121,34 @@ def test_a_dead_letter_moves_on_and_holds_back_nobody_for_ever(broker, store):
     shop.send(4)
     shop.run_until(4)
     assert shop.booked() == once(0, 2, 3, 4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_a_record_that_cannot_be_decoded_moves_on_in_its_turn(broker, store, batch_size):
+    shop = Shop(broker, store)
+    for number in range(6):
+        headers = [("colour", b"red")] if number in (0, 3) else []
+        broker.produce(shop.topic, b"%d" % number, None, headers)
+    with garbled(broker) as bootstrap:
+        shop.run_until(4, batch_size=batch_size, bootstrap=bootstrap)
+    assert shop.booked() == once(1, 2, 4, 5)
+    assert [letter.value() for letter in broker.read_raw(f"{shop.topic}.dlq")] == [b"0", b"3"]
+    shop.send(6)
+    shop.run_until(5, batch_size=batch_size)
+    assert shop.booked() == once(1, 2, 4, 5, 6)
+
+
+def test_records_that_were_removed_stop_it_whatever_kafka_has_committed(broker, store):
+    shop = Shop(broker, store)
+    shop.send(*range(3))
+    shop.run_until(3)
+    shop.send(*range(3, 8))
+    broker.remove(shop.topic, before=5)
+    broker.commit("billing", shop.topic, 6)
+    with pytest.raises(AdapterError, match=f"records 3 to 4 of {shop.topic}/0 were removed"):
+        shop.worker().run()
+    shop.run_until(6, consumer_config={"auto.offset.reset": "earliest"})
+    assert shop.booked() == once(0, 1, 2, 5, 6, 7)
 
 
 def test_two_workers_share_partitions_that_come_and_go(broker, store):

@@ -17,7 +17,7 @@ from tests.adapters.kafka.member import ACK, GROUP, bodies, nothing, nothing_com
 from tests.support.services import PrivateKafka
 
 
-def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(spare):
+def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(spare, caplog):
     kafka = spare(PrivateKafka)
     broker = Broker(kafka.url)
     topic = f"orders-{secrets.token_hex(6)}"
@@ -40,6 +40,9 @@ def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(spare):
         send(broker, topic, 100)
         until(lambda: len(done) >= 400, "all effects")
         time.sleep(0.5)
+    unreachable = [record.error for record in caplog.records if record.message == "broker_unreachable"]
+    assert unreachable
+    assert not [error for error in unreachable if "TLS" in error]
     assert len(done) == len(set(done)) == 400
     assert sum(broker.committed(GROUP, topic, number) for number in range(2)) == 400
 

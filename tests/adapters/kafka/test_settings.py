@@ -1,5 +1,6 @@
 """Options, URLs, and what they may not say."""
 
+import secrets
 import subprocess
 import sys
 
@@ -66,6 +67,22 @@ def test_published_messages_arrive_whatever_is_waited_for(broker, topic, opened,
     adapter.publish(Message(topic, b"7", id="m-1"))
     (delivery,) = receive(adapter)
     assert (delivery.message.id, delivery.message.raw.key()) == ("m-1", b"m-1")
+
+
+def test_a_key_goes_where_javas_clients_send_it_if_asked(broker, opened):
+    # Key and murmur2 from the tests of Kafka's own client.
+    hashes = {
+        "21": -973932308,
+        "foobar": -790332482,
+        "a-little-bit-long-string": -985981536,
+        "abc": 479470107,
+    }
+    topic = f"orders-{secrets.token_hex(6)}"
+    broker.make(topic, 7)
+    adapter = opened(topic, producer_config={"partitioner": "murmur2_random"})
+    adapter.publish_many([Message(topic, id=key) for key in hashes])
+    found = {raw.key().decode(): raw.partition() for raw in broker.read_raw(topic)}
+    assert found == {key: (value & 0x7FFFFFFF) % 7 for key, value in hashes.items()}
 
 
 def test_without_the_client_library_the_error_says_what_to_type():

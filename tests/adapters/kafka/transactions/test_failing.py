@@ -185,7 +185,8 @@ def test_a_message_that_was_done_gives_its_output_when_its_transaction_was_not(b
 # A broker that is not there
 
 
-@pytest.mark.parametrize("outages", [["kill"], pytest.param(["stop", "pause"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("outages", [["kill"], ["stop", "pause"]])
 def test_an_outage_of_the_broker_loses_and_doubles_no_output(spare, outages):
     kafka = spare(PrivateKafka)
     line = Line(Broker(kafka.url), 2)

@@ -15,6 +15,13 @@ from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.line import Line
 
 
+class Broken:
+    """Outputs that cannot be read."""
+
+    def __iter__(self):
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -23,7 +30,8 @@ from tests.adapters.kafka.line import Line
         (7, "not int"),
         ([Message("invoices"), 7], "not int"),
         ([Message("invoices", headers={1: "x"})], "a header's name is of type int"),
-        ((1 / 0 for _ in "x"), "ZeroDivisionError"),
+        (Broken(), "ZeroDivisionError"),
+        ((Message("invoices") for _ in "x"), "ConfigurationError: the handler returned a generator"),
         (Message("no\0topic"), "no\0topic: embedded null character"),
         (Message("no topic!"), "for no topic!: "),
         (Message("nobody-made-this-topic"), "for nobody-made-this-topic: "),

@@ -68,7 +68,7 @@ def test_a_message_may_have_no_output_or_many(broker):
 
     def handle(message):
         number = int(message.body)
-        return None if number == 0 else (Message(line.target, message.body) for _ in range(number))
+        return None if number == 0 else [Message(line.target, message.body) for _ in range(number)]
 
     with line.working(handle):
         until(line.is_through(4), "all offsets")
@@ -93,7 +93,7 @@ def test_an_output_without_an_id_has_one_that_the_next_run_gives_too(broker):
     assert (first.id, first.raw.key()) == ("order-1/0", b"customer")
     assert (second.id, second.headers["colour"], second.raw.key()) == ("mine", "red", b"customer")
     topic_id = third.id.split("/")[0]
-    assert (third.id, third.raw.key()) == (f"{topic_id}/0/1/0", f"{topic_id}/0/1/0".encode())
+    assert (third.id, third.raw.key()) == (f"{topic_id}/0/1/0/0", f"{topic_id}/0/1/0/0".encode())
     assert fourth.id == "mine"
 
 

@@ -1,0 +1,62 @@
+"""A dead letter that is sent back is the record that it was."""
+
+import secrets
+
+import pytest
+
+from idempotent import Outcome, Registry, Result
+from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.checkers import MemoryChecker
+from idempotent.redrive import redrive
+from tests.adapters.kafka.member import GROUP, nothing, receive
+
+DEAD = Result(Outcome.DEAD, error=ValueError("no"))
+# Value and key: both, a tombstone, no key, both empty, neither.
+RECORDS = [(b"\0\xff", b"customer"), (None, b"customer"), (b"1", None), (b"", b""), (None, None)]
+HEADERS = [("colour", b"\xff\xfe"), ("twice", b"1"), ("twice", b"2"), ("none", None), ("empty", b"")]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ordering": "none", "retry_topic": True}], ids=["direct", "retried"]
+)
+def test_a_redriven_record_is_the_same_in_the_same_partition(broker, opened, options):
+    topic = f"orders-{secrets.token_hex(6)}"
+    broker.make(topic, 5)
+    broker.make(f"{topic}.dlq", 2)
+    broker.make(f"{topic}.{GROUP}.retry")
+    for number, (value, key) in enumerate(RECORDS):
+        broker.produce(topic, value, key, HEADERS, number)
+    adapter = opened(topic, **options)
+    for delivery in receive(adapter, 5):
+        adapter.settle(delivery, Result(Outcome.FAILED, retry_after_s=0.0) if options else DEAD)
+    if options:
+        for delivery in receive(adapter, 5):
+            adapter.settle(delivery, DEAD)
+    adapter.close()  # waits for the dead letters
+    consumer = Registry().consumer(topic, group=GROUP, checker=MemoryChecker())(nothing)
+    reader = KafkaAdapter(broker.bootstrap, ordering="none")
+    assert redrive(consumer, reader, limit=5, idle_s=60).returned == 5
+    found = broker.read_raw(topic)
+    assert sorted(raw.partition() for raw in found) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    ids = {}
+    for raw in found:
+        theirs = [pair for pair in raw.headers() if not pair[0].startswith("x-idempotent-")]
+        assert (raw.value(), raw.key(), theirs) == (*RECORDS[raw.partition()], HEADERS)
+        ours = dict(raw.headers()[len(HEADERS) :])
+        assert {*ours} <= {KEY_HEADER, ORIGIN_HEADER, "x-idempotent-timestamp"}
+        ids.setdefault(raw.partition(), []).append(ours.get(KEY_HEADER))
+    assert all(first is None and second is not None for first, second in ids.values())
+
+
+@pytest.mark.parametrize(
+    "origin", ["elsewhere/3/0", "nonsense", "", "{topic}/-1/0", "{topic}/x/0", "{topic}"]
+)
+def test_a_letter_whose_origin_names_no_partition_goes_where_its_key_says(broker, topic, opened, origin):
+    letter = f"{topic}.dlq"
+    broker.produce(letter, b"1", b"customer", [(ORIGIN_HEADER, origin.format(topic=topic).encode())])
+    consumer = Registry().consumer(topic, group=GROUP, checker=MemoryChecker())(nothing)
+    assert redrive(consumer, KafkaAdapter(broker.bootstrap), limit=1, idle_s=60).returned == 1
+    (raw,) = broker.read_raw(topic)
+    assert (raw.value(), raw.key()) == (b"1", b"customer")
+    assert KEY_HEADER in dict(raw.headers())

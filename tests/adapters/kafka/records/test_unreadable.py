@@ -1,0 +1,50 @@
+"""Records that the client library cannot decode."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from idempotent.adapters.copies import CUT_HEADER, ORIGIN_HEADER, OUTCOME_HEADER, REASON_HEADER
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.testing.adapter_contract import until
+from tests.adapters.kafka.member import GROUP, working
+from tests.adapters.kafka.through_proxy import through_proxy
+
+
+@contextmanager
+def garbled(broker):
+    """A broker that sends the header `colour` with a name that is not UTF-8."""
+    with through_proxy(broker, lambda packet: packet.replace(b"colour", b"\xff\xfelour")) as (_, bootstrap):
+        yield bootstrap
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ordering": "key"},
+        {"ordering": "none"},
+        {"semantics": "at_most_once"},
+        {"ordering": "none", "retry_topic": True},
+    ],
+)
+def test_a_header_name_that_is_not_utf_8_rejects_its_message_alone(broker, topic, options):
+    broker.make(f"{topic}.{GROUP}.retry")
+    for number in range(4):
+        headers = [("colour", b"red")] if number in (1, 3) else [("size", b"1")]
+        broker.produce(topic, b"%d" % number, b"customer", headers)
+    done = []
+    with garbled(broker) as bootstrap:
+        adapter = KafkaAdapter(bootstrap, **options)
+        with working(adapter, topic, lambda message: done.append(message.body)):
+            until(lambda: broker.committed(GROUP, topic) == 4, "all offsets")
+    assert sorted(done) == [b"0", b"2"]
+    letters = broker.read_raw(f"{topic}.dlq")
+    assert [(raw.value(), raw.key()) for raw in letters] == [(b"1", b"customer"), (b"3", b"customer")]
+    headers = {name: value.decode() for name, value in letters[0].headers()}
+    assert headers[OUTCOME_HEADER] == "rejected"
+    assert "header" in headers[REASON_HEADER]
+    assert headers[ORIGIN_HEADER] == f"{topic}/0/1"
+    assert headers[CUT_HEADER]
