@@ -1,9 +1,7 @@
 """A daily pipeline: each order is in the report once, however often it is delivered or the driver is killed."""
 
 import os
-import shutil
 import sys
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -17,20 +15,16 @@ DELIVERED = {
 }
 # Without it executors start the python3 of their PATH.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-Path("report").mkdir(exist_ok=True)
 builder = SparkSession.builder.master("local[2,4]").config("spark.sql.shuffle.partitions", 2)
 upgrade(STORE.url)
 spark = builder.config("spark.log.level", "ERROR").getOrCreate()
 
 for day, orders in DELIVERED.items():
     with IdempotentRun.begin(STORE, consumer="report", run_id=day) as run:
-        if run.is_committed:
-            continue
         new = run.dedup(spark.createDataFrame(orders, "id long, cents long"), key="id")
-        new.withColumn("euros", new.cents / 100).write.mode("overwrite").parquet(f"staging/{day}")
-        with run.publishing():  # from here on no other run can claim these orders
-            shutil.rmtree(f"report/day={day}", ignore_errors=True)
-            Path(f"staging/{day}").rename(f"report/day={day}")
+        run.stage(new.withColumn("euros", new.cents / 100), "staging")
+        # From here on no other run can claim these orders. A committed run is not published again.
+        run.publish(lambda publication: publication.copy_to(f"report/day={publication.run_id}"))
 
 report = spark.read.parquet("report").orderBy("id")
 report.show()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -103,12 +105,13 @@ def compare(connection: Connection, metadata: MetaData) -> list[Drift]:
 def refuse_foreign(context: MigrationContext, metadata: MetaData) -> None:
     """Raise SchemaError if a table of that name exists and differs from its definition in `metadata`.
 
-    A missing table or index is accepted: MySQL commits each DDL statement, so a killed run leaves only some of them.
+    A missing table or index, or a column that a later revision adds, is accepted: MySQL commits each DDL statement,
+    so a killed run leaves only some of them.
     Offline (``--sql``) no database is inspected.
     """
     if context.as_sql or context.connection is None:
         return
-    wrong = [drift for drift in compare(context.connection, metadata) if drift.kind not in _UNFINISHED]
+    wrong = [drift for drift in compare(context.connection, metadata) if not _is_unfinished(drift, metadata)]
     if not wrong:
         return
     qmq = next((drift.detail for drift in wrong if drift.kind is DriftKind.FOREIGN_TABLE), None)
@@ -117,6 +120,38 @@ def refuse_foreign(context: MigrationContext, metadata: MetaData) -> None:
     raise SchemaError(
         f'{reason}. Nothing was changed. Choose another name with table="...", or rename the existing table'
     )
+
+
+def refuse_incomplete(context: MigrationContext, metadata: MetaData, table: str) -> None:
+    """Raise SchemaError if a table or column of `metadata`, whose revisions are recorded, is missing.
+
+    The revisions would not be run again, so the store would stay unusable. Offline (``--sql``) nothing is inspected.
+    """
+    if context.as_sql or context.connection is None:
+        return
+    inspector = inspect(context.connection)
+    existing = set(inspector.get_table_names())
+    missing = [Drift(DriftKind.MISSING_TABLE, name) for name in metadata.tables if name not in existing]
+    for name, definition in metadata.tables.items():
+        if name in existing:
+            found = _columns(inspector, name)
+            missing += [
+                Drift(DriftKind.MISSING_COLUMN, name, column.name)
+                for column in definition.columns
+                if column.name not in found
+            ]
+    if missing:
+        raise SchemaError(
+            f"the migrations of {table!r} are recorded as done, but a part of the tables is gone: "
+            f"{'; '.join(map(str, missing))}. Nothing was changed. Restore it from a backup; or, if all keys may be "
+            f"forgotten, remove the tables (`idempotent migrate downgrade`) and upgrade again"
+        )
+
+
+def _is_unfinished(drift: Drift, metadata: MetaData) -> bool:
+    if drift.kind is DriftKind.MISSING_COLUMN:
+        return bool(metadata.tables[drift.table].columns[drift.name].info.get("added"))
+    return drift.kind in _UNFINISHED
 
 
 def _qmq(name: str) -> str:
@@ -133,11 +168,25 @@ def _alembic_differences(connection: Connection, metadata: MetaData, tables: set
 
     options = {"include_name": ours, "compare_type": True, "compare_server_default": False}
     context = MigrationContext.configure(connection, opts=options)
-    for difference in compare_metadata(context, metadata):
+    with _quiet():
+        differences = compare_metadata(context, metadata)
+    for difference in differences:
         for step in difference if isinstance(difference, list) else [difference]:
             drift = _translate(step, connection)
             if drift is not None and drift.table in tables:
                 yield drift
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Alembic from reporting what it detects: this may run in a migration of the application's own."""
+    logger = logging.getLogger("alembic.autogenerate")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _translate(step: tuple[Any, ...], connection: Connection) -> Drift | None:

@@ -13,15 +13,16 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, MetaData, Table
 
 from idempotent.errors import ConfigurationError, SchemaError
-from idempotent.migrations.drift import refuse_foreign
+from idempotent.migrations.drift import refuse_foreign, refuse_incomplete
 from idempotent.migrations.store import connect, exclusive
 from idempotent.migrations.versions import r0001_create_tables as first
 from idempotent.migrations.versions import r0002_create_run_tables as second
+from idempotent.migrations.versions import r0003_add_run_attempts as third
 from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
 
 HEAD: Final = "head"
 BASE: Final = "base"
-_REVISIONS: Final = (first, second)
+_REVISIONS: Final = (first, second, third)
 
 
 def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = HEAD) -> None:
@@ -32,8 +33,8 @@ def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision:
     recorded.
 
     Raises:
-        SchemaError: another table has that name (QMQ's own, for instance), or a newer version of this library created
-            the tables. Nothing was changed.
+        SchemaError: another table has that name (QMQ's own, for instance), a table or column of a recorded revision is
+            missing, or a newer version of this library created the tables. Nothing was changed.
         ConfigurationError: the table name or the revision is invalid, or the database is not supported.
         StoreBusyError: another migration did not end within LOCK_TIMEOUT_S.
         SQLAlchemyError: the database failed or is unreachable.
@@ -93,16 +94,26 @@ def options(table: str) -> dict[str, Any]:
 
 
 def run(context: MigrationContext, table: str, *, upto: str = HEAD) -> None:
-    """Run the steps of `context`, after checking that existing tables equal those of the revisions up to `upto`."""
+    """Run the steps of `context`, after checking the tables that exist, or should, of the revisions up to `upto`."""
     heads = () if context.as_sql else context.get_current_heads()
-    wanted = MetaData()
+    made: dict[str, Table] = {}
+    to_make: dict[str, Table] = {}
     for revision in _REVISIONS:
         missing = all(revision.revision > head for head in heads)
-        if missing and (upto == HEAD or revision.revision <= upto) and upto != BASE:
-            for definition in revision.tables(table).tables.values():
-                definition.to_metadata(wanted)
+        if upto != BASE and (not missing or upto == HEAD or revision.revision <= upto):
+            # The later definition of a table replaces the earlier one.
+            (to_make if missing else made).update(revision.tables(table).tables)
+    recorded, wanted = _metadata(made), _metadata(to_make)
     refuse_foreign(context, wanted)
+    refuse_incomplete(context, recorded, table)
     context.run_migrations(op=Operations(context), table=table)
+
+
+def _metadata(definitions: dict[str, Table]) -> MetaData:
+    metadata = MetaData()
+    for definition in definitions.values():
+        definition.to_metadata(metadata)
+    return metadata
 
 
 def _context(

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Connection, Engine, NullPool, text
 from sqlalchemy.exc import OperationalError
 
 from idempotent.errors import ConfigurationError, StoreBusyError
+from idempotent.stores.sql.engines import new_engine
 
 LOCK_TIMEOUT_S = 60
 """How long a migration waits for another of the same table, in seconds (SQLite: for the file)."""
 
 _SERVERS = ("mysql", "mariadb", "postgresql")
-# GET_LOCK names are global to the server and have at most 64 characters.
-_MYSQL_LOCK = "SHA1(CONCAT_WS('.', 'idempotent-consumer', DATABASE(), :table))"
+# GET_LOCK names are global to the server and have at most 64 characters. Not SHA1: MySQL 9 does not have it.
+_MYSQL_LOCK = "SHA2(CONCAT_WS('.', 'idempotent-consumer', DATABASE(), :table), 224)"
 
 
 @contextmanager
@@ -23,9 +24,10 @@ def connect(target: str | URL | Engine) -> Iterator[Connection]:
     """Connect to `target`.
 
     Raises:
-        ConfigurationError: the database is not supported.
+        ConfigurationError: the URL is invalid, or the database or its driver is not supported.
+        MissingExtraError: the database's driver is not installed.
     """
-    engine = target if isinstance(target, Engine) else create_engine(target, poolclass=NullPool)
+    engine = target if isinstance(target, Engine) else new_engine(target, poolclass=NullPool)
     dialect = engine.dialect.name
     if dialect not in (*_SERVERS, "sqlite"):
         raise ConfigurationError(f"no migrations for {dialect!r}: use MySQL, MariaDB, PostgreSQL or SQLite")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from idempotent.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from idempotent.adapters.spark.api import (
         idempotent_batches,
@@ -51,5 +53,10 @@ _MODULES: Final = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        try:
+            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name in ("pandas", "pyarrow", "pyspark"):
+                raise MissingExtraError(error.name, "spark") from error
+            raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

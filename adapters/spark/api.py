@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def idempotent_partitions(
-    run: IdempotentRun, *, key: Key, chunk: int | None = None
+    run: IdempotentRun, *, key: Key, chunk: int | None = None, frame: str | None = None
 ) -> Callable[[Iterable[T]], Iterator[T]]:
     """For `rdd.mapPartitions` (classic Spark): the rows whose keys are new to the run's consumer.
 
@@ -31,8 +31,9 @@ def idempotent_partitions(
         run: the run that claims the keys.
         key: names of fields, or a function of a row.
         chunk: keys in one round trip; default: the run's.
+        frame: see `IdempotentRun.dedup`. What this call returns is for one frame.
     """
-    return PartitionFilter(run.handle.with_chunk(chunk), RowKeys(run.consumer, key))
+    return PartitionFilter(run.frame(frame).with_chunk(chunk), RowKeys(run.consumer, key))
 
 
 def idempotent_foreach(
@@ -71,6 +72,7 @@ def idempotent_batches(
     mode: Literal["dedup", "replay"] = "dedup",
     schema: StructType | None = None,
     chunk: int | None = None,
+    frame: str | None = None,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """For `df.mapInArrow` (classic and Connect).
 
@@ -86,11 +88,12 @@ def idempotent_batches(
         mode: see above.
         schema: replay: of the output rows, as given to `mapInArrow`.
         chunk: keys in one round trip; default: the run's.
+        frame: dedup: see `IdempotentRun.dedup`. What this call returns is for one frame, and not for a stream.
 
     Raises:
         ConfigurationError: arguments that contradict each other, or a key without a column.
     """
-    handle, keys = run.handle.with_chunk(chunk), RowKeys(run.consumer, key)
+    handle, keys = run.frame(frame).with_chunk(chunk), RowKeys(run.consumer, key)
     if mode == "dedup":
         if handler is not None or schema is not None:
             raise ConfigurationError('handler and schema go with mode="replay": leave them out')
@@ -106,7 +109,7 @@ def idempotent_batches(
     return BatchReplay(handle, keys, handler, to_arrow_schema(schema))
 
 
-def idempotent_udf(run: IdempotentRun) -> Any:
+def idempotent_udf(run: IdempotentRun, *, frame: str | None = None) -> Any:
     """A function of a key's columns that says `new`, `duplicate` or `conflict`. Non-deterministic to Spark.
 
     A second evaluation gives the same answers, because the run owns the claims. But Spark skips a column that is not
@@ -114,7 +117,8 @@ def idempotent_udf(run: IdempotentRun) -> Any:
 
     Args:
         run: the run that claims the keys.
+        frame: see `IdempotentRun.dedup`. The function is for one frame.
     """
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
-    return arrow_udf(status_function(run.handle), "string").asNondeterministic()
+    return arrow_udf(status_function(run.frame(frame)), "string").asNondeterministic()

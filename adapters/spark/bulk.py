@@ -14,6 +14,7 @@ from idempotent.adapters.spark.ledger.refusals import require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.run import IdempotentRun
+from idempotent.adapters.spark.session import refuse_streaming
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import RunConflictError, StoreReplacedError
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _RUN: Final = "run"
+_EPOCH: Final = "epoch"
+_FRAME: Final = "frame"
 _POLL_S: Final = 0.5
 
 
@@ -40,7 +43,8 @@ def bulk_dedup(
     this call waits until no other run is between its `bulk_dedup` and its end, or fails, as the run's `on_conflict`
     says.
 
-    It writes the keys of the new rows, which evaluates the frame once; use `run.publishing()` afterwards.
+    It writes the keys of the new rows to a folder of this attempt's own, which evaluates the frame once; use
+    `run.stage` and `run.publish` afterwards. Of two frames of a run that share a key, the first has its row.
     Guarantee: see `IdempotentRun`.
 
     Args:
@@ -57,8 +61,11 @@ def bulk_dedup(
             another ledger. Move the run's folder away, or use its ledger.
         RunFencedError, StoreError: see `IdempotentRun`.
     """
-    if not run.is_committed:
+    refuse_streaming(df)
+    is_open = run.state is RunState.OPEN
+    if is_open:
         _take_turn(run.ledger, run.handle)
+        run.output.has_turn = True
     spark = df.sparkSession
     frame = with_hash(df, run.consumer, names_of(key))
     if not unique:
@@ -66,56 +73,68 @@ def bulk_dedup(
     known = _committed_keys(spark, claims, run)
     if known is not None:
         frame = frame.join(known, HASH_COLUMN, "left_anti")
-    if not (run.is_prepared or run.is_committed):
-        own = f"{claims.rstrip('/')}/{_RUN}={run.handle.ref.token}"
-        frame.select(HASH_COLUMN).write.mode("overwrite").parquet(own)
+    if is_open:
+        handle = run.frame()
+        # Never over what is there: an earlier attempt may still be writing, and its keys do not count.
+        own = f"{claims.rstrip('/')}/{_RUN}={handle.ref.token}/{_EPOCH}={handle.ref.epoch}/{_FRAME}={handle.frame}"
+        frame.select(HASH_COLUMN).write.mode("error").parquet(own)
+        run.output.bulk_rows += spark.read.schema(f"`{HASH_COLUMN}` binary").parquet(own).count()
     return frame.select(*df.columns)
 
 
 def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> DataFrame | None:
-    """The keys of the other committed runs; None if no other run has committed."""
+    """The keys of the other committed runs, and of this attempt's frames before; None if there are no keys yet."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
     try:
         # A given schema: a folder that holds only what a killed run began to write has none to infer.
-        table = spark.read.schema(f"`{HASH_COLUMN}` binary, `{_RUN}` bigint").parquet(claims)
+        columns = f"`{HASH_COLUMN}` binary, `{_RUN}` bigint, `{_EPOCH}` int, `{_FRAME}` int"
+        table = spark.read.schema(columns).parquet(claims)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return None
     tokens = {row[_RUN] for row in table.select(_RUN).distinct().collect()}
-    tokens.discard(run.handle.ref.token)
-    states = run.ledger.state_of(tokens)
-    unknown = [token for token, state in states.items() if state is RunState.UNKNOWN]
+    ref = run.handle.ref
+    tokens.discard(ref.token)
+    standings = run.ledger.standing_of(tokens)
+    unknown = [token for token, each in standings.items() if each.state is RunState.UNKNOWN]
     if unknown:
         raise StoreReplacedError(
             f"{run.handle.store.where} does not know {len(unknown)} runs whose keys are in {claims}, for example "
             f"{_RUN}={unknown[0]}: they are older than the ledger's retention, or of another ledger. "
             "Move their folders away, or use their ledger"
         )
-    committed = [token for token, state in states.items() if state is RunState.COMMITTED]
-    if not committed:
-        return None
-    return table.where(F.col(_RUN).isin(committed)).select(HASH_COLUMN)
+    counted = [
+        f"{token}-{each.prepared}" for token, each in standings.items() if each.state is RunState.COMMITTED
+    ]
+    if run.state is RunState.OPEN:
+        counted.append(f"{ref.token}-{ref.epoch}")
+    attempt = F.concat_ws("-", F.col(_RUN), F.col(_EPOCH))
+    # The list of files is of now: frames of this attempt that are made later are not in it.
+    return table.where(attempt.isin(counted)).select(HASH_COLUMN)
 
 
 def _take_turn(ledger: Ledger, handle: RunHandle) -> None:
-    """Wait until this run owns the consumer's turn: a claim that the next run takes over once its owner has ended."""
+    """Wait until this attempt owns the consumer's turn: a claim that passes on once its owner has ended."""
     turn = key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
     deadline = time.monotonic() + handle.wait_s
     while True:
         (owner,) = ledger.claim(handle.ref, [turn])
         if owner is None:
             # The store claims for OPEN runs only, so this one has ended.
-            state = ledger.state_of([handle.ref.token])[handle.ref.token]
-            require_open(handle.ref, state, handle.store.where)
+            standing = ledger.standing_of([handle.ref.token])[handle.ref.token]
+            require_open(handle.ref, standing, handle.store.where)
             continue
-        if owner.token == handle.ref.token:
+        if (owner.token, owner.mark) == (handle.ref.token, handle.ref.epoch):
             return
         state = ledger.state_of([owner.token])[owner.token]
-        if state in (RunState.COMMITTED, RunState.ABORTED):
-            ledger.steal(handle.ref, owner.token, [turn])
+        if owner.token == handle.ref.token or state.is_final:
+            if not ledger.steal(handle.ref, owner, [turn]):
+                require_open(
+                    handle.ref, ledger.standing_of([handle.ref.token])[handle.ref.token], handle.store.where
+                )
             continue
         if ledger.abort_lapsed(owner.token):
             continue

@@ -1,17 +1,61 @@
-"""One row of each key of a frame, the same one in every evaluation."""
+"""One row of each key of a frame, the same one in every evaluation, and of these the new ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.adapters.spark.columns import HASH_COLUMN, PAYLOAD_COLUMN, STAYS_COLUMN, quoted
+from idempotent.adapters.spark.columns import (
+    HASH_COLUMN,
+    PAYLOAD_COLUMN,
+    STATUS_COLUMN,
+    STAYS_COLUMN,
+    names_of,
+    quoted,
+    refuse_reserved,
+)
+from idempotent.adapters.spark.keys import with_hash
+from idempotent.adapters.spark.tasks.filters import BatchFilter
+from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_UNSORTABLE: Final = ("map", "variant")
+# Spark's types without an order. By name: some are not in every version of PySpark.
+_UNSORTABLE: Final = frozenset({"MapType", "VariantType", "GeometryType", "GeographyType"})
+_NOT_FOR_PYTHON: Final = frozenset({"CalendarIntervalType"})
+
+
+def new_rows(
+    df: DataFrame,
+    handle: RunHandle,
+    *,
+    key: str | Sequence[str],
+    order_by: Sequence[str | Column],
+    payload: Sequence[str],
+    status: bool,
+    unique: bool,
+) -> DataFrame:
+    """The rows that `IdempotentRun.dedup` returns. Raises as it does."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    refuse_reserved(df.columns)
+    schema = df.schema
+    intervals = [field.name for field in schema if _contains(field.dataType, _NOT_FOR_PYTHON)]
+    if intervals:
+        raise ConfigurationError(
+            f"columns {', '.join(intervals)} are calendar intervals, which Spark does not pass to Python: "
+            "cast them to string"
+        )
+    frame = with_hash(df, handle.ref.consumer, names_of(key))
+    if payload:
+        frame = with_payload(frame, payload)
+    if not unique:
+        frame = one_per_key(frame, order_by)
+    if status:
+        schema = StructType([*schema.fields, StructField(STATUS_COLUMN, StringType(), nullable=False)])
+    return frame.mapInArrow(BatchFilter(handle, status=status), schema)
 
 
 def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
@@ -20,12 +64,16 @@ def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
     With `PAYLOAD_COLUMN`, also the rows of a key whose payload is not the first one's.
 
     Raises:
-        ConfigurationError: maps or variants among the columns, which have no order, and no `order_by`.
+        ConfigurationError: columns without an order, such as maps, and no `order_by`.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    rest = [name for name, kind in df.dtypes if name != HASH_COLUMN and not _is_unsortable(kind)]
+    rest = [
+        field.name
+        for field in df.schema
+        if field.name != HASH_COLUMN and not _contains(field.dataType, _UNSORTABLE)
+    ]
     if len(rest) + 1 < len(df.columns) and not order_by:
         raise ConfigurationError(
             "maps and variants have no order: name in order_by the columns that decide which row of a key stays"
@@ -46,5 +94,12 @@ def with_payload(df: DataFrame, payload: Sequence[str]) -> DataFrame:
     return df.withColumn(PAYLOAD_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in payload)))
 
 
-def _is_unsortable(kind: str) -> bool:
-    return any(word in kind for word in _UNSORTABLE)
+def _contains(kind: Any, names: frozenset[str]) -> bool:
+    """Whether a type, or one inside it, is one of these."""
+    if type(kind).__name__ in names:
+        return True
+    if hasattr(kind, "sqlType"):  # a user-defined type
+        return _contains(kind.sqlType(), names)
+    inside = [getattr(kind, part, None) for part in ("elementType", "keyType", "valueType")]
+    inside += [field.dataType for field in getattr(kind, "fields", ())]
+    return any(part is not None and _contains(part, names) for part in inside)

@@ -2,19 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from idempotent.adapters.spark.staging import Staged
+from idempotent.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 
 @dataclass(slots=True)
 class Publication:
-    """What a publishing block works with.
+    """What a publishing function works with.
+
+    Publish idempotently: an interrupted publication is repeated with the same run_id, attempt and staged files. A
+    driver that was fenced may still be publishing them, so never delete or replace what has been published.
 
     Attributes:
-        run_id: of the run. Publish idempotently by it: an interrupted block runs again with the same run_id.
+        run_id: of the run.
         generation: of the run.
+        attempt: names the attempt whose rows are published: the same in every repetition.
+        staged: what that attempt has staged.
         output_ref: where the output is; set it, and the ledger stores it at the commit.
     """
 
     run_id: str
     generation: int
+    attempt: str
+    staged: Sequence[Staged]
     output_ref: str | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """URIs of all staged files."""
+        return [file for staged in self.staged for file in staged.files]
+
+    def copy_to(self, folder: str) -> list[str]:
+        """Put a copy of each staged file into a folder, under a name that is the same in every repetition.
+
+        It runs on the driver, on any file system that pyarrow knows. A copy that exists is written again with the same
+        content, and no file is deleted.
+
+        Args:
+            folder: a path or URI; created if missing.
+
+        Returns:
+            The paths of the copies.
+
+        Raises:
+            ConfigurationError: pyarrow knows no file system for the folder or for a staged file.
+        """
+        target, base = _file_system(folder)
+        target.create_dir(base, recursive=True)
+        copies = [
+            f"{base}/{self.attempt}-{number:05}{PurePosixPath(file).suffix}"
+            for number, file in enumerate(self.files)
+        ]
+        for file, copy in zip(self.files, copies, strict=True):
+            _put(file, target, copy)
+        return copies
+
+
+def _put(file: str, target: FileSystem, copy: str) -> None:
+    from pyarrow.fs import LocalFileSystem, copy_files
+
+    source, path = _file_system(file)
+    if not isinstance(target, LocalFileSystem):
+        copy_files(path, copy, source_filesystem=source, destination_filesystem=target)
+        return
+    # A local file is visible while it is written, so it is written under a name that readers of folders ignore.
+    name = PurePosixPath(copy)
+    hidden = str(name.with_name(f"_{token_hex(8)}-{name.name}"))
+    copy_files(path, hidden, source_filesystem=source, destination_filesystem=target)
+    target.move(hidden, copy)
+
+
+def _file_system(path: str) -> tuple[FileSystem, str]:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if "://" not in path and not path.startswith("file:"):
+        from pathlib import Path
+
+        return LocalFileSystem(), str(Path(path).absolute())
+    try:
+        system, name = FileSystem.from_uri(path)
+    except (pa.ArrowException, ValueError) as error:
+        raise ConfigurationError(
+            f"pyarrow has no file system for {path}: publish the staged files with another client, or publish where "
+            f"they are, in output_ref ({error})"
+        ) from error
+    return system, name

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from idempotent.adapters.spark.columns import STATUS_COLUMN, names_of, refuse_reserved
-from idempotent.adapters.spark.deduplication import one_per_key, with_payload
-from idempotent.adapters.spark.keys import with_hash
-from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.collection import collect
+from idempotent.adapters.spark.deduplication import new_rows
+from idempotent.adapters.spark.facts import RunFacts
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
-from idempotent.adapters.spark.ledger.runs import RunRow, RunState
+from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.run_lease import RunLease
-from idempotent.adapters.spark.session import new_counters
+from idempotent.adapters.spark.session import new_counters, refuse_streaming
 from idempotent.adapters.spark.tasks.chunks import checked_chunk
-from idempotent.adapters.spark.tasks.filters import BatchFilter
 from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
-from idempotent.choices import choice
-from idempotent.errors import ConfigurationError
+from idempotent.choices import choice, flag, seconds
+from idempotent.errors import ConfigurationError, StoreError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -30,28 +28,23 @@ if TYPE_CHECKING:
 DEFAULT_CHUNK: Final = 1000
 
 
-class IdempotentRun:
+class IdempotentRun(RunFacts):
     """A run that was begun or resumed. Use it in `with`, which closes its ledger at the end.
 
     The life of a run, the same after every crash, with the same `run_id`:
 
-    1. `begin`;
-    2. an action over all its rows claims their keys: a write to a staging folder, or `claim(frame)`;
-    3. `with run.publishing():` makes the output visible, idempotently by `run_id`. Its clean end commits.
+    1. `begin`, which waits until no other driver has the run;
+    2. `stage(frame, folder)` evaluates the frame, which claims its keys, and writes its rows;
+    3. `publish(function)` makes the staged rows visible, idempotently by `run_id`, and commits.
+
+    One driver at a time has a run. One that was paused for longer than its lease, and whose run another has begun again
+    meanwhile, gets a RunFencedError at its next step, and what it staged is never published.
 
     Guarantee (mode dedup): among the committed runs of a consumer each key is in the output of one; each input key of
     a committed run is in the output of exactly one committed run, rows put aside by `on_conflict="divert"` excepted.
     It holds as long as claims outlive the horizon of duplicates, the store loses nothing that it acknowledged, the
-    same `run_id` means the same input, and every PREPARED run is begun again until it commits.
+    publishing never deletes or replaces output, and every PREPARED run is begun again until it commits.
     """
-
-    def __init__(self, ledger: Ledger, row: RunRow, handle: RunHandle, lease: RunLease) -> None:
-        """Called by `begin`, which applications use."""
-        self._ledger = ledger
-        self._handle = handle
-        self._lease = lease
-        self.state: RunState = row.state
-        self.output_ref: str | None = row.output_ref
 
     @classmethod
     def begin(
@@ -65,8 +58,12 @@ class IdempotentRun:
         wait_s: float = 600.0,
         lease_s: float = 300.0,
         chunk: int = DEFAULT_CHUNK,
+        takeover: bool = False,
     ) -> Self:
-        """Begin a run, or resume it where a crash left it. A thread renews its lease until `close`.
+        """Begin a run, or resume it where a crash left it. A thread renews its lease until `close`, which ends it.
+
+        While another driver has the run this one waits, unless `on_conflict` is `fail`: after a SIGKILL for the rest of
+        the lease.
 
         Args:
             store: where the ledger is. `idempotent.migrations.upgrade` makes its tables.
@@ -75,64 +72,40 @@ class IdempotentRun:
             fingerprint: of the input, at most 64 bytes: a resumed run with another one is refused.
             on_conflict: what to do about a key of a run that has not ended: `wait`, `fail` or `divert`. Its row is
                 never dropped, because that run may die.
-            wait_s: seconds to wait for such a run, and for another attempt at the same key.
-            lease_s: seconds without a renewal after which other runs may abort this one, unless it is PREPARED, and
-                after which another attempt may take over a pending claim of an executor.
+            wait_s: seconds to wait for another driver of this run, for such a run, and for another attempt at the same
+                key.
+            lease_s: seconds without a renewal after which another driver may go on with this run, other runs may abort
+                it, unless it is PREPARED, and another attempt may take over a pending claim of an executor.
             chunk: keys in one round trip.
+            takeover: fence the driver that has the run, instead of waiting for it.
 
         Raises:
+            RunConflictError: another driver has the run, and this one does not wait, or has waited for `wait_s`.
             RunInputChangedError: the run was begun with another fingerprint.
             ConfigurationError: an unknown `on_conflict`, store or driver, or a duration or chunk out of range.
             StoreError: the store failed, or did not answer.
         """
         conflict = choice(OnConflict, on_conflict, "on_conflict")
         checked_chunk(chunk)
+        seconds(wait_s, "wait_s", zero=True)
+        seconds(lease_s, "lease_s")
+        flag(takeover, "takeover")
         ledger = open_ledger(store)
         try:
-            row = ledger.begin(consumer, run_id, fingerprint=fingerprint, lease_s=lease_s)
-            handle = RunHandle(store, row.ref, row.epoch, conflict, wait_s, lease_s, chunk, new_counters())
+            row = ledger.begin(
+                consumer,
+                run_id,
+                fingerprint=fingerprint,
+                lease_s=lease_s,
+                wait_s=0.0 if conflict is OnConflict.FAIL else wait_s,
+                takeover=takeover,
+            )
+            handle = RunHandle(store, row.ref, conflict, wait_s, lease_s, chunk, new_counters(row.ref.token))
             lease = RunLease(ledger, row.ref, lease_s)
         except BaseException:
             ledger.close()
             raise
         return cls(ledger, row, handle, lease)
-
-    # Properties
-
-    @property
-    def handle(self) -> RunHandle:
-        """What closures carry to the executors."""
-        return self._handle
-
-    @property
-    def ledger(self) -> Ledger:
-        """The driver's ledger."""
-        return self._ledger
-
-    @property
-    def run_id(self) -> str:
-        """The name of the unit of work."""
-        return self._handle.ref.run_id
-
-    @property
-    def consumer(self) -> str:
-        """The consumer that claims the keys."""
-        return self._handle.ref.consumer
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether the run has ended with its output published."""
-        return self.state is RunState.COMMITTED
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether all claims are made, and a driver may have begun to publish."""
-        return self.state is RunState.PREPARED
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Rows by verdict, over all evaluations so far. Empty on Spark Connect, which has no accumulators."""
-        return self._handle.counters.values if self._handle.counters else {}
 
     # Mode dedup
 
@@ -145,11 +118,15 @@ class IdempotentRun:
         payload: Sequence[str] = (),
         emit: Literal["rows", "status"] = "rows",
         unique: bool = False,
+        frame: str | None = None,
     ) -> DataFrame:
         """The rows whose keys are new to the consumer, one of each key; the same rows in every evaluation.
 
+        Of two frames of a run that share a key, the one that claims it first has its row, and in the other it is a
+        duplicate. Frames with equal plans are the same frame.
+
         Args:
-            df: the frame. Spark may evaluate it any number of times.
+            df: the frame, not a streaming one. Spark may evaluate it any number of times.
             key: columns of texts, integers, dates or bytes. A null fails the job.
             order_by: the first row of a key by this order stays. Ties are broken by all columns.
             payload: columns that duplicates of a key must have in common. A row with another payload fails the job,
@@ -158,51 +135,103 @@ class IdempotentRun:
                 that says new, duplicate, conflict or changed.
             unique: promises that the frame has one row of each key, which saves a shuffle. If it has more, all rows
                 of a new key are emitted.
+            frame: names the frame, in the place of its plan.
 
         Raises:
-            ConfigurationError: an unknown `emit`, a reserved or missing column, a key column whose values have several
+            ConfigurationError: a streaming frame, an unknown `emit`, a reserved or missing column, a key column
+            whose values have several
                 texts, or `rows` with `on_conflict="divert"`.
         """
-        from pyspark.sql.types import StringType, StructField, StructType
-
         if emit not in ("rows", "status"):
             raise ConfigurationError(f"emit must be rows or status, not {emit!r}")
         if emit == "rows":
             refuse_divert(self._handle)
-        refuse_reserved(df.columns)
-        schema = df.schema
-        frame = with_hash(df, self.consumer, names_of(key))
-        if payload:
-            frame = with_payload(frame, payload)
-        if not unique:
-            frame = one_per_key(frame, order_by)
-        if emit == "status":
-            schema = StructType([*schema.fields, StructField(STATUS_COLUMN, StringType(), nullable=False)])
-        return frame.mapInArrow(BatchFilter(self._handle, status=emit == "status"), schema)
+        refuse_streaming(df)
+        return new_rows(
+            df,
+            # The plan, so that a call that is repeated after a failure makes the same frame.
+            self.frame(frame or f"plan {df.semanticHash()}"),
+            key=key,
+            order_by=order_by,
+            payload=payload,
+            status=emit == "status",
+            unique=unique,
+        )
+
+    def stage(self, df: DataFrame, folder: str, *, file_format: str = "parquet") -> DataFrame:
+        """Evaluate a frame once, which claims its keys, and write its rows to a folder of this attempt's own.
+
+        Once the run is PREPARED nothing is evaluated: the rows are those that the prepared attempt has staged.
+
+        Args:
+            df: what `dedup` returns, or what was made of it with one row for each of its rows.
+            folder: a path that executors can write to, one for each frame. Each call writes to a new folder in it.
+            file_format: of the files, as Spark names it.
+
+        Returns:
+            The staged rows, read from their files.
+
+        Raises:
+            ConfigurationError: the run is PREPARED or COMMITTED, and its attempt staged nothing in this folder.
+            RunFencedError, RunInputChangedError, RunConflictError, StoreError: within Spark's exception, from its
+            tasks.
+        """
+        if self.state is RunState.OPEN:
+            self._output.stage(df, folder, file_format)
+        return self._output.staged_in(folder).frame(df.sparkSession)
 
     def claim(self, df: DataFrame) -> None:
-        """Make all claims of a frame: evaluate it once, and keep no rows."""
-        df.write.format("noop").mode("overwrite").save()
+        """Make all claims of a frame that `dedup` returned: for a run whose claims are all its output.
+
+        Once the run is PREPARED nothing is evaluated.
+        """
+        if self.state is RunState.OPEN:
+            self._output.claim(df)
 
     # The end
 
+    def publish(self, function: Callable[[Publication], object], *, rows: int | None = None) -> bool:
+        """Publish the output, unless it is published already: `function` within `publishing`.
+
+        Returns:
+            Whether the function was called; False if the run was committed.
+
+        Raises: as `publishing`, and what the function raises.
+        """
+        if self.is_committed:
+            return False
+        with self.publishing(rows=rows) as publication:
+            function(publication)
+        return True
+
     @contextmanager
-    def publishing(self) -> Iterator[Publication]:
+    def publishing(self, *, rows: int | None = None) -> Iterator[Publication]:
         """Publish the output: PREPARED at the beginning, COMMITTED at a clean end.
 
-        All claims must have been made. The block must be idempotent by `run_id`: after a crash in it the run stays
-        PREPARED, cannot be aborted, and must be begun again. In a run that is already committed the block runs too.
+        All claims must have been made. The block must be idempotent, and delete and replace nothing: after a crash
+        in it
+        the run stays PREPARED, cannot be aborted, and must be begun again, and a paused driver may still be in it then.
+
+        Args:
+            rows: how many rows are published, if they were neither staged by `stage` nor claimed by `claim`.
 
         Raises:
-            RunFencedError: another run aborted this one, because its lease had ended.
+            UnpublishedClaimsError: the run has claimed more or fewer keys than rows are published.
+            RunFencedError: another driver took the run over, or another run aborted it, because its lease had ended.
             ClaimsExpiredError: the run took so long that the store may have forgotten claims.
+            ConfigurationError: the run is committed.
             StoreError: the store failed, or did not answer: begin the run again.
         """
         ref = self._handle.ref
-        self._ledger.prepare(ref)
-        if not self.is_committed:
-            self.state = RunState.PREPARED
-        publication = Publication(ref.run_id, ref.generation, self.output_ref)
+        if self.is_committed:
+            raise ConfigurationError(
+                f"{ref} is COMMITTED, and its output is published: look at is_committed first, or use publish(), which "
+                "skips such a run"
+            )
+        self._ledger.prepare(ref, rows=self._output.claims(rows), manifest=self._output.manifest)
+        self.state = RunState.PREPARED
+        staged = self._output.staged
+        publication = Publication(ref.run_id, ref.generation, self._attempt, staged, self.output_ref)
         yield publication
         self._ledger.commit(ref, publication.output_ref)
         self.state, self.output_ref = RunState.COMMITTED, publication.output_ref
@@ -218,8 +247,15 @@ class IdempotentRun:
         self.state = RunState.ABORTED
 
     def close(self) -> None:
-        """Stop renewing the lease, and close the connection. The run keeps its state."""
+        """End the lease, so that the next driver need not wait, and close the connection. The run keeps its state."""
         self._lease.stop()
+        # If the store does not answer, the lease ends in time.
+        with suppress(StoreError):
+            self._ledger.end_lease(self._handle.ref)
+        if self._handle.counters is not None:
+            self._handle.counters.free()
+        if self.is_committed:
+            collect(self._ledger, self._handle.store)
         self._ledger.close()
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Final
 
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.runs import RunRef
-from idempotent.errors import IdempotentError
+from idempotent.errors import IdempotentError, RunFencedError
 
 log = logging.getLogger(__name__)
 _TIMES_A_LEASE: Final = 3
@@ -42,5 +42,7 @@ class RunLease:
             try:
                 self._ledger.renew(self._ref, self._lease_s)
             except IdempotentError as error:
-                # A run that was aborted meanwhile learns it when it publishes.
+                # A driver that was fenced meanwhile learns it at its next step.
                 log.warning("run_not_renewed", extra={"run": str(self._ref), "error": str(error)})
+                if isinstance(error, RunFencedError):
+                    return

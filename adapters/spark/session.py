@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from idempotent.adapters.spark.ledger.run_claims import Verdict
-from idempotent.adapters.spark.tasks.counters import Counters
+from idempotent.adapters.spark.tasks.counters import Counters, Sums
+from idempotent.adapters.spark.tasks.handle import BATCH_PROPERTY
 from idempotent.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# One for all runs of a context: Spark never forgets an accumulator.
+_accumulators: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
 
 
 def classic_context() -> Any:
@@ -20,10 +28,33 @@ def classic_context() -> Any:
     return SparkContext._active_spark_context  # noqa: SLF001 - the public getOrCreate would create a context
 
 
-def new_counters() -> Counters | None:
-    """Counters; None on Spark Connect, which has no accumulators."""
+def new_counters(token: int) -> Counters | None:
+    """Counters of a run; None on Spark Connect, which has no accumulators."""
     context = classic_context()
-    return None if context is None else Counters(context, Verdict)
+    if context is None:
+        return None
+    if context not in _accumulators:
+        _accumulators[context] = context.accumulator({}, Sums())
+    return Counters(_accumulators[context], token, Verdict)
+
+
+def batch_number() -> str | None:
+    """The number of the micro-batch that this thread processes; None outside of one, and on Spark Connect."""
+    context = classic_context()
+    return None if context is None else context.getLocalProperty(BATCH_PROPERTY)
+
+
+def refuse_streaming(df: DataFrame) -> None:
+    """Refuse a streaming frame.
+
+    Raises:
+        ConfigurationError: the frame is a streaming one, whose micro-batches would all be one run.
+    """
+    if df.isStreaming:
+        raise ConfigurationError(
+            "a streaming frame has many micro-batches, and in one run they would drop nothing of each other: use "
+            "stream.writeStream.foreachBatch(foreach_batch(...)), which makes each of them a run"
+        )
 
 
 def refuse_speculation(*, allowed: bool) -> None:

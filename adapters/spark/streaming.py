@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from idempotent.adapters.spark.columns import quoted
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.publication import Publication
@@ -27,11 +26,14 @@ def foreach_batch(
     sink_id: str,
     key: str | Sequence[str],
     handler: Callable[[DataFrame, Publication], object],
+    staging: str,
     order_by: Sequence[str | Column] = (),
+    fingerprint: Callable[[DataFrame], bytes] | None = None,
     on_conflict: OnConflict | str = OnConflict.WAIT,
     wait_s: float = 600.0,
-    lease_s: float = 300.0,
+    lease_s: float = 60.0,
     chunk: int = DEFAULT_CHUNK,
+    takeover: bool = False,
 ) -> Callable[[DataFrame, int], None]:
     """For `writeStream.foreachBatch` (classic and Connect): the new rows of each batch, published once.
 
@@ -39,71 +41,58 @@ def foreach_batch(
     `<sink_id>-<batch>`; a committed run is not handled again.
 
     A new checkpoint counts batches from 0 again. With the old `sink_id` that is an error, so that no rows are dropped:
-    give the new checkpoint a new `sink_id`. The query's id, which is in the checkpoint, tells the two apart; on Spark
-    Connect, where the id is hidden, a checksum over the rows does.
+    give the new checkpoint a new `sink_id`. The query's id, which is in the checkpoint, tells the two apart. Spark
+    Connect
+    hides the id: there nothing tells them apart unless you give a `fingerprint`, and the batches of a new checkpoint
+        would
+    be taken for those that are committed.
 
-    Guarantee: that of `IdempotentRun`, if `handler` is idempotent by `publication.run_id`.
+    Guarantee: that of `IdempotentRun`, if `handler` deletes and replaces nothing, and may be repeated.
 
     Args:
         store: where the ledger is.
         sink_id: the consumer: one name for one checkpoint.
         key: columns that make two rows the same.
-        handler: called with `(new_rows, publication)` to publish the rows, and again after a crash in it. A write with
-            `mode("overwrite")` to a folder named after the run is enough.
+        handler: called with `(staged_rows, publication)` to publish the rows, and again after a crash in it, with
+            the same
+            ones: `publication.copy_to(folder)`, an insert of the keys that are absent, or nothing but
+            `publication.output_ref`.
+        staging: a folder that executors can write to. Each attempt at a batch writes to a new folder in it.
         order_by: which row of a key stays, see `IdempotentRun.dedup`.
-        on_conflict, wait_s, lease_s, chunk: see `IdempotentRun.begin`.
+        fingerprint: called with the batch; what it returns, at most 64 bytes, must be the same when Spark brings the
+            batch again. Default: the query's id, where Spark tells it.
+        on_conflict, wait_s, lease_s, chunk, takeover: see `IdempotentRun.begin`. After a SIGKILL the next driver
+            waits for the rest of the lease.
 
     The returned function ends the query with RunInputChangedError when a checkpoint was reset under an old `sink_id`,
     and with the errors of `IdempotentRun`.
     """
 
     def process(batch: DataFrame, batch_id: int) -> None:
-        batch.persist()
-        try:
-            # No colon in the name: Hadoop cannot replace a folder with one.
-            with IdempotentRun.begin(
-                store,
-                consumer=sink_id,
-                run_id=f"{sink_id}-{batch_id}",
-                fingerprint=_identity(batch),
-                on_conflict=on_conflict,
-                wait_s=wait_s,
-                lease_s=lease_s,
-                chunk=chunk,
-            ) as run:
-                if run.is_committed:
-                    log.info("batch_already_committed", extra={"run_id": run.run_id})
-                    return
-                new = run.dedup(batch, key=key, order_by=order_by)
-                if not run.is_prepared:
-                    run.claim(new)
-                with run.publishing() as publication:
-                    handler(new, publication)
-        finally:
-            batch.unpersist()
+        # No colon in the name: Hadoop cannot make a folder with one.
+        with IdempotentRun.begin(
+            store,
+            consumer=sink_id,
+            run_id=f"{sink_id}-{batch_id}",
+            fingerprint=_query(batch) if fingerprint is None else fingerprint(batch),
+            on_conflict=on_conflict,
+            wait_s=wait_s,
+            lease_s=lease_s,
+            chunk=chunk,
+            takeover=takeover,
+        ) as run:
+            if run.is_committed:
+                log.info("batch_already_committed", extra={"run_id": run.run_id})
+                return
+            staged = run.stage(run.dedup(batch, key=key, order_by=order_by), staging)
+            run.publish(lambda publication: handler(staged, publication))
 
     return process
 
 
-def _identity(batch: DataFrame) -> bytes:
-    """What a batch number stands for: the query that counts batches, or the rows where the query is unknown."""
-    query = _query_id(batch)
-    text = f"query {query}" if query else f"rows {_checksum(batch)}"
-    return hashlib.blake2b(text.encode(), digest_size=20).digest()
-
-
-def _query_id(batch: DataFrame) -> str | None:
+def _query(batch: DataFrame) -> bytes | None:
+    """The identity of the query that counts the batches, from its checkpoint; None where Spark hides it."""
     if classic_context() is None:
         return None
-    value: Any = batch.sparkSession.sparkContext.getLocalProperty(_QUERY)
-    return value or None
-
-
-def _checksum(batch: DataFrame) -> str:
-    """A checksum over a batch's rows that does not depend on their order."""
-    from pyspark.sql import functions as F
-
-    columns = [F.col(quoted(name)).cast("string") for name in batch.columns]
-    each = F.xxhash64(*columns)
-    row = batch.agg(F.count(F.lit(1)), F.bit_xor(each), F.sum(each.cast("decimal(38,0)"))).collect()[0]
-    return ":".join(map(str, row))
+    query: str | None = batch.sparkSession.sparkContext.getLocalProperty(_QUERY)
+    return hashlib.blake2b(f"query {query}".encode(), digest_size=20).digest() if query else None

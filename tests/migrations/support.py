@@ -72,6 +72,18 @@ def add_key(engine, table):
         )
 
 
+def add_run(engine, table):
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                f"INSERT INTO {runs_name(table)}"
+                " (token, run_hash, generation, k, state, epoch, lease_until, began_at, update_at)"
+                " VALUES (7, :hash, 1, 'k', 1, 1, 1, 1, 1)"
+            ),
+            {"hash": b"h" * 20},
+        )
+
+
 def rows(engine, table):
     with engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(text(table)))

@@ -5,6 +5,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, create_engine, text
 
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations import (
+    add_run_attempts,
     check,
     create_dedup_table,
     create_run_tables,
@@ -12,6 +13,7 @@ from idempotent.migrations import (
     drop_dedup_table,
     drop_run_tables,
     ignore_dedup_tables,
+    remove_run_attempts,
     upgrade,
 )
 from idempotent.schema import DEFAULT_TABLE
@@ -43,10 +45,15 @@ class TestOwnHistory:
         add_key(engine, table)
         with operations(engine):
             create_run_tables(table=table)
+        assert "prepared_epoch" in {drift.name for drift in check(url, table=table)}
+        with operations(engine):
+            add_run_attempts(table=table)
         assert check(url, table=table) == []
         assert differences(engine, expected(table), table) == []
         with operations(engine):
             create_run_tables(table=table)  # equal ones are kept
+            add_run_attempts(table=table)
+            remove_run_attempts(table=table)
             drop_run_tables(table=table)
         assert names(engine, table) == sorted(first(table))
         assert rows(engine, table) == 1
@@ -69,12 +76,18 @@ class TestOwnHistory:
             create_dedup_table(table=table)
         assert names(engine, table) == [table]
 
+    def test_it_is_quiet_about_what_it_finds(self, engine, table, caplog):
+        with caplog.at_level("INFO"), operations(engine):
+            create_dedup_table(table=table)
+            create_dedup_table(table=table)
+        assert "Detected" not in caplog.text
+
     def test_a_library_run_on_top_only_notes_the_revision(self, url, engine, table):
         with operations(engine):
             create_dedup_table(table=table)
         add_key(engine, table)
         upgrade(url, table=table)
-        assert current(url, table=table) == "0002"
+        assert current(url, table=table) == "0003"
         assert check(url, table=table) == []
         assert rows(engine, table) == 1
 
@@ -141,6 +154,7 @@ class TestAutogenerate:
         with operations(engine):
             create_dedup_table(table=table)
             create_run_tables(table=table)
+            add_run_attempts(table=table)
         assert differences(engine, expected(table), table) == []
 
     def test_the_hook_asks_the_applications_own_about_the_rest(self, url, engine, table):

@@ -10,11 +10,16 @@ from sqlalchemy.exc import OperationalError
 from idempotent import migrations
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations import check, current, downgrade, upgrade
-from idempotent.migrations.versions import r0001_create_tables, r0002_create_run_tables
+from idempotent.migrations.versions import (
+    r0001_create_tables,
+    r0002_create_run_tables,
+    r0003_add_run_attempts,
+)
 from idempotent.schema import failures_name, runs_name, version_name
 from tests.migrations.support import (
     TRANSACTIONAL_DDL,
     add_key,
+    add_run,
     differences,
     everything,
     expected,
@@ -40,7 +45,7 @@ class TestUpgrade:
     def test_notes_its_revision(self, url, table):
         assert current(url, table=table) is None
         upgrade(url, table=table)
-        assert current(url, table=table) == "0002"
+        assert current(url, table=table) == "0003"
 
     def test_from_the_first_revision_keeps_all_keys(self, url, engine, table):
         upgrade(url, table=table, revision="0001")
@@ -48,7 +53,7 @@ class TestUpgrade:
         assert names(engine, table) == sorted([*first(table), version_name(table)])
         add_key(engine, table)
         upgrade(url, table=table)
-        assert current(url, table=table) == "0002"
+        assert current(url, table=table) == "0003"
         assert check(url, table=table) == []
         assert rows(engine, table) == 1
 
@@ -93,7 +98,7 @@ class TestUpgrade:
         add_key(engine, table)
         upgrade(url, table=table)
         assert check(url, table=table) == []
-        assert current(url, table=table) == "0002"
+        assert current(url, table=table) == "0003"
         assert rows(engine, table) == 1
 
     def test_finishes_a_second_step_that_was_killed_between_its_tables(self, url, engine, table):
@@ -101,6 +106,13 @@ class TestUpgrade:
         runs = expected(table).tables[runs_name(table)]
         runs.create(engine)
         next(iter(runs.indexes)).drop(engine)
+        upgrade(url, table=table)
+        assert check(url, table=table) == []
+
+    def test_finishes_a_third_step_that_was_killed_between_its_columns(self, url, engine, table):
+        upgrade(url, table=table, revision="0002")
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {runs_name(table)} ADD COLUMN prepared_epoch INTEGER"))
         upgrade(url, table=table)
         assert check(url, table=table) == []
 
@@ -180,8 +192,22 @@ class TestDowngrade:
 
     def test_to_the_revision_it_is_at_changes_nothing(self, url, engine, table):
         upgrade(url, table=table)
-        downgrade(url, table=table, revision="0002")
+        downgrade(url, table=table, revision="0003")
         assert names(engine, table) == everything(table)
+
+    def test_to_the_second_revision_keeps_the_runs_and_up_again_too(self, url, engine, table):
+        upgrade(url, table=table)
+        add_run(engine, table)
+        downgrade(url, table=table, revision="0002")
+        assert {str(drift.name) for drift in check(url, table=table)} == {
+            "prepared_epoch",
+            "manifest",
+            "frame",
+            f"ix_{table}_run_claims_mark",
+        }
+        upgrade(url, table=table)
+        assert check(url, table=table) == []
+        assert rows(engine, runs_name(table)) == 1
 
     def test_to_the_first_revision_removes_the_run_ledger_alone(self, url, engine, table):
         upgrade(url, table=table)
@@ -231,7 +257,8 @@ def test_the_public_names_are_the_documented_ones():
 
 
 def test_a_released_revision_does_not_use_the_schema_of_today():
-    for revision in (r0001_create_tables, r0002_create_run_tables):
+    for revision in (r0001_create_tables, r0002_create_run_tables, r0003_add_run_attempts):
         assert "idempotent" not in Path(revision.__file__).read_text()
     assert list(r0001_create_tables.tables("t").tables) == first("t")
-    assert sorted(r0002_create_run_tables.tables("t").tables) == second("t")
+    for revision in (r0002_create_run_tables, r0003_add_run_attempts):
+        assert sorted(revision.tables("t").tables) == second("t")

@@ -1,7 +1,7 @@
 """Ledger: runs and their claims in one store.
 
-Three layers, each with rules over a few atomic hooks that a store implements: RunLifecycle (runs), KeyClaiming (mode
-dedup), KeyHolding (modes replay and effect). `RunClaims` builds verdicts on them.
+Layers, each with rules over a few atomic hooks that a store implements: RunLifecycle and RunBeginning (runs),
+KeyClaiming (mode dedup), KeyHolding (modes replay and effect). `RunClaims` builds verdicts on them.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Final, TypeVar
 
+from idempotent.adapters.spark.ledger.beginning import RunBeginning
 from idempotent.adapters.spark.ledger.claims import FINGERPRINT_BYTES, HASH_BYTES, Owner, Owners
-from idempotent.adapters.spark.ledger.lifecycle import RunLifecycle
 from idempotent.adapters.spark.ledger.runs import RunRef
 
 MAX_ROWS: Final = 1000
@@ -17,7 +17,7 @@ _HASH_LENGTHS: Final = frozenset({HASH_BYTES})
 T = TypeVar("T")
 
 
-class KeyClaiming(RunLifecycle):
+class KeyClaiming(RunBeginning):
     """Claims of keys. Whether a claim counts depends on its run: see RunState."""
 
     def claim(
@@ -26,23 +26,27 @@ class KeyClaiming(RunLifecycle):
         hashes: Sequence[bytes],
         *,
         insert: bool = True,
+        frame: int = 0,
         fingerprints: Sequence[bytes | None] | None = None,
     ) -> list[Owner | None]:
         """Claim the keys that have no owner, and return the owners of all.
 
-        The store inserts only while the run is OPEN, checked in the same atomic step. May be repeated. One round trip
+        The store inserts only while the run is OPEN and this attempt the newest, checked in the same atomic step.
+        May be repeated. One round trip
         for 1,000 keys (PostgreSQL, SQLite: a second one if some were not new; MySQL: two).
 
         Args:
             ref: the claiming run.
             hashes: of the keys, 20 bytes each, in any order, all different.
             insert: False reads the owners and claims no key.
+            frame: the number of the frame whose rows have the keys.
             fingerprints: of the payloads, 8 bytes each or None, aligned with the hashes; stored with new claims.
 
         Returns:
-            The owners, aligned with the hashes. None: no owner, because `insert` is False or the run is not OPEN.
+            The owners, aligned with the hashes. None: no owner, because `insert` is False, the run is not OPEN or this
+            attempt not the newest.
         """
-        parts = self.owners(ref, hashes, insert=insert, fingerprints=fingerprints)
+        parts = self.owners(ref, hashes, insert=insert, frame=frame, fingerprints=fingerprints)
         return [owner for part in parts for owner in part.spread(part.distinct)]
 
     def owners(
@@ -51,6 +55,7 @@ class KeyClaiming(RunLifecycle):
         hashes: Sequence[bytes],
         *,
         insert: bool = True,
+        frame: int = 0,
         fingerprints: Sequence[bytes | None] | None = None,
     ) -> Iterator[Owners]:
         """`claim`, with one answer for each round trip: small, however many keys it has, when one run owns them all."""
@@ -61,43 +66,50 @@ class KeyClaiming(RunLifecycle):
                 yield self._read_owned(part)
             else:
                 marks = None if fingerprints is None else fingerprints[start : start + MAX_ROWS]
-                yield self._insert_owned(ref.token, part, marks)
+                yield self._insert_owned(Owner(ref.token, ref.epoch, frame), part, marks)
 
     def steal(
         self,
         ref: RunRef,
-        from_token: int,
+        seen: Owner,
         hashes: Sequence[bytes],
         *,
+        frame: int = 0,
         fingerprints: Sequence[bytes | None] | None = None,
     ) -> set[bytes]:
-        """Take keys over from a run that the caller has seen ABORTED, which is a final state.
+        """Take keys over whose claims can never count.
 
-        Each key changes by a compare-and-set on its owner, and only while `ref` is OPEN. May be repeated.
+        They are of an ABORTED run, of an attempt that was not the PREPARED one, or of this run's earlier attempts.
+
+        Each key changes by a compare-and-set on its owner's token and mark, and only while `ref` is OPEN and its
+        attempt the newest. May be repeated.
 
         Args:
             ref: the run that takes the keys.
-            from_token: of the ABORTED run.
+            seen: the owner, as the caller has seen it.
             hashes: of the keys, all different.
+            frame: as in `claim`.
             fingerprints: as in `claim`; they replace the stored ones.
 
         Returns:
-            The hashes that `ref` owns now; ask for the owners of the others again.
+            The hashes that this attempt and frame own now; ask for the owners of the others again.
         """
         prints = fingerprints or [None] * len(hashes)
         stolen: set[bytes] = set()
         for part in in_parts(checked(hashes, prints)):
-            stolen |= self._steal(ref.token, from_token, part)
+            stolen |= self._steal(Owner(ref.token, ref.epoch, frame), seen, part)
         return stolen
 
     @abstractmethod
     def _insert_owned(
-        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+        self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
-        """Insert claims of the keys without an owner, iff the run is OPEN, in one atomic step. All owners, aligned.
+        """Insert claims of keys without an owner, iff the run is OPEN and its epoch the mark, in one atomic step.
+
+        Returns the owners of all, aligned.
 
         Args:
-            token: of the claiming run.
+            owner: token, mark and frame of the new claims.
             hashes: of the keys, at most 1,000, in any order.
             fingerprints: aligned; None: no key has one.
         """
@@ -107,8 +119,11 @@ class KeyClaiming(RunLifecycle):
         """The owners of the keys, aligned."""
 
     @abstractmethod
-    def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        """Make `token` the owner of keys of `from_token`, iff its run is OPEN; all keys that `token` owns then."""
+    def _steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+        """Make `owner` the owner of keys with the token and mark of `seen`, iff its run is OPEN and its epoch the mark.
+
+        Returns all keys that `owner`, of the same token, mark and frame, has then.
+        """
 
 
 def checked(

@@ -21,7 +21,7 @@ class ClaimState(IntEnum):
     """The state of a stored claim. The numbers are stored."""
 
     OWNED = 0
-    """The run owns the key (mode dedup)."""
+    """The run owns the key (mode dedup). Its epoch is the claim's mark."""
     PENDING = 1
     """A handler runs for the key (modes replay and effect)."""
     DONE = 2
@@ -33,11 +33,15 @@ class Owner(NamedTuple):
 
     Attributes:
         token: of the owning run.
+        mark: the epoch of the attempt that claimed the key, or was the last one to meet it again.
+        frame: the number of the frame, among those of that attempt, whose row has the key.
         fingerprint: of the payload that the key was claimed with; None if it had none.
     """
 
     token: int
-    fingerprint: bytes | None
+    mark: int
+    frame: int = 0
+    fingerprint: bytes | None = None
 
 
 class Owners(NamedTuple):

@@ -10,6 +10,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from idempotent.checkers.base import DEFAULT_RETENTION_S
+from idempotent.choices import seconds, text
 from idempotent.errors import ConfigurationError
 from idempotent.schema import DEFAULT_TABLE, validate_table_name
 
@@ -41,13 +42,10 @@ class StoreConfig:
     def __post_init__(self) -> None:
         """Check what can be checked without connecting."""
         validate_table_name(self.table)
-        if not self.prefix.isprintable() or "{" in self.prefix or "}" in self.prefix:
+        if not text(self.prefix, "prefix").isprintable() or "{" in self.prefix or "}" in self.prefix:
             raise ConfigurationError(f"prefix must be printable text without braces, not {self.prefix!r}")
-        if not self.retention_s > 0:
-            raise ConfigurationError(
-                f"retention_s must be a positive number of seconds, not {self.retention_s!r}"
-            )
-        if "://" not in self.url:
+        seconds(self.retention_s, "retention_s")
+        if "://" not in text(self.url, "url"):
             raise ConfigurationError(
                 "url must be redis://host:6379/0 or an SQLAlchemy URL such as "
                 "postgresql+psycopg://user:password@host/db"

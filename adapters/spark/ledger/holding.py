@@ -22,7 +22,7 @@ _PACKET_BYTES: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An attempt that acquires keys: its run, the run's epoch, its token, and its lease in microseconds."""
+    """An attempt of a task that acquires keys: its run, the run's epoch, its token, and its lease in microseconds."""
 
     token: int
     epoch: int
@@ -33,17 +33,14 @@ class Holder:
 class KeyHolding(KeyClaiming):
     """Claims that are PENDING while a handler runs and DONE after it, and stay DONE even if the run is aborted."""
 
-    def acquire(
-        self, ref: RunRef, epoch: int, attempt: bytes, hashes: Sequence[bytes], lease_s: float
-    ) -> list[Held]:
+    def acquire(self, ref: RunRef, attempt: bytes, hashes: Sequence[bytes], lease_s: float) -> list[Held]:
         """Make keys pending for this attempt, except those that another attempt holds or has finished.
 
         A pending claim is taken over when its lease has ended by the store's clock, its run is ABORTED, or it is of
         this run under an older epoch (its driver is dead). May be repeated.
 
         Args:
-            ref: the run; the store inserts and takes over only while it is OPEN.
-            epoch: of the run, as this driver's `begin` returned it.
+            ref: the run; the store inserts and takes over only while it is OPEN and its epoch is the newest.
             attempt: 16 bytes, different for each attempt of each task.
             hashes: of the keys, all different.
             lease_s: seconds until other attempts may take the keys over, unless `renew_claims` is called.
@@ -52,12 +49,12 @@ class KeyHolding(KeyClaiming):
             An answer for each hash, aligned.
 
         Raises:
-            RunFencedError: the run was aborted.
+            RunFencedError: the run was aborted, or another driver has taken it over.
             RunInputChangedError: the run is PREPARED or COMMITTED, and a key was never claimed.
             StoreReplacedError: the store does not know the run.
             ConfigurationError: mode dedup has claimed a key of this consumer.
         """
-        holder = Holder(ref.token, epoch, _checked_attempt(attempt), _lease_us(lease_s))
+        holder = Holder(ref.token, ref.epoch, _checked_attempt(attempt), _lease_us(lease_s))
         pending = [key_hash for key_hash, _ in checked(hashes, [None] * len(hashes))]
         answers: dict[bytes, Held] = {}
         for _ in range(_ROUNDS):
@@ -67,7 +64,7 @@ class KeyHolding(KeyClaiming):
             if not unanswered:
                 return [answers[key_hash] for key_hash in hashes]
             pending = sorted(unanswered)
-            require_open(ref, self.state_of([ref.token])[ref.token], self.where)
+            require_open(ref, self.standing_of([ref.token])[ref.token], self.where)
         raise StoreBusyError(
             f"{len(pending)} keys of {ref} changed their holders in each of {_ROUNDS} rounds. Try again"
         )
@@ -125,11 +122,11 @@ class KeyHolding(KeyClaiming):
 
     @abstractmethod
     def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
-        """Insert pending claims of keys without a claim, iff the run is OPEN, in one atomic step. The rows of all."""
+        """Insert pending claims of keys without a claim, iff the run is OPEN at the epoch. The rows of all."""
 
     @abstractmethod
     def _take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
-        """Make pending claims the holder's, iff attempt and lease are as seen and the run is OPEN; all that it has."""
+        """Make pending claims the holder's, iff they are as seen, and the run is OPEN at the epoch; all that it has."""
 
     @abstractmethod
     def _finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:

@@ -1,26 +1,31 @@
-"""RunLifecycle: begin, resume, prepare, commit and abort a run, with all rules of runs."""
+"""RunLifecycle: renew, prepare, commit and abort a run."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Final
 
-from idempotent.adapters.spark.ledger.refusals import unknown_run
-from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunChange, RunRef, RunRow, RunState, new_token
+from idempotent.adapters.spark.ledger.refusals import fenced, unknown_run
+from idempotent.adapters.spark.ledger.runs import (
+    MICROSECONDS,
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+)
 from idempotent.errors import (
     ClaimsExpiredError,
     ConfigurationError,
     RunFencedError,
-    RunInputChangedError,
     StoreBusyError,
+    UnpublishedClaimsError,
 )
 
-_ROUNDS: Final = 20
 _MARGIN: Final = 0.1
-_MAX_FINGERPRINT: Final = 64
-_ALIVE: Final = frozenset({RunState.OPEN, RunState.PREPARED, RunState.COMMITTED})
+UNFINISHED: Final = frozenset({RunState.OPEN, RunState.PREPARED})
+_ENDED_US: Final = -1
 
 
 class RunLifecycle(ABC):
@@ -40,78 +45,57 @@ class RunLifecycle(ABC):
         self._retention_us: Final = max(int(retention_s * MICROSECONDS), 1)
         self._margin_us: Final = int(self._retention_us * _MARGIN)
 
-    def begin(
-        self, consumer: str, run_id: str, *, fingerprint: bytes | None = None, lease_s: float
-    ) -> RunRow:
-        """Begin a run, or resume it where a crash left it. Concurrent calls agree on one row.
-
-        The newest generation is resumed if it is OPEN, PREPARED or COMMITTED: its lease is renewed and its epoch grows
-        by 1. If the run is new, or ABORTED, the next generation is begun, OPEN, with epoch 1.
-
-        Args:
-            consumer: the consumer that claims the keys.
-            run_id: names the unit of work.
-            fingerprint: of the input, 1 to 64 bytes; None: not compared.
-            lease_s: seconds during which other runs cannot abort it; at most a tenth of the retention.
-
-        Returns:
-            The row, with the epoch that this call gave it.
-
-        Raises:
-            RunInputChangedError: the run was begun with another fingerprint.
-            ConfigurationError: a fingerprint or a lease of an invalid length.
-            StoreBusyError: other drivers begin and abort the run all the time.
-        """
-        lease_us = self._lease_us(lease_s)
-        if fingerprint is not None and not 0 < len(fingerprint) <= _MAX_FINGERPRINT:
-            raise ConfigurationError(
-                f"a fingerprint has 1 to {_MAX_FINGERPRINT} bytes, not {len(fingerprint)}"
-            )
-        for _ in range(_ROUNDS):
-            newest = self._newest(consumer, run_id)
-            if newest is None or newest.state is RunState.ABORTED:
-                generation = 1 if newest is None else newest.ref.generation + 1
-                ref = RunRef(consumer, run_id, generation, new_token())
-                row = self._begin_next(ref, newest, fingerprint, lease_us)
-            else:
-                row = self._resume(newest, fingerprint, lease_us)
-            if row is not None:
-                return row
-        raise StoreBusyError(
-            f"run {run_id!r} of consumer {consumer!r} was begun or aborted by others in each of {_ROUNDS} rounds. "
-            "Try again"
-        )
-
     def read(self, consumer: str, run_id: str) -> RunRow | None:
         """The newest generation of a run; None if it was never begun, or its retention is over."""
         return self._newest(consumer, run_id)
 
     def state_of(self, tokens: Collection[int]) -> dict[int, RunState]:
         """The state of each of these tokens; UNKNOWN for a token that the store does not know."""
+        return {token: standing.state for token, standing in self.standing_of(tokens).items()}
+
+    def standing_of(self, tokens: Collection[int]) -> dict[int, Standing]:
+        """How far each of these tokens' runs is; UNKNOWN for a token that the store does not know."""
         if not tokens:
             return {}
-        found = self._states(sorted(set(tokens)))
-        return {token: found.get(token, RunState.UNKNOWN) for token in tokens}
+        found = self._standings(sorted(set(tokens)))
+        return {token: found.get(token, Standing(RunState.UNKNOWN)) for token in tokens}
 
     def renew(self, ref: RunRef, lease_s: float) -> None:
-        """Let the lease of a run end `lease_s` seconds from now.
+        """Let the lease of a run end `lease_s` seconds from now. No change if it was COMMITTED.
 
         Raises:
-            RunFencedError: the run was aborted.
+            RunFencedError: the run was aborted, or another driver has taken it over.
             StoreReplacedError: the store does not know the run.
         """
-        self._change(ref, RunChange(within=_ALIVE, lease_us=self._lease_us(lease_s)))
+        change = RunChange(UNFINISHED, lease_us=self._lease_us(lease_s), epoch=ref.epoch)
+        self._change(ref, change, done=frozenset({RunState.COMMITTED}))
 
-    def prepare(self, ref: RunRef) -> None:
+    def end_lease(self, ref: RunRef) -> None:
+        """Let the lease end now, if this attempt has it: the next driver need not wait."""
+        self._change_run(ref.token, RunChange(UNFINISHED, lease_us=_ENDED_US, epoch=ref.epoch))
+
+    def prepare(self, ref: RunRef, *, rows: int | None = None, manifest: bytes | None = None) -> None:
         """OPEN -> PREPARED: all claims are made, and the run cannot be aborted any more. No change if it was past OPEN.
 
+        Args:
+            ref: the run; its attempt becomes the prepared one, and claims with an older mark are free from here on.
+            rows: the number of rows to publish, which must be the number of keys that this attempt has claimed, counted
+                in the same atomic step. None: not counted; a key that was claimed and is not published is lost.
+            manifest: what was staged; every later attempt publishes this and evaluates nothing.
+
         Raises:
-            RunFencedError: the run was aborted.
+            UnpublishedClaimsError: the number of claims is another one.
+            RunFencedError: the run was aborted, or another driver has taken it over.
             ClaimsExpiredError: the store may have forgotten claims: abort the run, and begin it again.
             StoreReplacedError: the store does not know the run.
         """
         change = RunChange(
-            within=frozenset({RunState.OPEN}), to=RunState.PREPARED, max_age_us=self._max_age_us
+            within=frozenset({RunState.OPEN}),
+            to=RunState.PREPARED,
+            epoch=ref.epoch,
+            owned=rows,
+            max_age_us=self._max_age_us,
+            manifest=manifest,
         )
         self._change(ref, change, done=frozenset({RunState.PREPARED, RunState.COMMITTED}))
 
@@ -125,23 +109,29 @@ class RunLifecycle(ABC):
                 committed run makes the remaining claims count; other runs may publish the forgotten keys again.
 
         Raises:
-            RunFencedError: the run is OPEN or ABORTED.
+            RunFencedError: the run is OPEN or ABORTED, or another driver has taken it over.
             ClaimsExpiredError: the store may have forgotten claims.
             StoreReplacedError: the store does not know the run.
         """
         max_age_us = None if accept_loss else self._max_age_us
-        within = frozenset({RunState.PREPARED})
-        change = RunChange(within, to=RunState.COMMITTED, max_age_us=max_age_us, output_ref=output_ref)
+        change = RunChange(
+            within=frozenset({RunState.PREPARED}),
+            to=RunState.COMMITTED,
+            epoch=ref.epoch,
+            max_age_us=max_age_us,
+            output_ref=output_ref,
+        )
         self._change(ref, change, done=frozenset({RunState.COMMITTED}))
 
     def abort(self, ref: RunRef) -> None:
         """OPEN -> ABORTED: the claims do not count. No change if it was ABORTED.
 
         Raises:
-            RunFencedError: the run is PREPARED or COMMITTED, so it may have published.
+            RunFencedError: the run is PREPARED or COMMITTED, so it may have published, or another driver has taken it
+                over.
             StoreReplacedError: the store does not know the run.
         """
-        change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED)
+        change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, epoch=ref.epoch)
         self._change(ref, change, done=frozenset({RunState.ABORTED}))
 
     def abort_lapsed(self, token: int) -> bool:
@@ -152,27 +142,6 @@ class RunLifecycle(ABC):
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
         return self._change_run(token, change)
 
-    def _begin_next(
-        self, ref: RunRef, newest: RunRow | None, fingerprint: bytes | None, lease_us: int
-    ) -> RunRow | None:
-        self._insert_run(ref, None if newest is None else newest.ref.token, fingerprint, lease_us)
-        row = self._newest(ref.consumer, ref.run_id)
-        # Epoch 1 is this driver's, even if another driver has resumed the run since.
-        return replace(row, epoch=1) if row is not None and row.ref.token == ref.token else None
-
-    def _resume(self, row: RunRow, fingerprint: bytes | None, lease_us: int) -> RunRow | None:
-        if None not in (fingerprint, row.fingerprint) and fingerprint != row.fingerprint:
-            raise RunInputChangedError(
-                f"{row.ref} is {row.state.name} and was begun with other input. A run_id names one unit of work: "
-                "give the new one another run_id"
-            )
-        change = RunChange(_ALIVE, lease_us=lease_us, seen_epoch=row.epoch, fingerprint=fingerprint)
-        if not self._change_run(row.ref.token, change):
-            return None
-        resumed = self._find(row.ref)
-        # The epoch of this call, as above.
-        return None if resumed is None else replace(resumed, epoch=row.epoch + 1)
-
     def _change(self, ref: RunRef, change: RunChange, done: frozenset[RunState] = frozenset()) -> None:
         """Make the change, or raise the reason why not. `done`: states in which it has been made already."""
         lost = None if change.max_age_us is None else self._lost(ref.token)
@@ -181,11 +150,19 @@ class RunLifecycle(ABC):
         row = self._find(ref)
         if row is None:
             raise unknown_run(ref, self.where)
+        if row.ref.epoch != ref.epoch and row.state is not RunState.ABORTED:
+            raise fenced(ref, row.standing)
         if row.state in done:
             return
         if row.state not in change.within:
             raise RunFencedError(f"{ref} is {row.state.name}" + _ADVICE.get(row.state, ""))
-        if lost is None and change.max_age_us is None:
+        if change.owned is not None and (owned := self._owned(ref)) != change.owned:
+            raise UnpublishedClaimsError(
+                f"{ref} has claimed {owned} keys, and {change.owned} rows are to be published. Publish all rows that "
+                "`dedup` returns, one for each key, or say what happens to the other keys: see `stage`"
+            )
+        age_us = row.now_us - row.began_at_us
+        if lost is None and (change.max_age_us is None or age_us <= change.max_age_us):
             raise StoreBusyError(f"another driver changed {ref} at the same time. Try again")
         way_out = (
             "abort it and begin it again" if row.state is RunState.OPEN else "see commit(accept_loss=True)"
@@ -218,8 +195,12 @@ class RunLifecycle(ABC):
         """The row with this token."""
 
     @abstractmethod
-    def _states(self, tokens: Collection[int]) -> Mapping[int, RunState]:
-        """The states of the runs that the store knows."""
+    def _standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
+        """How far the runs are that the store knows."""
+
+    @abstractmethod
+    def _owned(self, ref: RunRef) -> int:
+        """The number of OWNED claims that have the mark of this attempt."""
 
     @abstractmethod
     def _insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
@@ -236,7 +217,8 @@ class RunLifecycle(ABC):
     def _change_run(self, token: int, change: RunChange) -> bool:
         """Make a change iff its conditions hold, in one atomic step; whether it was made.
 
-        A change to COMMITTED or ABORTED stores its time.
+        After a change of state or epoch no claim is made on the condition that was true before. A change to COMMITTED
+        or ABORTED stores its time.
         """
 
     def _lost(self, token: int) -> str | None:

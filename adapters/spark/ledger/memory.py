@@ -12,8 +12,9 @@ from threading import RLock
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.holding import Holder
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing
 from idempotent.checkers.base import DEFAULT_RETENTION_S
+from idempotent.forks import free_in_child
 
 
 @dataclass(slots=True)
@@ -28,16 +29,21 @@ class _Claim:
     state: ClaimState = ClaimState.OWNED
     fingerprint: bytes | None = None
     epoch: int = 0
+    frame: int = 0
     attempt: bytes = b""
     lease_until_us: int = 0
     result: bytes | None = None
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.token, self.epoch, self.frame, self.fingerprint)
 
 
 @dataclass(slots=True)
 class _Store:
     runs: dict[int, _Run] = field(default_factory=dict)
     claims: dict[bytes, _Claim] = field(default_factory=dict)
-    lock: RLock = field(default_factory=RLock)
+    lock: RLock = field(default_factory=lambda: free_in_child(RLock()))
 
 
 class MemoryLedger(Ledger):
@@ -111,10 +117,20 @@ class MemoryLedger(Ledger):
             run = self._store.runs.get(ref.token)
             return None if run is None else replace(run.row, now_us=self._clock())
 
-    def _states(self, tokens: Collection[int]) -> Mapping[int, RunState]:
+    def _standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
         with self._store.lock:
             runs = self._store.runs
-            return {token: runs[token].row.state for token in tokens if token in runs}
+            return {token: runs[token].row.standing for token in tokens if token in runs}
+
+    def _owned(self, ref: RunRef) -> int:
+        with self._store.lock:
+            return self._marked(ref.token, ref.epoch)
+
+    def _marked(self, token: int, epoch: int) -> int:
+        return sum(
+            (claim.token, claim.state, claim.epoch) == (token, ClaimState.OWNED, epoch)
+            for claim in self._store.claims.values()
+        )
 
     def _insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         del newest
@@ -122,54 +138,55 @@ class MemoryLedger(Ledger):
             there = self._newest(ref.consumer, ref.run_id)
             if there is None or there.ref.generation < ref.generation:
                 now = self._clock()
-                row = RunRow(ref, RunState.OPEN, 1, fingerprint, None, now + lease_us, now, now)
+                row = RunRow(ref, RunState.OPEN, fingerprint, None, now + lease_us, now, now)
                 self._store.runs[ref.token] = _Run(row)
 
     def _change_run(self, token: int, change: RunChange) -> bool:
         with self._store.lock:
             run = self._store.runs.get(token)
             now = self._clock()
-            if run is None or not change.holds(run.row, now):
+            if run is None or not change.holds(run.row, now, self._marked(token, run.row.ref.epoch)):
                 return False
             run.row = change.applied(run.row, now)
             if change.to is not None and change.to.is_final:
                 run.ended_at_us = now
             return True
 
-    def _is_open(self, token: int) -> bool:
+    def _is_open(self, token: int, epoch: int) -> bool:
         run = self._store.runs.get(token)
-        return run is not None and run.row.state is RunState.OPEN
+        return run is not None and run.row.state is RunState.OPEN and run.row.ref.epoch == epoch
 
     def _insert_owned(
-        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+        self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
         with self._store.lock:
-            if self._is_open(token):
+            if self._is_open(owner.token, owner.mark):
                 for key_hash, fingerprint in zip(hashes, fingerprints or repeat(None), strict=False):
-                    self._store.claims.setdefault(key_hash, _Claim(token, fingerprint=fingerprint))
+                    self._store.claims.setdefault(key_hash, _owned(owner, fingerprint))
             return self._read_owned(hashes)
 
     def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
         with self._store.lock:
             claims = {key_hash: self._store.claims.get(key_hash) for key_hash in hashes}
-            found = {key: Owner(claim.token, claim.fingerprint) for key, claim in claims.items() if claim}
+            found = {key: claim.owner for key, claim in claims.items() if claim}
             return Owners.of(hashes, found)
 
-    def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+    def _steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         with self._store.lock:
             mine = set()
+            is_open = self._is_open(owner.token, owner.mark)
             for key_hash, fingerprint in keys:
                 claim = self._store.claims.get(key_hash)
-                if claim and claim.token == from_token and self._is_open(token):
-                    claim.token, claim.fingerprint = token, fingerprint
-                if claim and claim.token == token:
+                if claim and is_open and (claim.token, claim.epoch) == (seen.token, seen.mark):
+                    self._store.claims[key_hash] = claim = _owned(owner, fingerprint)
+                if claim and claim.owner[:3] == owner[:3]:
                     mine.add(key_hash)
             return mine
 
     def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
         with self._store.lock:
             now = self._clock()
-            if self._is_open(holder.token):
+            if self._is_open(holder.token, holder.epoch):
                 for key_hash in hashes:
                     self._store.claims.setdefault(key_hash, _pending(holder, now))
             rows = {}
@@ -196,7 +213,7 @@ class MemoryLedger(Ledger):
                 if not claim or claim.state is not ClaimState.PENDING:
                     continue
                 as_seen = (claim.attempt, claim.lease_until_us) == (row.attempt, row.lease_until_us)
-                if as_seen and self._is_open(holder.token):
+                if as_seen and self._is_open(holder.token, holder.epoch):
                     self._store.claims[row.key_hash] = claim = _pending(holder, self._clock())
                 if claim.attempt == holder.attempt:
                     taken.add(row.key_hash)
@@ -230,6 +247,10 @@ class MemoryLedger(Ledger):
 
     def _is_pending(self, key_hash: bytes) -> bool:
         return self._store.claims[key_hash].state is ClaimState.PENDING
+
+
+def _owned(owner: Owner, fingerprint: bytes | None) -> _Claim:
+    return _Claim(owner.token, fingerprint=fingerprint, epoch=owner.mark, frame=owner.frame)
 
 
 def _pending(holder: Holder, now: int) -> _Claim:

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from idempotent.adapters.spark.ledger.runs import RunRef, RunState
+from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
 from idempotent.errors import RunFencedError, RunInputChangedError, StoreReplacedError
 
 
-def require_alive(ref: RunRef, state: RunState, where: str) -> None:
-    """Return if the run is OPEN, PREPARED or COMMITTED.
+def require_alive(ref: RunRef, standing: Standing, where: str) -> None:
+    """Return if this attempt may evaluate its rows.
 
     Args:
-        ref: the run.
-        state: its state.
+        ref: the run and the attempt.
+        standing: of the run.
         where: the store, without its password.
 
     Raises:
-        RunFencedError: the run was aborted.
+        RunFencedError: the run was aborted, another driver has taken it over, or an earlier attempt was PREPARED.
         StoreReplacedError: the store does not know the run.
     """
-    if state is RunState.UNKNOWN:
+    if standing.state is RunState.UNKNOWN:
         raise unknown_run(ref, where)
-    if state is RunState.ABORTED:
+    if standing.state is RunState.ABORTED:
         raise RunFencedError(f"{ref} was aborted: its lease ended, or its driver aborted it. Begin it again")
+    if not standing.admits(ref.epoch):
+        raise fenced(ref, standing)
 
 
-def require_open(ref: RunRef, state: RunState, where: str) -> None:
+def fenced(ref: RunRef, standing: Standing) -> RunFencedError:
+    """The error for an attempt that a newer one has replaced, or that came after the one that was PREPARED."""
+    if standing.epoch > ref.epoch:
+        return RunFencedError(
+            f"{ref} was taken over by another driver, and is {standing.state.name} at epoch {standing.epoch}: "
+            "this driver must end. If it should go on, begin the run again"
+        )
+    return RunFencedError(
+        f"{ref} is {standing.state.name}: the attempt of epoch {standing.prepared} has made all claims, and its rows "
+        "are not evaluated again. Publish what `stage` returns, which is what that attempt staged"
+    )
+
+
+def require_open(ref: RunRef, standing: Standing, where: str) -> None:
     """Return if the run is OPEN, as it must be to claim a key. Arguments as those of `require_alive`.
 
     Raises:
         RunFencedError, StoreReplacedError: as `require_alive`.
         RunInputChangedError: the run has made all its claims.
     """
-    require_alive(ref, state, where)
-    if state is not RunState.OPEN:
-        raise unclaimed_key(ref, state)
+    require_alive(ref, standing, where)
+    if standing.state is not RunState.OPEN:
+        raise unclaimed_key(ref, standing.state)
 
 
 def unknown_run(ref: RunRef, where: str) -> StoreReplacedError:

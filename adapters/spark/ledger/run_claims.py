@@ -11,12 +11,11 @@ from typing import Final, TypeAlias
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.claims import Owner
 from idempotent.adapters.spark.ledger.refusals import require_alive, unclaimed_key
-from idempotent.adapters.spark.ledger.runs import RunRef, RunState
+from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
 from idempotent.errors import RunConflictError, StoreReplacedError
 
-_NO_TOKEN: Final = 0
-_NO_OWNER: Final = Owner(_NO_TOKEN, None)
-_CLOSED: Final = frozenset({RunState.PREPARED, RunState.COMMITTED})
+_NO_OWNER: Final = Owner(0, 0)
+_UNKNOWN: Final = Standing(RunState.UNKNOWN)
 
 
 class Verdict(Enum):
@@ -25,7 +24,7 @@ class Verdict(Enum):
     NEW = "new"
     """This run owns the key: emit the row, in every evaluation."""
     DUPLICATE = "duplicate"
-    """A committed run owns the key: drop the row."""
+    """A committed run owns the key, or another frame of this run: drop the row."""
     CONFLICT = "conflict"
     """A run that has not ended owns the key: put the row aside for a later run. Only with OnConflict.DIVERT."""
 
@@ -64,7 +63,8 @@ class RunClaims:
 
     Args:
         ledger: the store of the claims.
-        ref: the run.
+        ref: the run and its attempt.
+        frame: the number of the frame whose keys these are: of two frames of a run that share a key, one has it.
         on_conflict: what to do about keys of runs that have not ended.
         timeout_s: longest wait of one `decide` with WAIT, in seconds: two runs may wait for each other.
         poll_s: seconds between two reads of the other runs' states.
@@ -77,6 +77,7 @@ class RunClaims:
         ledger: Ledger,
         ref: RunRef,
         *,
+        frame: int = 0,
         on_conflict: OnConflict = OnConflict.WAIT,
         timeout_s: float = 600.0,
         poll_s: float = 0.5,
@@ -86,12 +87,13 @@ class RunClaims:
         """Send nothing to the store yet."""
         self._ledger = ledger
         self._ref = ref
+        self._frame = frame
         self._on_conflict = on_conflict
         self._timeout_s = timeout_s
         self._poll_s = poll_s
         self._sleep = sleep
         self._monotonic = monotonic
-        self._ended: dict[int, RunState] = {}
+        self._ended: dict[int, Standing] = {}
         self._closed = False
 
     def decide(
@@ -102,14 +104,13 @@ class RunClaims:
             return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
         verdicts: list[Verdict | None] = []
         questions: _Questions = {}
-        for owners in self._ledger.owners(self._ref, hashes, insert=not self._closed):
+        for owners in self._ledger.owners(self._ref, hashes, insert=not self._closed, frame=self._frame):
             known = owners.spread([self._known_verdict(owner) for owner in owners.distinct])
             if None in known:
                 part = hashes[len(verdicts) : len(verdicts) + len(known)]
                 for key_hash, owner, verdict in zip(part, owners.spread(owners.distinct), known, strict=True):
                     if verdict is None:
-                        token, mark = owner or _NO_OWNER
-                        questions.setdefault(token, {})[key_hash] = mark
+                        _ask_about(questions, key_hash, owner)
             verdicts += known
         decided: dict[bytes, Decision] = {}
         self._resolve(questions, {}, decided)
@@ -120,9 +121,9 @@ class RunClaims:
     ) -> list[Decision]:
         """Claim keys; the verdict of each, the same in every call.
 
-        While the run is OPEN, it claims keys without an owner and takes over keys of aborted runs. Once it is PREPARED
-        or COMMITTED it claims nothing. Mostly one round trip for 1,000 keys, see `Ledger.claim`; one more for an owner
-        that was not known to have ended.
+        While the run is OPEN, it claims keys without an owner and takes over keys whose claims can never count. Once it
+        is PREPARED or COMMITTED it claims nothing. Mostly one round trip for 1,000 keys, see `Ledger.claim`; one
+        more for an owner that was not known to have ended.
 
         Args:
             hashes: of the keys, 20 bytes each, all different. 1,000 at a time are best.
@@ -130,7 +131,7 @@ class RunClaims:
 
         Raises:
             RunConflictError: with FAIL, or after `timeout_s` with WAIT.
-            RunFencedError: this run was aborted.
+            RunFencedError: this run was aborted, or another driver has taken it over.
             RunInputChangedError: this run is PREPARED or COMMITTED, and a key was never claimed. With DIVERT the key
                 may be one that was put aside, and is a CONFLICT again.
             StoreReplacedError: the store does not know this run, or the owner of a key.
@@ -148,14 +149,14 @@ class RunClaims:
         deadline: float | None = None
         while questions:
             was_closed = self._closed
-            states = self._look(questions)
+            standings = self._look(questions)
             # Once the run is closed, owners that were read while it was OPEN may be out of date.
             if self._closed == was_closed:
                 steps = {
-                    token: self._step(token, keys, states, marks, decided)
-                    for token, keys in questions.items()
+                    seen: self._step(seen, keys, standings, marks, decided)
+                    for seen, keys in questions.items()
                 }
-                lost = {token for token, step in steps.items() if step is _Step.LOST}
+                lost = {seen.token for seen, step in steps.items() if step is _Step.LOST}
                 if lost & suspects:
                     raise StoreReplacedError(
                         f"{self._ledger.where} does not know the run that owns a key: it lost runs. Restore it, "
@@ -163,21 +164,22 @@ class RunClaims:
                     )
                 suspects |= lost
                 if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
-                    deadline = self._wait(deadline, states)
+                    deadline = self._wait(deadline, standings)
             questions = self._ask([h for h in hashes if h not in decided], marks, decided)
 
     def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, Decision]) -> _Questions:
-        """Claim, and decide about keys whose verdict is known at once. The other keys, by the token of their owner."""
+        """Claim, and decide about keys whose verdict is known at once. The other keys, by their owner."""
         if not pending:
             return {}
         fingerprints = [marks.get(key_hash) for key_hash in pending] if marks else None
-        owners = self._ledger.claim(self._ref, pending, insert=not self._closed, fingerprints=fingerprints)
+        owners = self._ledger.claim(
+            self._ref, pending, insert=not self._closed, frame=self._frame, fingerprints=fingerprints
+        )
         questions: _Questions = {}
         for key_hash, owner in zip(pending, owners, strict=True):
             verdict = self._known_verdict(owner)
             if owner is None or verdict is None:
-                token, mark = owner or _NO_OWNER
-                questions.setdefault(token, {})[key_hash] = mark
+                _ask_about(questions, key_hash, owner)
             else:
                 different = _differ(owner.fingerprint, marks.get(key_hash))
                 decided[key_hash] = Decision(verdict, owner.token, different)
@@ -188,53 +190,57 @@ class RunClaims:
         if owner is None:
             return None
         if owner.token == self._ref.token:
-            return Verdict.NEW
-        return Verdict.DUPLICATE if self._ended.get(owner.token) is RunState.COMMITTED else None
+            if owner.mark != self._ref.epoch:
+                return None
+            return Verdict.NEW if owner.frame == self._frame else Verdict.DUPLICATE
+        ended = self._ended.get(owner.token)
+        return Verdict.DUPLICATE if ended is not None and ended.counts(owner.mark) else None
 
-    def _look(self, questions: _Questions) -> dict[int, RunState]:
-        """The states of the owners and of this run, which must not be aborted."""
+    def _look(self, questions: _Questions) -> dict[int, Standing]:
+        """How far the owners and this run are, whose attempt must be the one that evaluates."""
         mine = self._ref.token
-        states = self._ledger.state_of({mine, *questions} - {_NO_TOKEN})
-        self._ended |= {token: state for token, state in states.items() if state.is_final and token != mine}
-        if states[mine] in _CLOSED:
-            self._closed = True
-        require_alive(self._ref, states[mine], self._ledger.where)
-        return states
+        standings = self._ledger.standing_of({mine, *(seen.token for seen in questions)} - {_NO_OWNER.token})
+        self._ended |= {
+            token: each for token, each in standings.items() if each.state.is_final and token != mine
+        }
+        require_alive(self._ref, standings[mine], self._ledger.where)
+        self._closed |= standings[mine].is_closed
+        return standings
 
     def _step(
         self,
-        token: int,
+        seen: Owner,
         keys: _Marks,
-        states: Mapping[int, RunState],
+        standings: Mapping[int, Standing],
         marks: _Marks,
         decided: dict[bytes, Decision],
     ) -> _Step:
-        """Take the next step for the keys of one owner."""
-        state = states.get(token, RunState.UNKNOWN)
-        if state is RunState.COMMITTED:
+        """Take the next step for the keys of one owner, by its token and mark."""
+        owner = standings.get(seen.token, _UNKNOWN)
+        if owner.counts(seen.mark):
             for key_hash, mark in keys.items():
                 different = _differ(mark, marks.get(key_hash))
-                decided[key_hash] = Decision(Verdict.DUPLICATE, token, different)
+                decided[key_hash] = Decision(Verdict.DUPLICATE, seen.token, different)
             return _Step.DECIDED
         if self._closed:
             # No waiting here: two PREPARED runs could wait for each other for ever.
             if self._on_conflict is not OnConflict.DIVERT:
-                raise unclaimed_key(self._ref, states[self._ref.token])
-            return self._divert(token, keys, marks, decided)
-        if token == _NO_TOKEN:
+                raise unclaimed_key(self._ref, standings[self._ref.token].state)
+            return self._divert(seen.token, keys, marks, decided)
+        if seen == _NO_OWNER:
             return _Step.AGAIN
-        if state is RunState.ABORTED:
-            return self._steal(token, keys, marks, decided)
-        if state is RunState.UNKNOWN:
+        if seen.token == self._ref.token or owner.frees(seen.mark):
+            return self._steal(seen, keys, marks, decided)
+        if owner.state is RunState.UNKNOWN:
             return _Step.LOST  # normal once: gc may have deleted claim and run since the claim was read
-        if state is RunState.OPEN and self._ledger.abort_lapsed(token):
+        if owner.state is RunState.OPEN and self._ledger.abort_lapsed(seen.token):
             return _Step.AGAIN
-        return self._meet_live(token, state, keys, marks, decided)
+        return self._meet_live(seen.token, owner.state, keys, marks, decided)
 
-    def _steal(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
+    def _steal(self, seen: Owner, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
         hashes = list(keys)
         fingerprints = [marks.get(key_hash) for key_hash in hashes] if marks else None
-        stolen = self._ledger.steal(self._ref, token, hashes, fingerprints=fingerprints)
+        stolen = self._ledger.steal(self._ref, seen, hashes, frame=self._frame, fingerprints=fingerprints)
         for key_hash in stolen:
             decided[key_hash] = Decision(Verdict.NEW, self._ref.token, other_payload=False)
         return _Step.DECIDED if len(stolen) == len(hashes) else _Step.AGAIN
@@ -258,11 +264,11 @@ class RunClaims:
             decided[key_hash] = Decision(Verdict.CONFLICT, token, _differ(mark, marks.get(key_hash)))
         return _Step.DECIDED
 
-    def _wait(self, deadline: float | None, states: Mapping[int, RunState]) -> float:
+    def _wait(self, deadline: float | None, standings: Mapping[int, Standing]) -> float:
         now = self._monotonic()
         deadline = now + self._timeout_s if deadline is None else deadline
         if now >= deadline:
-            others = {token: state.name for token, state in states.items() if token != self._ref.token}
+            others = {token: each.state.name for token, each in standings.items() if token != self._ref.token}
             raise RunConflictError(
                 f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs (token: state): {others}. "
                 "An OPEN one is taken over when its lease ends; a PREPARED one must be committed: run it again"
@@ -281,7 +287,13 @@ class _Step(Enum):
 
 
 _Marks: TypeAlias = dict[bytes, bytes | None]
-_Questions: TypeAlias = dict[int, _Marks]
+_Questions: TypeAlias = dict[Owner, _Marks]
+"""For each owner, by token and mark alone, the keys to decide about and their fingerprints."""
+
+
+def _ask_about(questions: _Questions, key_hash: bytes, owner: Owner | None) -> None:
+    seen = _NO_OWNER if owner is None else Owner(owner.token, owner.mark)
+    questions.setdefault(seen, {})[key_hash] = None if owner is None else owner.fingerprint
 
 
 def _differ(one: bytes | None, other: bytes | None) -> bool:

@@ -8,6 +8,10 @@
       └──────────────► ABORTED                           for good: the next begin makes generation + 1
 
 A PREPARED run cannot be aborted: it may have published already.
+
+One driver at a time has a run. Each `begin` of an unfinished run is another attempt, with an epoch of its own, and
+every change is conditional on the newest epoch. A claim is marked with the epoch that made or confirmed it, and counts
+only if that is the epoch that was PREPARED: what an earlier attempt claimed, and a later one did not meet, is free.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 MICROSECONDS: Final = 1_000_000
 _TOKEN_BITS: Final = 63
@@ -29,9 +33,9 @@ class RunState(IntEnum):
     OPEN = 1
     """The run makes claims. Other runs may abort it once its lease has ended."""
     PREPARED = 2
-    """All claims are made, and the run publishes. It cannot be aborted, and makes no more claims."""
+    """All claims are made, and the run publishes. It cannot be aborted, and is never evaluated by another attempt."""
     COMMITTED = 3
-    """Final: its claims count, and their keys are duplicates for every other run."""
+    """Final: the claims of its prepared attempt count, and their keys are duplicates for every other run."""
     ABORTED = 4
     """Final: its claims do not count, and any run takes their keys over."""
 
@@ -41,24 +45,59 @@ class RunState(IntEnum):
         return self in (RunState.COMMITTED, RunState.ABORTED)
 
 
+class Standing(NamedTuple):
+    """How far a run is, and which of its claims count.
+
+    Attributes:
+        state: its state.
+        epoch: of its newest attempt.
+        prepared: the epoch of the attempt that was PREPARED; 0 before.
+    """
+
+    state: RunState
+    epoch: int = 0
+    prepared: int = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether all claims are made."""
+        return self.state in (RunState.PREPARED, RunState.COMMITTED)
+
+    def admits(self, epoch: int) -> bool:
+        """Whether the attempt of this epoch may evaluate: the newest, and once PREPARED only the prepared one."""
+        if self.state is RunState.COMMITTED:
+            return epoch == self.prepared
+        return epoch == self.epoch and (self.state is not RunState.PREPARED or epoch == self.prepared)
+
+    def counts(self, mark: int) -> bool:
+        """Whether claims with this mark are in committed output."""
+        return self.state is RunState.COMMITTED and mark == self.prepared
+
+    def frees(self, mark: int) -> bool:
+        """Whether claims with this mark can never be in committed output."""
+        return self.state is RunState.ABORTED or (self.is_closed and mark != self.prepared)
+
+
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """One generation of one run. Picklable.
+    """One attempt at one generation of a run. Picklable.
 
     Attributes:
         consumer: the consumer that claims the keys.
         run_id: names the unit of work, never an attempt: the same input has the same run_id after a crash.
         generation: 1, and one more after each abort.
         token: random, positive, 63 bits: owns the claims. Each generation of each run has a token of its own.
+        epoch: how often this generation had been begun when this attempt began it, from 1.
     """
 
     consumer: str
     run_id: str
     generation: int
     token: int
+    epoch: int
 
     def __str__(self) -> str:
-        return f"run {self.run_id!r} of consumer {self.consumer!r}, generation {self.generation}"
+        return f"run {self.run_id!r} of consumer {self.consumer!r}, generation {self.generation}, epoch {self.epoch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +105,41 @@ class RunRow:
     """A run as stored.
 
     Attributes:
-        ref: its identity.
+        ref: its identity; of a row that was read, with the epoch of the newest attempt.
         state: its state.
-        epoch: how often this generation was begun or resumed, from 1.
         fingerprint: of its input; None if `begin` was given none.
         output_ref: where its output is, as given to `commit`.
-        lease_until_us: when other runs may abort it if it is OPEN. Microseconds since 1970 by the store's clock.
+        lease_until_us: when another driver may go on with it, and other runs may abort it if it is OPEN. Microseconds
+            since 1970 by the store's clock.
         began_at_us: when this generation was first begun, likewise.
         now_us: the store's clock when the row was read.
+        prepared: the epoch of the attempt that was PREPARED; 0 before.
+        manifest: what that attempt staged, as given to `prepare`.
     """
 
     ref: RunRef
     state: RunState
-    epoch: int
     fingerprint: bytes | None
     output_ref: str | None
     lease_until_us: int
     began_at_us: int
     now_us: int
+    prepared: int = 0
+    manifest: bytes | None = None
 
     @property
     def lapsed(self) -> bool:
         """Whether the lease had ended when the row was read."""
         return self.lease_until_us < self.now_us
+
+    @property
+    def standing(self) -> Standing:
+        """How far the run is."""
+        return Standing(self.state, self.ref.epoch, self.prepared)
+
+    def at(self, epoch: int) -> RunRow:
+        """The row as the attempt of this epoch has it."""
+        return replace(self, ref=replace(self.ref, epoch=epoch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,29 +150,36 @@ class RunChange:
 
     Attributes:
         within: condition: the state is one of these.
-        to: the new state; None keeps it.
+        to: the new state; None keeps it. A change to PREPARED also stores the epoch as the prepared one.
         lease_us: the lease ends this many microseconds from now; None keeps it.
-        seen_epoch: condition: the epoch is this one, and grows by 1; None accepts and keeps any.
+        epoch: condition: the epoch is this one; None accepts any.
+        resumes: the epoch grows by 1.
+        owned: condition: the run has this many OWNED claims with the mark of its epoch; None does not count them.
         max_age_us: condition: the run began at most this many microseconds ago; None accepts any age.
         only_lapsed: condition: the lease has ended.
         fingerprint: stored if the row has none.
+        manifest: stored unless None.
         output_ref: stored unless None.
     """
 
     within: frozenset[RunState]
     to: RunState | None = None
     lease_us: int | None = None
-    seen_epoch: int | None = None
+    epoch: int | None = None
+    resumes: bool = False
+    owned: int | None = None
     max_age_us: int | None = None
     only_lapsed: bool = False
     fingerprint: bytes | None = None
+    manifest: bytes | None = None
     output_ref: str | None = None
 
-    def holds(self, row: RunRow, now_us: int) -> bool:
-        """Whether all conditions hold for this row at this time of the store's clock."""
+    def holds(self, row: RunRow, now_us: int, owned: int) -> bool:
+        """Whether all conditions hold for this row and number of claims at this time of the store's clock."""
         return (
             row.state in self.within
-            and (self.seen_epoch is None or row.epoch == self.seen_epoch)
+            and (self.epoch is None or row.ref.epoch == self.epoch)
+            and (self.owned is None or owned == self.owned)
             and (self.max_age_us is None or now_us <= row.began_at_us + self.max_age_us)
             and (not self.only_lapsed or row.lease_until_us < now_us)
         )
@@ -129,12 +187,13 @@ class RunChange:
     def applied(self, row: RunRow, now_us: int) -> RunRow:
         """The row after the change."""
         return replace(
-            row,
+            row.at(row.ref.epoch + self.resumes),
             state=row.state if self.to is None else self.to,
-            epoch=row.epoch + (self.seen_epoch is not None),
             lease_until_us=row.lease_until_us if self.lease_us is None else now_us + self.lease_us,
             fingerprint=row.fingerprint if row.fingerprint is not None else self.fingerprint,
             output_ref=row.output_ref if self.output_ref is None else self.output_ref,
+            prepared=row.ref.epoch if self.to is RunState.PREPARED else row.prepared,
+            manifest=row.manifest if self.manifest is None else self.manifest,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-from idempotent.errors import ConfigurationError
+from idempotent.choices import whole
 
 T = TypeVar("T")
 
@@ -19,7 +19,5 @@ def chunks(rows: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def checked_chunk(size: int) -> int:
-    """The size of a chunk. Raises ConfigurationError: less than 1."""
-    if size < 1:
-        raise ConfigurationError(f"chunk must be at least 1, not {size}")
-    return size
+    """The size of a chunk. Raises ConfigurationError: not a whole number from 1."""
+    return whole(size, "chunk")

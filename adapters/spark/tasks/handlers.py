@@ -51,9 +51,7 @@ class Handlers:
         results: dict[bytes, bytes | None] = {}
         pending, deadline = list(rows), time.monotonic() + self._handle.wait_s
         while pending:
-            answers = self._ledger.acquire(
-                self._handle.ref, self._handle.epoch, self._attempt, pending, self._handle.lease_s
-            )
+            answers = self._ledger.acquire(self._handle.ref, self._attempt, pending, self._handle.lease_s)
             by_hash = dict(zip(pending, answers, strict=True))
             results.update({each: held.result for each, held in by_hash.items() if held.hold is Hold.DONE})
             mine = [each for each, held in by_hash.items() if held.hold is Hold.MINE]

@@ -11,11 +11,13 @@ from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.refusals import require_alive
 from idempotent.adapters.spark.ledger.run_claims import RunClaims
 from idempotent.adapters.spark.ledger.urls import open_ledger
-from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.tasks.handle import BATCH_PROPERTY, RunHandle
+from idempotent.errors import ConfigurationError
+from idempotent.forks import free_in_child
 
 # Workers import this module; in one that is pickled by value each task would have a dictionary of its own.
 _ledgers: Final[dict[StoreConfig, Ledger]] = {}
-_lock: Final = threading.Lock()
+_lock: Final = free_in_child(threading.Lock())
 _pid = os.getpid()
 
 
@@ -36,15 +38,33 @@ def claims_for(handle: RunHandle) -> RunClaims:
 
     Raises:
         StoreReplacedError: the store does not know the run.
-        RunFencedError: the run was aborted.
+        RunFencedError: the run was aborted, or another driver has taken it over.
+        ConfigurationError: the frame was not made for this micro-batch.
         StoreError: the store did not answer.
     """
+    _refuse_another_batch(handle)
     ledger = ledger_for(handle.store)
     check_store(ledger, handle)
-    return RunClaims(ledger, handle.ref, on_conflict=handle.on_conflict, timeout_s=handle.wait_s)
+    return RunClaims(
+        ledger, handle.ref, frame=handle.frame, on_conflict=handle.on_conflict, timeout_s=handle.wait_s
+    )
 
 
 def check_store(ledger: Ledger, handle: RunHandle) -> None:
-    """Check that the store knows the run, and that it was not aborted. Raises as `claims_for`."""
-    state = ledger.state_of([handle.ref.token])[handle.ref.token]
-    require_alive(handle.ref, state, ledger.where)
+    """Check that the store knows the run, and that this attempt may evaluate. Raises as `claims_for`."""
+    standing = ledger.standing_of([handle.ref.token])[handle.ref.token]
+    require_alive(handle.ref, standing, ledger.where)
+
+
+def _refuse_another_batch(handle: RunHandle) -> None:
+    """Refuse a frame of which each micro-batch of a stream is a part: they would drop nothing of each other."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    batch = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
+    # Spark Connect hides the number within foreachBatch, from the driver and from its tasks.
+    if batch is not None and batch != handle.batch:
+        raise ConfigurationError(
+            f"micro-batch {batch} of a stream is evaluated by a frame that was not made for it: a run is one batch. "
+            "Use stream.writeStream.foreachBatch(foreach_batch(...)), which makes each batch a run"
+        )

@@ -48,6 +48,7 @@ def commit(begin, run_id, frame, claims, **options):
     """One run from begin to commit; the ids that it published."""
     with begin(run_id, **options) as run:
         new = new_of(run, frame, claims)
+        run.claim(new)
         with run.publishing():
             return ids_of(new)
 
@@ -57,7 +58,7 @@ def test_keys_of_committed_runs_are_duplicates_in_every_evaluation(begin, frame,
     with begin("r2") as second:
         new = new_of(second, frame(50, 150), claims)
         assert [ids_of(new), ids_of(new)] == [Counter(range(100, 150))] * 2
-        with second.publishing():
+        with second.publishing(rows=50):
             assert ids_of(new) == Counter(range(100, 150))
         assert ids_of(new) == Counter(range(100, 150))
     # Begun again, a committed run sees what it saw, although others came after it.
@@ -106,7 +107,7 @@ def test_a_second_run_waits_for_its_turn(begin, frame, claims):
             new_of(impatient, frame(0, 100), claims)
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(commit, begin, "r4", frame(50, 150), claims)
-            with first.publishing():
+            with first.publishing(rows=100):
                 assert ids_of(new) == Counter(range(100))
             assert second.result() == Counter(range(100, 150))
 

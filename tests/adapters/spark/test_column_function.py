@@ -38,10 +38,10 @@ def test_the_column_says_what_the_filter_lets_through(frame, half_done):
 
 def test_a_key_of_several_columns_is_the_same_key_as_in_dedup(frame, run):
     parts = frame.select("k", F.col("v").cast("int").alias("n"), F.lit(b"\x00\xff").alias("b"))
-    run.claim(run.dedup(parts, key=["k", "n", "b"], unique=True))
+    run.claim(run.dedup(parts, key=["k", "n", "b"], unique=True, frame="parts"))
     with run.publishing():
         pass
-    status = idempotent_udf(run)
+    status = idempotent_udf(run, frame="parts")
     # The run is over: a key that it did not claim would be an error here.
     assert parts.where(status("k", "n", "b") == "new").count() == ROWS
 

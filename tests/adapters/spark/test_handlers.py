@@ -161,7 +161,7 @@ def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
     run = begin()
     ref, other = run.handle.ref, b"a" * 16
     fails, finishes = hash_of(run, "k0"), hash_of(run, "k1")
-    run.ledger.acquire(ref, run.handle.epoch, other, [fails, finishes], lease_s=600)
+    run.ledger.acquire(ref, other, [fails, finishes], lease_s=600)
 
     def end_when_the_job_has_handled_the_rest():
         while len(effects.times) < 48:
@@ -181,7 +181,7 @@ def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
 def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_process):
     run = begin(wait_s=0.2)
     key = hash_of(run, "k0")
-    run.ledger.acquire(run.handle.ref, run.handle.epoch, b"a" * 16, [key], lease_s=600)
+    run.ledger.acquire(run.handle.ref, b"a" * 16, [key], lease_s=600)
     with pytest.raises(RunConflictError, match=r"1 keys of run 'r1'.*held by other attempts"):
         idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
 
@@ -208,7 +208,7 @@ def test_arguments_that_do_not_go_together_are_refused_on_the_driver(begin):
         ({"mode": "effect"}, "idempotent_foreach"),
         ({"mode": "replay"}, "needs a handler"),
         ({"handler": print}, 'go with mode="replay"'),
-        ({"chunk": 0}, "chunk must be at least 1"),
+        ({"chunk": 0}, "chunk must be a whole number, at least 1"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             idempotent_batches(run, key="k", **options)

@@ -119,7 +119,7 @@ def test_another_payload_under_the_same_key_is_reported(spark, redis_store):
     later = spark.createDataFrame([("a", 1, 8), ("b", 2, 8), ("d", 1, 8)], "k string, v int, seen int")
 
     def tagged(run, frame):
-        rows = run.dedup(frame, key="k", payload=["v"], order_by=["v"], emit="status").collect()
+        rows = run.dedup(frame, key="k", payload=["v"], order_by=["v"], emit="status", frame="f").collect()
         return sorted((row["k"], row["v"], row["_idem"]) for row in rows)
 
     with IdempotentRun.begin(redis_store, consumer="orders", run_id="r1") as run:
@@ -128,8 +128,8 @@ def test_another_payload_under_the_same_key_is_reported(spark, redis_store):
             ("a", 1, "new"), ("b", 1, "new"), ("b", 2, "changed"), ("c", 1, "new"), ("d", 1, "new")
         ]  # fmt: skip
         with pytest.raises(Exception, match=r'FingerprintMismatchError: 1 rows.*emit="status" marks them'):
-            run.dedup(first.union(later), key="k", payload=["v"], order_by=["v"]).count()
-        with run.publishing():
+            run.dedup(first.union(later), key="k", payload=["v"], order_by=["v"], frame="f").count()
+        with run.publishing(rows=4):
             pass
     with IdempotentRun.begin(redis_store, consumer="orders", run_id="r2") as run:
         # Against a committed run.
@@ -141,11 +141,11 @@ def test_a_hot_key_costs_one_claim_for_each_chunk(private_redis, spark):
     hot = spark.range(10_000, numPartitions=2).select(F.lit("hot").alias("k"), F.col("id").alias("v"))
     with IdempotentRun.begin(StoreConfig(server.url), consumer="orders", run_id="r1", chunk=1000) as run:
         with commands_during(server.url) as commands:
-            assert run.dedup(hot, key="k", order_by=["v"]).first()["v"] == 0
+            assert run.dedup(hot, key="k", order_by=["v"], frame="hot").first()["v"] == 0
         assert commands["mget"] == 1
         # Without Spark's own step before: all of them are the run's, in chunks.
         with commands_during(server.url) as commands:
-            assert hot.rdd.mapPartitions(idempotent_partitions(run, key="k")).count() == 10_000
+            assert hot.rdd.mapPartitions(idempotent_partitions(run, key="k", frame="hot")).count() == 10_000
         assert commands["mget"] == 10
         assert "set" not in commands
 

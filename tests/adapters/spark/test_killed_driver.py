@@ -24,13 +24,13 @@ DEATHS = {
     "begun": ("after_begin", RunState.OPEN, (0, 0)),
     "claimed": ("after_claim", RunState.OPEN, (0, 0)),
     "prepared": ("after_prepare", RunState.PREPARED, (0, 0)),
-    "moved": ("after_publish:2", RunState.PREPARED, (DAY, 0)),
+    "copied": ("after_publish", RunState.PREPARED, (DAY, 0)),
     "published": ("before_commit", RunState.PREPARED, (DAY, DAY)),
     "committed": ("after_commit", RunState.COMMITTED, (DAY, DAY)),
     "claiming": (CLAIMING, RunState.OPEN, (0, 0)),
     # For the second runs below.
     "dead-open": ("after_claim", RunState.OPEN, (0, 0)),
-    "dead-prepared": ("after_publish:2", RunState.PREPARED, (DAY, 0)),
+    "dead-prepared": ("after_publish", RunState.PREPARED, (DAY, 0)),
 }
 
 

@@ -34,7 +34,7 @@ def first(begin, frame):
 
 
 def statuses(run, frame):
-    tagged = run.dedup(frame, key="k", unique=True, emit="status")
+    tagged = run.dedup(frame, key="k", unique=True, emit="status", frame="all")
     return {row["_idem"]: row["count"] for row in tagged.groupBy("_idem").count().collect()}
 
 
@@ -49,7 +49,7 @@ def test_fail_refuses_keys_of_an_open_run(begin, first, frame):
 def test_divert_puts_keys_of_an_open_run_aside_for_a_later_run(begin, first, frame):
     second = begin("second", on_conflict="divert")
     assert statuses(second, frame) == {"new": 600, "conflict": 400}
-    with second.publishing():
+    with second.publishing(rows=600):
         assert statuses(second, frame) == {"new": 600, "conflict": 400}
     first.abort()
     assert statuses(begin("third"), frame) == {"new": 400, "duplicate": 600}

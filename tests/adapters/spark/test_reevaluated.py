@@ -143,14 +143,14 @@ def test_keys_of_a_committed_run_are_duplicates_and_only_those(frame, store):
         with first.publishing():
             pass
     with IdempotentRun.begin(store, consumer="orders", run_id="r2") as second:
-        new = second.dedup(frame, key="k")
+        new = second.dedup(frame, key="k", frame="all")
         assert new.count() == 400
-        status = second.dedup(frame, key="k", emit="status")
+        status = second.dedup(frame, key="k", emit="status", frame="all")
         assert {row["_idem"]: row["count"] for row in status.groupBy("_idem").count().collect()} == {
             "new": 400,
             "duplicate": 600,
         }
-        with second.publishing():
+        with second.publishing(rows=400):
             assert new.count() == 400
         assert new.count() == 400
     with IdempotentRun.begin(store, consumer="invoices", run_id="r1") as other:
@@ -160,13 +160,13 @@ def test_keys_of_a_committed_run_are_duplicates_and_only_those(frame, store):
 def test_a_run_that_was_partitioned_in_another_way_keeps_the_same_rows(spark, store):
     copies = spark.range(1000, numPartitions=4).select((F.col("id") % 100).alias("k"), F.col("id").alias("v"))
     with IdempotentRun.begin(store, consumer="orders", run_id="r1") as run:
-        by_value = run.dedup(copies, key="k", order_by=["v"])
-        again = run.dedup(copies.repartition(7), key="k", order_by=["v"])
+        by_value = run.dedup(copies, key="k", order_by=["v"], frame="copies")
+        again = run.dedup(copies.repartition(7), key="k", order_by=["v"], frame="copies")
         rows = [sorted((row["k"], row["v"]) for row in each.collect()) for each in (by_value, again)]
         assert rows[0] == rows[1] == [(number, number) for number in range(100)]
         # Rows that are equal in order_by are told apart by all their columns.
         tied = [
-            run.dedup(each, key="k", order_by=["k"]).agg(F.sum("v")).first()[0]
+            run.dedup(each, key="k", order_by=["k"], frame="copies").agg(F.sum("v")).first()[0]
             for each in (copies, copies.repartition(7), copies.orderBy(F.desc("v")))
         ]
         assert tied == [sum(range(100))] * 3

@@ -3,7 +3,9 @@
 ============================  ======================================================================================
 `<prefix>newest:<hash>`       token of the newest generation of a run, in digits
 `<prefix>run:<token>`         a hash: state, generation, epoch, fingerprint, output_ref, lease, began (microseconds),
-                              memory (the server and its evictions, see RedisLedger), pointer (the name above)
+                              owned (the number of OWNED claims with the mark of this epoch), prepared (the epoch that
+                              was PREPARED, 0 before), manifest, memory (the server and its evictions, see
+                              RedisLedger), pointer (the name above)
 `<prefix>claim:<key hash>`    a string, of 20 bytes after the colon; see below
 ============================  ======================================================================================
 
@@ -14,9 +16,10 @@ offset  bytes  field        meaning
 ======  =====  ===========  =========================================================
 0       8      token        of the owning run
 8       1      state        `ClaimState`
-9       0, 8   fingerprint  of the payload. OWNED ends here; PENDING and DONE have:
-9       4      epoch
-13      16     attempt
+9       4      epoch        of the run; the mark of an OWNED claim, which ends with:
+13      2      frame
+15      0, 8   fingerprint  of the payload
+13      16     attempt      PENDING and DONE have these instead
 29      8      lease_until  microseconds
 37             result       DONE: nothing, or '=' and the result
 ======  =====  ===========  =========================================================
@@ -34,7 +37,8 @@ from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, P
 from idempotent.adapters.spark.ledger.holding import Holder
 from idempotent.keys import KeySpace
 
-_OWNED: Final = Struct(">QB")
+_HEAD: Final = Struct(">QB")
+_OWNED: Final = Struct(">QBIH")
 _PENDING: Final = Struct(">QBI16s")
 _ROW: Final = Struct(">QBI16sQ")
 _ATTEMPT_AND_LEASE: Final = Struct(">16sQ")
@@ -66,14 +70,14 @@ class Names:
         return self.claims + key_hash
 
 
-def token_bytes(token: int) -> bytes:
-    """A token as it is stored in claims."""
-    return token.to_bytes(8)
+def token_and_mark(owner: Owner) -> tuple[bytes, bytes]:
+    """An owner's token and mark, each as it is stored in claims."""
+    return owner.token.to_bytes(8), owner.mark.to_bytes(4)
 
 
-def owned_value(token: int) -> bytes:
+def owned_value(owner: Owner) -> bytes:
     """An OWNED claim without its fingerprint."""
-    return _OWNED.pack(token, ClaimState.OWNED)
+    return _OWNED.pack(owner.token, ClaimState.OWNED, owner.mark, owner.frame)
 
 
 def pending_head(holder: Holder) -> bytes:
@@ -88,39 +92,43 @@ def attempt_and_lease(row: PendingRow) -> bytes:
 
 def head_of(value: bytes) -> tuple[int, ClaimState]:
     """Token and state of a claim in any state."""
-    token, state = _OWNED.unpack_from(value)
+    token, state = _HEAD.unpack_from(value)
     return token, ClaimState(state)
 
 
 def owner_of(value: bytes) -> Owner:
     """The owner of a claim in any state."""
-    token, state = _OWNED.unpack_from(value)
-    mark = value[_OWNED.size :] if state == ClaimState.OWNED else b""
-    return Owner(token, mark or None)
+    token, state, mark, frame = _OWNED.unpack_from(value)
+    if state != ClaimState.OWNED:
+        return Owner(token, mark)
+    return Owner(token, mark, frame, value[_OWNED.size :] or None)
 
 
 def owners(
-    token: int, count: int, fingerprints: Sequence[bytes | None] | None, answer: int | Sequence[Any]
+    owner: Owner, count: int, fingerprints: Sequence[bytes | None] | None, answer: int | Sequence[Any]
 ) -> Owners:
     """The owners in an answer of `claim.lua`.
 
     Args:
-        token: of the claiming run.
+        owner: token, mark and frame that the run claims with.
         count: the number of keys.
         fingerprints: that the run gave, aligned; None: no key has one.
         answer: 0, or places and values.
     """
     if isinstance(answer, int):
         if fingerprints is None:
-            return Owners((Owner(token, None),), bytes(count))
-        return Owners([Owner(token, mark) for mark in fingerprints], range(count))
+            return Owners((owner,), bytes(count))
+        return Owners([Owner(*owner[:3], mark) for mark in fingerprints], range(count))
     places, others = answer[:count], [owner_of(value) for value in answer[count:]]
     if fingerprints is None:
         # A key without an owner has the place -1, the last.
-        return Owners((Owner(token, None), *others, None), places)
+        return Owners((owner, *others, None), places)
     distinct = (None, *others, None)
     return Owners(
-        [distinct[at] if at else Owner(token, mark) for at, mark in zip(places, fingerprints, strict=True)],
+        [
+            distinct[at] if at else Owner(*owner[:3], mark)
+            for at, mark in zip(places, fingerprints, strict=True)
+        ],
         range(count),
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.claiming import MAX_ROWS
-from idempotent.adapters.spark.ledger.claims import ClaimState, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.holding import Holder
 from idempotent.adapters.spark.ledger.redis.layout import (
@@ -22,9 +22,9 @@ from idempotent.adapters.spark.ledger.redis.layout import (
     owners,
     pending_head,
     pending_row,
-    token_bytes,
+    token_and_mark,
 )
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing
 from idempotent.stores.redis.client import open_client
 from idempotent.stores.redis.scripts import Lua, RedisStore
 
@@ -37,7 +37,7 @@ def _script(name: str) -> Lua:
 
 
 _RUN_INSERT, _RUN_CHANGE = _script("insert_run"), _script("change_run")
-_RUN_READ, _RUN_STATES = _script("read_run"), _script("states")
+_RUN_READ, _RUN_STANDINGS = _script("read_run"), _script("states")
 _CLAIM, _STEAL, _HEADS = _script("claim"), _script("steal"), _script("heads")
 _HOLD, _TAKE_OVER, _FINISH = _script("hold"), _script("take_over"), _script("finish")
 _RENEW_PENDING, _GIVE_UP = _script("renew_pending"), _script("give_up")
@@ -95,9 +95,18 @@ class RedisLedger(Ledger):
         row = self._store.run(_RUN_READ, [self._names.run(ref.token)], ())
         return _run_row(ref.consumer, ref.run_id, ref.token, row) if row else None
 
-    def _states(self, tokens: Collection[int]) -> Mapping[int, RunState]:
-        found = self._store.run(_RUN_STATES, [self._names.run(token) for token in tokens], ())
-        return {token: RunState(int(state)) for token, state in zip(tokens, found, strict=True) if state}
+    def _standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
+        found = self._store.run(_RUN_STANDINGS, [self._names.run(token) for token in tokens], ())
+        return {
+            token: Standing(RunState(int(state)), int(epoch), int(prepared))
+            for token, (state, epoch, prepared) in zip(tokens, found, strict=True)
+            if state
+        }
+
+    def _owned(self, ref: RunRef) -> int:
+        with self._store.edge():
+            stored: Any = self._store.client.hget(self._names.run(ref.token).decode(), "owned")
+        return int(stored or 0)
 
     def _insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         names = [self._names.newest(ref.consumer, ref.run_id), self._names.run(ref.token)]
@@ -109,13 +118,16 @@ class RedisLedger(Ledger):
             "".join(f"{state:d}" for state in change.within).encode(),
             _text(change.to),
             _text(change.lease_us),
-            _text(change.seen_epoch),
+            _text(change.epoch),
+            b"1" if change.resumes else b"",
+            _text(change.owned),
             _text(change.max_age_us),
             b"1" if change.only_lapsed else b"",
             change.fingerprint or b"",
+            change.manifest or b"",
             (change.output_ref or "").encode(),
             self._keep_ms,
-            b"" if change.seen_epoch is None else self._memory(),
+            self._memory() if change.resumes else b"",
         )
         return bool(self._store.run(_RUN_CHANGE, [self._names.run(token)], arguments))
 
@@ -133,29 +145,30 @@ class RedisLedger(Ledger):
         )
 
     def _insert_owned(
-        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+        self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
         marks = [mark or b"" for mark in fingerprints] if fingerprints else ()
-        arguments = (self._retention_ms, owned_value(token), *marks)
-        answer = self._store.run(_CLAIM, self._with_run(token, hashes), arguments)
-        return owners(token, len(hashes), fingerprints, answer)
+        arguments = (self._retention_ms, owned_value(owner), owner.mark, *marks)
+        answer = self._store.run(_CLAIM, self._with_run(owner.token, hashes), arguments)
+        return owners(owner, len(hashes), fingerprints, answer)
 
     def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
         # The script inserts nothing for a run that does not exist.
-        return self._insert_owned(0, hashes, None)
+        return self._insert_owned(Owner(0, 0), hashes, None)
 
-    def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+    def _steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         hashes = [key_hash for key_hash, _ in keys]
         arguments: list[bytes | int] = [
             self._retention_ms,
-            owned_value(token),
-            token_bytes(from_token),
+            owned_value(owner),
+            owner.mark,
+            *token_and_mark(seen),
             *_marks(keys),
         ]
-        return _confirmed(hashes, self._store.run(_STEAL, self._with_run(token, hashes), arguments))
+        return _confirmed(hashes, self._store.run(_STEAL, self._with_run(owner.token, hashes), arguments))
 
     def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
-        arguments = (self._retention_ms, pending_head(holder), holder.lease_us)
+        arguments = (self._retention_ms, pending_head(holder), holder.lease_us, holder.epoch)
         now_us, *values = self._store.run(_HOLD, self._with_run(holder.token, hashes), arguments)
         return {
             key_hash: pending_row(key_hash, value, now_us)
@@ -169,6 +182,7 @@ class RedisLedger(Ledger):
             self._retention_ms,
             pending_head(holder),
             holder.lease_us,
+            holder.epoch,
             *map(attempt_and_lease, seen),
         ]
         return _confirmed(
@@ -222,14 +236,27 @@ def _text(number: int | None) -> bytes:
 
 
 def _run_row(consumer: str, run_id: str, token: int, row: Sequence[Any]) -> RunRow:
-    now_us, _, state, generation, epoch, fingerprint, output_ref, lease_until, began_at = row
+    (
+        now_us,
+        _,
+        state,
+        generation,
+        epoch,
+        fingerprint,
+        output_ref,
+        lease_until,
+        began_at,
+        prepared,
+        manifest,
+    ) = row
     return RunRow(
-        ref=RunRef(consumer, run_id, int(generation), token),
+        ref=RunRef(consumer, run_id, int(generation), token, int(epoch)),
         state=RunState(int(state)),
-        epoch=int(epoch),
         fingerprint=fingerprint or None,
         output_ref=None if output_ref is None else output_ref.decode(),
         lease_until_us=int(lease_until),
         began_at_us=int(began_at),
         now_us=now_us,
+        prepared=int(prepared),
+        manifest=manifest,
     )

@@ -8,7 +8,8 @@ if ARGV[1] then
   end
   key = ARGV[1] .. token
 end
-local row = redis.call('HMGET', key, 'state', 'generation', 'epoch', 'fingerprint', 'output_ref', 'lease', 'began')
+local row = redis.call('HMGET', key, 'state', 'generation', 'epoch', 'fingerprint', 'output_ref', 'lease', 'began',
+  'prepared', 'manifest')
 if not row[1] then
   return {}
 end

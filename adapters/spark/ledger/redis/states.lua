@@ -1,6 +1,6 @@
--- KEYS: runs. The state of each, or nil.
-local states = {}
+-- KEYS: runs. State, epoch and prepared epoch of each; the state of a run that is not stored is nil.
+local standings = {}
 for i, key in ipairs(KEYS) do
-  states[i] = redis.call('HGET', key, 'state')
+  standings[i] = redis.call('HMGET', key, 'state', 'epoch', 'prepared')
 end
-return states
+return standings

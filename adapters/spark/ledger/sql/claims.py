@@ -24,20 +24,20 @@ class ClaimTable:
     Args:
         dialect: what differs between the databases.
         table: validated name of the key table it stands beside.
-        open_run: SQL condition with one parameter, a token: this run is OPEN.
+        open_run: SQL condition with two parameters, token and epoch: this run is OPEN, and this its newest attempt.
     """
 
     def __init__(self, dialect: SqlDialect, table: str, open_run: str) -> None:
         """Make the constant statements."""
-        self.name: Final = run_claims_name(table)
+        self.name: Final = dialect.quoted(run_claims_name(table))
         self._dialect = dialect
         now, blob = dialect.now_us, dialect.blob
         self._open_run = open_run
         self._owned: Final = InsertIfAbsent(
             dialect,
             self.name,
-            columns={"run": "?", "state": f"{ClaimState.OWNED:d}"},
-            answer="key_hash, run, fingerprint",
+            columns={"run": "?", "state": f"{ClaimState.OWNED:d}", "epoch": "?", "frame": "?"},
+            answer=f"key_hash, {_owner_text(dialect)}, fingerprint",
             condition=open_run,
         )
         self._pending: Final = InsertIfAbsent(
@@ -56,17 +56,21 @@ class ClaimTable:
         self._count: Final = dialect.markers(
             f"SELECT state, COUNT(*) FROM {self.name} WHERE run = ? GROUP BY state"
         )
+        self._marked: Final = dialect.markers(
+            f"SELECT COUNT(*) FROM {self.name} WHERE run = ? AND state = {ClaimState.OWNED:d} AND epoch = ?"
+        )
         self._text = lru_cache(maxsize=64)(self._statement)
 
     def insert_owned(
         self,
         connection: DriverConnection,
-        token: int,
+        owner: Owner,
         hashes: Sequence[bytes],
         fingerprints: Sequence[bytes | None] | None,
     ) -> Owners:
         """Insert claims of keys without an owner; the owners of all."""
-        rows = self._owned.run(connection, hashes, fingerprints, (token, token))
+        values = (owner.token, owner.mark, owner.frame, owner.token, owner.mark)
+        rows = self._owned.run(connection, hashes, fingerprints, values)
         return Owners.of(hashes, _owners(rows))
 
     def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> Owners:
@@ -76,30 +80,33 @@ class ClaimTable:
     def steal(
         self,
         connection: DriverConnection,
-        token: int,
-        from_token: int,
+        owner: Owner,
+        seen: Owner,
         keys: Sequence[tuple[bytes, bytes | None]],
     ) -> set[bytes]:
-        """Make `token` the owner of keys of `from_token`; all hashes that `token` owns then."""
+        """Make `owner` the owner of keys with the token and mark of `seen`; all hashes that it owns then."""
         hashes = [key_hash for key_hash, _ in keys]
         marks = [key for key in keys if key[1] is not None]
         cases = " ".join(["WHEN ? THEN ?"] * len(marks))
         fingerprint = f"CASE key_hash {cases} ELSE NULL END" if marks else "NULL"
         statement = self._text(
-            f"UPDATE {self.name} SET run = ?, fingerprint = {fingerprint} WHERE key_hash IN {listed(len(keys))}"
-            f" AND run = ? AND {self._open_run}"
+            f"UPDATE {self.name} SET run = ?, epoch = ?, frame = ?, fingerprint = {fingerprint}"
+            f" WHERE key_hash IN {listed(len(keys))} AND run = ? AND COALESCE(epoch, 0) = ? AND {self._open_run}"
         )
-        params = (token, *chain.from_iterable(marks), *hashes, from_token, token)
+        old, new = (seen.token, seen.mark), (owner.token, owner.mark)
+        params = (*new, owner.frame, *chain.from_iterable(marks), *hashes, *old, *new)
         if execute(connection, statement, params) == len(hashes):
             return set(hashes)
         owners = _owners(self._owned.read(connection, hashes))
-        return {key_hash for key_hash, owner in owners.items() if owner.token == token}
+        return {key_hash for key_hash, found in owners.items() if found[:3] == owner[:3]}
 
     def insert_pending(
         self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]
     ) -> dict[bytes, PendingRow]:
         """Insert pending claims of keys without a claim; the rows of all."""
-        values = (holder.token, holder.epoch, holder.attempt, holder.lease_us, holder.token)
+        values = (
+            holder.token, holder.epoch, holder.attempt, holder.lease_us, holder.token, holder.epoch
+        )  # fmt: skip
         rows = self._pending.run(connection, hashes, None, values)
         return {key_hash: _pending_row(row) for key_hash, row in rows.items()}
 
@@ -118,7 +125,9 @@ class ClaimTable:
             conditions = chain.from_iterable((row.key_hash, row.attempt, row.lease_until_us) for row in part)
             values = (holder.token, holder.epoch, holder.attempt, holder.lease_us)
             hashes = [row.key_hash for row in part]
-            if execute(connection, statement, (*values, *conditions, holder.token)) == len(part):
+            if execute(connection, statement, (*values, *conditions, holder.token, holder.epoch)) == len(
+                part
+            ):
                 taken.update(hashes)
             else:
                 taken |= self._of_attempt(connection, holder.attempt, hashes, ClaimState.PENDING)
@@ -160,6 +169,11 @@ class ClaimTable:
         )
         execute(connection, statement, (*hashes, attempt))
 
+    def marked(self, connection: DriverConnection, token: int, epoch: int) -> int:
+        """The number of OWNED claims of a run with this mark."""
+        ((count,),) = query(connection, self._marked, (token, epoch))
+        return int(count)
+
     def counts(self, connection: DriverConnection, token: int) -> dict[ClaimState, int]:
         """The number of claims of a run, by state."""
         found = {ClaimState(state): int(count) for state, count in query(connection, self._count, (token,))}
@@ -178,14 +192,26 @@ class ClaimTable:
         return self._dialect.markers(text)
 
 
+def _owner_text(dialect: SqlDialect) -> str:
+    """Token, mark and frame as one column: a driver takes longer for two more columns than for the rest of a row."""
+    parts = ("run", "COALESCE(epoch, 0)", "COALESCE(frame, 0)")
+    if dialect.name == "sqlite":
+        return " || ':' || ".join(parts)
+    return f"CONCAT_WS(':', {', '.join(parts)})"
+
+
 def _owners(rows: dict[bytes, Row]) -> dict[bytes, Owner]:
     """The owners by hash, with one object for each owner: a tuple for each row costs more than the rest."""
-    known: dict[tuple[int, bytes | None], Owner] = {}
+    known: dict[Row, Owner] = {}
     owners: dict[bytes, Owner] = {}
-    for key_hash, (_, token, mark) in rows.items():
-        owner = known.get((token, mark))
+    for key_hash, row in rows.items():
+        found = row[1:]
+        owner = known.get(found)
         if owner is None:
-            owner = known[token, mark] = Owner(token, None if mark is None else bytes(mark))
+            text, fingerprint = found
+            token, mark, frame = map(int, text.split(b":" if isinstance(text, bytes) else ":"))
+            owner = Owner(token, mark, frame, None if fingerprint is None else bytes(fingerprint))
+            known[found] = owner
         owners[key_hash] = owner
     return owners
 

@@ -7,22 +7,24 @@ from threading import Lock
 from typing import TypeVar
 
 from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.claims import ClaimState, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.holding import Holder
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, Standing
 from idempotent.adapters.spark.ledger.sql.claims import ClaimTable
 from idempotent.adapters.spark.ledger.sql.garbage import Garbage
 from idempotent.adapters.spark.ledger.sql.runs import RunTable
 from idempotent.adapters.spark.ledger.sql.sqlite_file import SqliteFile
-from idempotent.stores.sql.connections import Connections, engine_from
+from idempotent.forks import free_in_child
+from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection
+from idempotent.stores.sql.engines import engine_from
 
 T = TypeVar("T")
 
 
 class SqlLedger(Ledger):
-    """Each call one statement in autocommit, or two where the first does not return enough.
+    """Each call one statement in autocommit, or two where the first does not return enough; PREPARE is a transaction.
 
     Args:
         config: where the ledger is.
@@ -40,7 +42,7 @@ class SqlLedger(Ledger):
         self._file = SqliteFile.of(self._engine)
         self._connections = Connections(self._engine, self._table)
         self._tables: _Tables | None = None
-        self._lock = Lock()
+        self._lock = free_in_child(Lock())
 
     def counts(self, ref: RunRef) -> dict[ClaimState, int]:
         return self._run(lambda db, on: on.claims.counts(db, ref.token))
@@ -62,26 +64,38 @@ class SqlLedger(Ledger):
     def _find(self, ref: RunRef) -> RunRow | None:
         return self._run(lambda db, on: on.runs.find(db, ref))
 
-    def _states(self, tokens: Collection[int]) -> Mapping[int, RunState]:
-        return self._run(lambda db, on: on.runs.states(db, tokens))
+    def _standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
+        return self._run(lambda db, on: on.runs.standings(db, tokens))
+
+    def _owned(self, ref: RunRef) -> int:
+        return self._run(lambda db, on: on.claims.marked(db, ref.token, ref.epoch))
 
     def _insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         del newest  # the unique index on (run, generation) decides
         self._run(lambda db, on: on.runs.insert(db, ref, fingerprint, lease_us))
 
     def _change_run(self, token: int, change: RunChange) -> bool:
-        return self._run(lambda db, on: on.runs.change(db, token, change))
+        if change.owned is None or change.epoch is None:
+            return self._run(lambda db, on: on.runs.change(db, token, change))
+        owned, epoch = change.owned, change.epoch
+
+        def counted(db: DriverConnection, on: _Tables) -> bool:
+            # A statement of its own after the lock: one that waited for it would count by an older snapshot.
+            on.runs.lock(db, token)
+            return on.claims.marked(db, token, epoch) == owned and on.runs.change(db, token, change)
+
+        return self._run(counted, atomically=True)
 
     def _insert_owned(
-        self, token: int, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
+        self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
-        return self._run(lambda db, on: on.claims.insert_owned(db, token, hashes, fingerprints))
+        return self._run(lambda db, on: on.claims.insert_owned(db, owner, hashes, fingerprints))
 
     def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
         return self._run(lambda db, on: on.claims.read_owned(db, hashes))
 
-    def _steal(self, token: int, from_token: int, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        return self._run(lambda db, on: on.claims.steal(db, token, from_token, keys))
+    def _steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+        return self._run(lambda db, on: on.claims.steal(db, owner, seen, keys))
 
     def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
         return self._run(lambda db, on: on.claims.insert_pending(db, holder, hashes))
@@ -98,7 +112,7 @@ class SqlLedger(Ledger):
     def _give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
         self._run(lambda db, on: on.claims.give_up(db, attempt, hashes))
 
-    def _run(self, work: Callable[[DriverConnection, _Tables], T]) -> T:
+    def _run(self, work: Callable[[DriverConnection, _Tables], T], *, atomically: bool = False) -> T:
         with self._lock:
             if self._file is not None and self._file.was_replaced():
                 # A new object: connections in use return to the old one, which is never used again.
@@ -108,7 +122,8 @@ class SqlLedger(Ledger):
         if self._tables is None:
             self._tables = _Tables(connections, self._table, self._retention_us)
         tables = self._tables
-        return connections.run(lambda db: work(db, tables))
+        run = connections.run_atomically if atomically else connections.run
+        return run(lambda db: work(db, tables))
 
 
 class _Tables:

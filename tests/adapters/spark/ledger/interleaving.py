@@ -1,8 +1,9 @@
 """Several runs over common keys, interleaved at random in every atomic step of a real ledger.
 
-Runs crash and are run again, leave zombie tasks behind, lose their leases, and die for good while OPEN. In the end each
-key of a living run must have been published by exactly one run. One seed is one history (with a real store's clock,
-nearly).
+Drivers crash and are started again, are started twice, fence each other, meet less input than the attempt before, leave
+zombie tasks behind, lose their leases, and die for good while OPEN. In the end each key of a living run must have been
+published by exactly one run, and each committed run have published what it owns. One seed is one history (with a real
+store's clock, nearly).
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from idempotent.adapters.spark.ledger import Ledger, RunClaims, RunRef, RunState, Verdict
-from idempotent.errors import RunConflictError, RunFencedError, RunInputChangedError
+from idempotent.errors import (
+    RunConflictError,
+    RunFencedError,
+    RunInputChangedError,
+    StoreBusyError,
+    UnpublishedClaimsError,
+)
 
 HOOKS = (
     "_newest",
     "_find",
-    "_states",
+    "_standings",
+    "_owned",
     "_insert_run",
     "_change_run",
     "_insert_owned",
@@ -29,8 +37,8 @@ HOOKS = (
     "_steal",
 )
 RUNS, KEYS, MOST_STEPS = 3, 8, 20_000
-CRASH, DIE, ZOMBIE, PATIENCE = 0.02, 0.008, 0.3, 300
-DONE, DUPLICATE, LOST, STUCK, UNSTABLE = "ok", "DUPLICATE", "LOST", "STUCK", "UNSTABLE"
+CRASH, DIE, ZOMBIE, TWIN, TAKEOVER, LESS, PATIENCE = 0.02, 0.008, 0.3, 0.006, 0.3, 0.3, 300
+DONE, DUPLICATE, LOST, STUCK, UNSTABLE, DISOWNED = "ok", "DUPLICATE", "LOST", "STUCK", "UNSTABLE", "DISOWNED"
 
 
 class Crashed(BaseException):
@@ -56,7 +64,9 @@ def stepped(base: type[Any]) -> type[Any]:
         return call
 
     members: dict[str, Any] = {name: hook(name) for name in HOOKS}
-    return type(f"Stepped{base.__name__}", (base,), {**members, "inside": False, "step": lambda _: None})
+    members |= {"inside": False, "step": lambda _: None, "steps": lambda: 0}
+    members |= {"_sleep": lambda self, _: self.step(), "_monotonic": lambda self: self.steps()}
+    return type(f"Stepped{base.__name__}", (base,), members)
 
 
 @dataclass(eq=False)
@@ -96,7 +106,7 @@ class History:
         self.chance = random.Random(seed)
         self.consumer = f"model-{seed}"
         self.ledger: Ledger = ledger
-        ledger.step = self.step
+        ledger.step, ledger.steps = self.step, lambda: self.steps
         self.lease_s = lease_s
         self.pass_time = pass_time
         self.claims = claims
@@ -109,6 +119,11 @@ class History:
         self.inputs = {
             f"r{number}": sorted(self.chance.sample(range(KEYS), self.chance.randint(3, KEYS)))
             for number in range(RUNS)
+        }
+        # What every attempt meets: an attempt may have less input than another, and publishes less.
+        self.core = {
+            run_id: keys if self.chance.random() > LESS else self.chance.sample(keys, len(keys) - 1)
+            for run_id, keys in self.inputs.items()
         }
         self.live: list[Actor] = []
         self.gone: set[str] = set()
@@ -128,8 +143,24 @@ class History:
         count = Counter(key for keys in self.published.values() for key in keys)
         if any(times > 1 for times in count.values()):
             return DUPLICATE
-        needed = {key for run_id, keys in self.inputs.items() if run_id not in self.gone for key in keys}
+        if any(self.disowned(run_id) for run_id in self.published):
+            return DISOWNED
+        needed = {key for run_id, keys in self.core.items() if run_id not in self.gone for key in keys}
         return LOST if needed - set(count) else DONE
+
+    def disowned(self, run_id: str) -> bool:
+        """Whether the run has claims that count, of keys that it did not publish, or the other way round."""
+        self.ledger.inside = True
+        row = self.ledger.read(self.consumer, run_id)
+        assert row is not None
+        owners = self.ledger.claim(row.ref, list(map(self.key_hash, range(KEYS))), insert=False)
+        self.ledger.inside = False
+        counted = {
+            key
+            for key, owner in enumerate(owners)
+            if owner is not None and owner.token == row.ref.token and row.standing.counts(owner.mark)
+        }
+        return row.state is RunState.COMMITTED and counted != self.published[run_id]
 
     def start(self, actor: Actor) -> None:
         actor.baton.acquire()
@@ -143,13 +174,15 @@ class History:
                 try:
                     self.zombie_task(actor) if actor.zombie else self.driver(actor)
                     break
-                except Crashed:
+                except (Crashed, UnpublishedClaimsError, StoreBusyError):
+                    # A straggler of the attempt has claimed what its driver did not meet: another attempt frees that.
                     continue
                 except RunInputChangedError:
-                    self.unstable = True
+                    # A straggler may have rows that its driver did not meet.
+                    self.unstable |= not actor.zombie
                     break
-                except (RunFencedError, RunConflictError):
-                    if actor.zombie:
+                except (RunFencedError, RunConflictError) as error:
+                    if actor.zombie or ("taken over" in str(error) and self.has_twin(actor)):
                         break
         except BaseException as error:
             self.failed.append(error)
@@ -160,15 +193,28 @@ class History:
             self.over.set()
 
     def driver(self, actor: Actor) -> None:
-        ledger, keys = self.ledger, self.inputs[actor.run_id]
+        ledger = self.ledger
         row = ledger.begin(
-            self.consumer, actor.run_id, lease_s=self.lease_s(self.chance), fingerprint=b"input"
+            self.consumer,
+            actor.run_id,
+            lease_s=self.lease_s(self.chance),
+            fingerprint=b"input",
+            wait_s=PATIENCE,
+            takeover=self.chance.random() < TAKEOVER,
         )
         actor.ref = row.ref
-        mine = self.evaluate(row.ref, keys)
-        ledger.prepare(row.ref)
-        if self.chance.random() < self.again:
-            self.unstable |= self.evaluate(row.ref, keys) != mine
+        if row.state is RunState.COMMITTED:
+            return
+        mine = set(row.manifest or b"")
+        if row.state is RunState.OPEN:
+            keys = [
+                key for key in self.inputs[actor.run_id]
+                if key in self.core[actor.run_id] or self.chance.random() < 0.5
+            ]  # fmt: skip
+            mine = self.evaluate(row.ref, keys)
+            ledger.prepare(row.ref, rows=len(mine), manifest=bytes(sorted(mine)))
+            if self.chance.random() < self.again:
+                self.unstable |= self.evaluate(row.ref, keys) != mine
         self.step()
         self.published[actor.run_id] = mine
         self.step()
@@ -206,9 +252,12 @@ class History:
         self.pass_on(self.chance.choice(self.live), actor)
         if actor.zombie:
             return
+        if self.steps < MOST_STEPS // 10 and self.chance.random() < TWIN:
+            self.start(Actor(actor.run_id, zombie=False))
         if len(self.gone) < RUNS - 1 and self.chance.random() < DIE and self.may_die(actor):
             actor.dead = True
-            self.gone.add(actor.run_id)
+            if not self.has_twin(actor):
+                self.gone.add(actor.run_id)
             raise Crashed
         if self.steps < MOST_STEPS // 10 and self.chance.random() < CRASH:
             if actor.ref is not None and self.chance.random() < ZOMBIE:
@@ -222,6 +271,12 @@ class History:
         to.baton.release()
         if of is not None:
             of.baton.acquire()
+
+    def has_twin(self, actor: Actor) -> bool:
+        """Whether another driver has the actor's run, and will finish it."""
+        return any(
+            each.run_id == actor.run_id and not each.zombie and each is not actor for each in self.live
+        )
 
     def may_die(self, actor: Actor) -> bool:
         """Whether the actor's run may stay unfinished: a PREPARED one may not."""

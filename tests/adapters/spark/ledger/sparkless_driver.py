@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from idempotent.adapters.spark.ledger import Ledger, RunClaims, RunRef, StoreConfig, Verdict, open_ledger
+from idempotent.adapters.spark.ledger import (
+    Ledger,
+    RunClaims,
+    RunRef,
+    RunState,
+    StoreConfig,
+    Verdict,
+    open_ledger,
+)
 from idempotent.errors import RunConflictError, RunFencedError
 
 STEPS = ("begun", "half claimed", "claimed", "prepared", "half published", "published", "committed")
@@ -32,6 +40,9 @@ class Job:
         lease_s: of the run.
         kill_at: a step at which its process is killed.
         tasks: that claim at the same time.
+        takeover: fence the driver that has the run.
+        signal: that its process gets at `kill_at`.
+        slow_s: longest sleep after a step, so that a signal meets any of them.
     """
 
     config: StoreConfig
@@ -41,10 +52,14 @@ class Job:
     lease_s: float = 60.0
     kill_at: str | None = None
     tasks: int = 1
+    takeover: bool = False
+    signal: int = signal.SIGKILL
+    slow_s: float = 0.0
 
     def reach(self, step: str) -> None:
         if step == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
+        time.sleep(random.uniform(0, self.slow_s))
 
 
 def key_hash(number: int) -> bytes:
@@ -59,7 +74,9 @@ def run_job(job: Job, together: Barrier | None = None) -> None:
         while True:
             try:
                 return _run(job, ledger)
-            except RunFencedError:
+            except RunFencedError as error:
+                if "taken over" in str(error):
+                    raise  # another driver has the run
                 continue
             except RunConflictError:
                 row = ledger.read("orders", job.run_id)
@@ -75,22 +92,39 @@ def published(output: Path) -> dict[str, list[int]]:
 
 
 def _run(job: Job, ledger: Ledger) -> None:
-    ref = ledger.begin("orders", job.run_id, lease_s=job.lease_s, fingerprint=repr(job.keys).encode()).ref
+    row = ledger.begin(
+        "orders",
+        job.run_id,
+        lease_s=job.lease_s,
+        fingerprint=repr(job.keys).encode(),
+        wait_s=150.0,
+        takeover=job.takeover,
+    )
+    ref = row.ref
     job.reach("begun")
-    parts = [job.keys[task :: job.tasks] for task in range(job.tasks)]
-    with ThreadPoolExecutor(job.tasks) as pool:
-        new = [key for part in pool.map(lambda part: _task(job, ledger, ref, part), parts) for key in part]
-    job.reach("claimed")
-    ledger.prepare(ref)
+    if row.state is RunState.COMMITTED:
+        return
+    if row.state is RunState.OPEN:
+        _stage(job, ledger, ref)
     job.reach("prepared")
+    row = ledger.read("orders", job.run_id)
+    assert row is not None
     target = Path(job.output, f"{job.run_id}.json")
     staging = target.with_suffix(f".{os.getpid()}")
-    staging.write_text(json.dumps(sorted(new)))
+    staging.write_bytes(row.manifest or b"")
     job.reach("half published")
     staging.rename(target)
     job.reach("published")
     ledger.commit(ref, str(target))
     job.reach("committed")
+
+
+def _stage(job: Job, ledger: Ledger, ref: RunRef) -> None:
+    parts = [job.keys[task :: job.tasks] for task in range(job.tasks)]
+    with ThreadPoolExecutor(job.tasks) as pool:
+        new = [key for part in pool.map(lambda part: _task(job, ledger, ref, part), parts) for key in part]
+    job.reach("claimed")
+    ledger.prepare(ref, rows=len(new), manifest=json.dumps(sorted(new)).encode())
 
 
 def _task(job: Job, ledger: Ledger, ref: RunRef, part: range) -> list[int]:

@@ -53,7 +53,7 @@ class TestReplacedFile:
         for call in (
             lambda: claims.decide(hashes),
             lambda: RunClaims(ledger, ref).decide(keys(1)),
-            lambda: ledger.acquire(ref, 1, b"a" * 16, keys(1), LEASE_S),
+            lambda: ledger.acquire(ref, b"a" * 16, keys(1), LEASE_S),
             lambda: ledger.prepare(ref),
         ):
             with pytest.raises(StoreReplacedError, match=r"ledger\.db"):
@@ -72,9 +72,9 @@ class TestReplacedFile:
         ledger.claim(ref, hashes[:1])
         shutil.copy(path, tmp_path / "copy.db")
         (tmp_path / "copy.db").rename(path)
-        assert ledger.claim(ref, hashes[:2]) == [Owner(ref.token, None)] * 2
+        assert ledger.claim(ref, hashes[:2]) == [Owner(ref.token, 1)] * 2
         with open_ledger(StoreConfig(f"sqlite:///{path}")) as fresh:
-            assert fresh.claim(ref, hashes, insert=False) == [Owner(ref.token, None)] * 2 + [None]
+            assert fresh.claim(ref, hashes, insert=False) == [Owner(ref.token, 1)] * 2 + [None]
 
     def test_another_file_without_tables_is_an_error(self, ledger, path, tmp_path):
         ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
@@ -105,7 +105,7 @@ class TestForgetfulRedis:
             client.flushall()
             for call in (
                 lambda: claims.decide(hashes),
-                lambda: ledger.acquire(ref, 1, b"a" * 16, hashes, LEASE_S),
+                lambda: ledger.acquire(ref, b"a" * 16, hashes, LEASE_S),
                 lambda: ledger.prepare(ref),
                 lambda: ledger.commit(ref),
             ):
@@ -128,15 +128,16 @@ class TestForgetfulRedis:
                 ledger.prepare(refs[0])
             with pytest.raises(ClaimsExpiredError, match="evicted"):
                 ledger.commit(refs[1])
-            assert ledger.begin("orders", "prepared", lease_s=LEASE_S).state is RunState.PREPARED
+            prepared = ledger.begin("orders", "prepared", lease_s=LEASE_S, takeover=True)
+            assert prepared.state is RunState.PREPARED
             with pytest.raises(ClaimsExpiredError, match="evicted"):
-                ledger.commit(refs[1])
+                ledger.commit(prepared.ref)
             # Begun again, it goes over all of its keys once more.
-            assert ledger.begin("orders", "open", lease_s=LEASE_S).ref == refs[0]
-            assert set(RunClaims(ledger, refs[0]).decide(hashes)) == {Verdict.NEW}
-            ledger.prepare(refs[0])
-            ledger.commit(refs[0])
-            ledger.commit(refs[1], accept_loss=True)
+            ref = ledger.begin("orders", "open", lease_s=LEASE_S, takeover=True).ref
+            assert set(RunClaims(ledger, ref).decide(hashes)) == {Verdict.NEW}
+            ledger.prepare(ref, rows=3000)
+            ledger.commit(ref)
+            ledger.commit(prepared.ref, accept_loss=True)
             assert set(ledger.state_of([ref.token for ref in refs]).values()) == {RunState.COMMITTED}
 
     def test_a_restarted_server_may_have_forgotten_claims(self, server):
@@ -150,8 +151,7 @@ class TestForgetfulRedis:
             assert ledger.state_of([ref.token]) == {ref.token: RunState.OPEN}
             with pytest.raises(ClaimsExpiredError, match="restarted"):
                 ledger.prepare(ref)
-            ledger.begin("orders", "r1", lease_s=LEASE_S)
-            ledger.prepare(ref)
+            ledger.prepare(ledger.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref)
 
     def test_claims_are_forgotten_after_the_retention_and_ended_runs_later(self, server):
         retention_s = 1000.0
@@ -159,7 +159,7 @@ class TestForgetfulRedis:
         with open_ledger(config) as ledger, self.client(server) as client:
             ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
             ledger.claim(ref, keys(5))
-            ledger.acquire(ref, 1, b"a" * 16, keys(5), LEASE_S)
+            ledger.acquire(ref, b"a" * 16, keys(5), LEASE_S)
             ledger.prepare(ref)
             ledger.commit(ref)
             claims = client.keys("*claim:*")
@@ -218,7 +218,7 @@ def test_a_locked_sqlite_file_is_busy(tmp_path):
         with pytest.raises(StoreBusyError):
             ledger.claim(ref, keys(1))
         other.close()
-        assert ledger.claim(ref, keys(1)) == [Owner(ref.token, None)]
+        assert ledger.claim(ref, keys(1)) == [Owner(ref.token, 1)]
 
 
 def test_a_store_without_the_second_revision_says_what_to_type(tmp_path):
@@ -238,9 +238,9 @@ def test_a_ledger_survives_a_fork(tmp_path):
         child = os.fork()
         if child == 0:
             owners = ledger.claim(ref, hashes)
-            os._exit(0 if owners == [Owner(ref.token, None)] * 2 else 1)
+            os._exit(0 if owners == [Owner(ref.token, 1)] * 2 else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert ledger.claim(ref, hashes, insert=False) == [Owner(ref.token, None)] * 2
+        assert ledger.claim(ref, hashes, insert=False) == [Owner(ref.token, 1)] * 2
 
 
 def test_importing_the_ledger_imports_no_spark_and_no_driver(tmp_path):

@@ -7,19 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
 
-from idempotent.adapters.spark.ledger import Hold, OnConflict, RunClaims, RunState, Verdict
+from idempotent.adapters.spark.ledger import Hold, OnConflict, Owner, RunClaims, RunState, Verdict
 from idempotent.errors import RunConflictError
 from idempotent.schema import run_tables
 from tests.adapters.spark.ledger.contract.base import keys
-from tests.adapters.spark.ledger.ledgers import ALL, SHARED, Place, open_place
-from tests.adapters.spark.ledger.sparkless_driver import STEPS, Job, key_hash, published, run_job
-from tests.support.forked import Forked, context
+from tests.adapters.spark.ledger.ledgers import ALL, Place, open_place
 
 LEASE_S = 60.0
 THREADS = 8
@@ -29,19 +26,6 @@ THREADS = 8
 def place(request) -> Iterator[Place]:
     with contextmanager(open_place)(request.param, request) as place:
         yield place
-
-
-@pytest.fixture(params=SHARED)
-def shared_place(request) -> Iterator[Place]:
-    with contextmanager(open_place)(request.param, request) as place:
-        yield place
-
-
-@pytest.fixture
-def output(tmp_path) -> Path:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    return folder
 
 
 def at_once(work, count=THREADS):
@@ -57,16 +41,29 @@ def at_once(work, count=THREADS):
 
 
 def test_threads_that_begin_a_run_settle_on_one_row(place):
-    rows = at_once(lambda _: place.ledger().begin("orders", "r1", lease_s=LEASE_S))
-    assert len({row.ref for row in rows}) == 1
-    assert sorted(row.epoch for row in rows) == list(range(1, THREADS + 1))
+    rows = at_once(lambda _: place.ledger().begin("orders", "r1", lease_s=LEASE_S, takeover=True))
+    assert len({row.ref.token for row in rows}) == 1
+    assert sorted(row.ref.epoch for row in rows) == list(range(1, THREADS + 1))
+
+
+def test_of_threads_that_begin_without_a_takeover_one_has_the_run(place):
+    def begin(_):
+        try:
+            return place.ledger().begin("orders", "r1", lease_s=LEASE_S).ref.epoch
+        except RunConflictError:
+            return None
+
+    for expected in (1, 2):
+        assert sorted(filter(None, at_once(begin))) == [expected]
+        row = place.ledger().read("orders", "r1")
+        place.ledger().end_lease(row.ref)
 
 
 def test_threads_that_begin_after_an_abort_settle_on_the_next_generation(place):
     ledger = place.ledger()
     ledger.abort(ledger.begin("orders", "r1", lease_s=LEASE_S).ref)
-    refs = {row.ref for row in at_once(lambda _: place.ledger().begin("orders", "r1", lease_s=LEASE_S))}
-    assert [ref.generation for ref in refs] == [2]
+    rows = at_once(lambda _: place.ledger().begin("orders", "r1", lease_s=LEASE_S, takeover=True))
+    assert {(row.ref.token, row.ref.generation) for row in rows} == {(rows[0].ref.token, 2)}
 
 
 def test_of_prepare_and_abort_one_wins_and_all_threads_agree(place):
@@ -124,7 +121,7 @@ def test_attempts_that_race_for_keys_hold_each_once(place):
     ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
 
     def acquire(number):
-        held = place.ledger().acquire(ref, 1, bytes([number]) * 16, hashes, LEASE_S)
+        held = place.ledger().acquire(ref, bytes([number]) * 16, hashes, LEASE_S)
         return {key for key, answer in zip(hashes, held, strict=True) if answer.hold is Hold.MINE}
 
     count = Counter(key for mine in at_once(acquire) for key in mine)
@@ -134,10 +131,11 @@ def test_attempts_that_race_for_keys_hold_each_once(place):
 def test_attempts_that_take_over_hold_each_once(place):
     ledger, hashes = place.ledger(), keys(500)
     ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
-    ledger.acquire(ref, 1, b"z" * 16, hashes, LEASE_S)
+    ledger.acquire(ref, b"z" * 16, hashes, LEASE_S)
+    later = ledger.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref
 
     def acquire(number):
-        held = place.ledger().acquire(ref, 2, bytes([number]) * 16, hashes, LEASE_S)
+        held = place.ledger().acquire(later, bytes([number]) * 16, hashes, LEASE_S)
         return {key for key, answer in zip(hashes, held, strict=True) if answer.hold is Hold.MINE}
 
     count = Counter(key for mine in at_once(acquire) for key in mine)
@@ -175,7 +173,19 @@ def test_no_claim_is_made_once_prepare_has_returned(place):
         ("postgres", ""),
     ],
 )
-def test_prepare_waits_for_claims_under_way(kind, options, request):
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda ledger, ref: ledger.prepare(ref), id="prepare"),
+        # It counts what is under way, too.
+        pytest.param(lambda ledger, ref: ledger.prepare(ref, rows=5), id="prepare and count"),
+        pytest.param(
+            lambda ledger, ref: ledger.begin(ref.consumer, ref.run_id, lease_s=LEASE_S, takeover=True),
+            id="takeover",
+        ),
+    ],
+)
+def test_a_change_waits_for_claims_under_way(kind, options, change, request):
     with contextmanager(open_place)(kind, request) as place, ThreadPoolExecutor() as pool:
         place.url += options
         ledger = place.ledger()
@@ -187,13 +197,37 @@ def test_prepare_waits_for_claims_under_way(kind, options, request):
             blocking.execute(claims.insert().values(key_hash=last, run=other.token, state=0))
             claiming = pool.submit(place.ledger().claim, ref, [*first, last])
             time.sleep(0.3)
-            preparing = pool.submit(place.ledger().prepare, ref)
+            changing = pool.submit(change, place.ledger(), ref)
             time.sleep(0.5)
-            assert (claiming.done(), preparing.done()) == (False, False)
+            assert (claiming.done(), changing.done()) == (False, False)
             blocking.rollback()
         engine.dispose()
-        assert [owner.token for owner in claiming.result(10)] == [ref.token] * 5
-        preparing.result(10)
+        assert claiming.result(10) == [Owner(ref.token, 1)] * 5
+        changing.result(10)
+        assert ledger.claim(ref, keys(1)) == [None]
+
+
+def test_no_claim_is_made_once_a_takeover_has_returned(place):
+    """Tasks of a driver that is fenced while they claim: each key is either claimed before or never."""
+    ledger, hashes = place.ledger(), keys(4000)
+    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
+    halfway = threading.Barrier(5)
+
+    def work(number):
+        mine = place.ledger()
+        if number == 4:
+            halfway.wait(150)
+            later = mine.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref
+            return sum(mine.counts(later).values())
+        for at in range(number * 1000, (number + 1) * 1000, 20):
+            if at % 1000 == 200:
+                halfway.wait(150)
+            mine.claim(ref, hashes[at : at + 20])
+        return None
+
+    at_takeover = at_once(work, 5)[4]
+    assert 800 <= at_takeover <= 4000
+    assert sum(ledger.counts(ref).values()) == at_takeover
 
 
 def test_renewals_get_through_while_tasks_claim(place):
@@ -212,55 +246,3 @@ def test_renewals_get_through_while_tasks_claim(place):
             mine.claim(ref, keys(100))
 
     at_once(work, 5)
-
-
-@pytest.mark.slow
-def test_processes_with_tasks_publish_each_key_once(shared_place, output, tmp_path):
-    jobs = [
-        Job(
-            shared_place.config(),
-            f"r{number}",
-            range(number * 400, number * 400 + 1200),
-            str(output),
-            tasks=2,
-        )
-        for number in range(4)
-    ]
-    together = context.Barrier(len(jobs))
-    with ExitStack() as processes:
-        started = [Forked(run_job, job, together, folder=tmp_path) for job in jobs]
-        for process in started:
-            processes.callback(process.close)
-        assert [(process.wait(150), process.err) for process in started] == [(0, "")] * len(jobs)
-    count = Counter(key for new in published(output).values() for key in new)
-    assert count == dict.fromkeys(range(2400), 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
-def test_a_driver_killed_at_any_step_is_run_again_to_the_same_end(shared_place, output, tmp_path, step):
-    config = shared_place.config()
-    run_job(Job(config, "before", range(100), str(output)))
-    job = Job(config, "killed", range(50, 450), str(output), lease_s=0.2)
-    process = Forked(run_job, Job(**{**vars(job), "kill_at": step}), folder=tmp_path)
-    try:
-        assert process.wait(150) == -9, process.err
-    finally:
-        process.close()
-    after = Job(config, "after", range(400, 500), str(output))
-    if step in ("prepared", "half published", "published"):
-        # A run that may have published cannot be taken over: others wait until it has run again.
-        ledger = shared_place.ledger()
-        ref = ledger.begin("orders", "impatient", lease_s=LEASE_S).ref
-        with pytest.raises(RunConflictError, match="PREPARED"):
-            RunClaims(ledger, ref, on_conflict=OnConflict.FAIL).decide([key_hash(420)])
-        run_job(job)
-        run_job(after)
-    else:
-        run_job(after)  # takes over what an OPEN one left
-        run_job(job)
-    once = published(output)
-    assert Counter(key for new in once.values() for key in new) == dict.fromkeys(range(500), 1)
-    run_job(job)
-    run_job(after)
-    assert published(output) == once

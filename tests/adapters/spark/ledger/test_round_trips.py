@@ -75,7 +75,7 @@ def test_round_trips_of_taking_over_1000_keys(place, sent):
 def test_round_trips_of_1000_effects(place, sent):
     ledger, hashes = place.ledger(), keys(1000)
     ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
-    assert count(sent, lambda: ledger.acquire(ref, 1, ATTEMPT, hashes, LEASE_S))[0] == 1
+    assert count(sent, lambda: ledger.acquire(ref, ATTEMPT, hashes, LEASE_S))[0] == 1
     assert count(sent, lambda: ledger.renew_claims(ATTEMPT, hashes, LEASE_S))[0] == 1
     results = [(key_hash, b"result") for key_hash in hashes]
     assert count(sent, lambda: ledger.finish(ref, ATTEMPT, results))[0] == 1
@@ -84,7 +84,7 @@ def test_round_trips_of_1000_effects(place, sent):
 def test_round_trips_of_a_run(place, sent):
     ledger = place.ledger()
     begun, row = count(sent, lambda: ledger.begin("orders", "r1", lease_s=LEASE_S))
-    resumed, _ = count(sent, lambda: ledger.begin("orders", "r1", lease_s=LEASE_S))
+    resumed, row = count(sent, lambda: ledger.begin("orders", "r1", lease_s=LEASE_S, takeover=True))
     renewed, _ = count(sent, lambda: ledger.renew(row.ref, LEASE_S))
     prepared, _ = count(sent, lambda: ledger.prepare(row.ref))
     committed, _ = count(sent, lambda: ledger.commit(row.ref))

@@ -50,14 +50,15 @@ def main():
             new = begun.dedup(frame.union(frame), key="k", order_by=["v"])
             counts = [new.count(), len(new.take(5)), new.isEmpty(), new.count()]
             struck = new.mapInArrow(strikes_batches(raises, 150), new.schema).count()
-            begun.claim(new)
-            with begun.publishing():
-                pass
+            staged = begun.stage(new, f"{folder}/staging")
+            published = []
+            begun.publish(lambda publication: published.extend(publication.copy_to(f"{folder}/out")))
             counters = dict(begun.counts)
         with run("dedup", "r2") as begun:
             status = begun.dedup(frame, key="k", emit="status").groupBy("_idem").count().collect()
         return {
             "counts": counts,
+            "staged": [staged.count(), spark.read.parquet(*published).count()],
             "after a failure": struck,
             "counters": counters,
             "later": {row["_idem"]: row["count"] for row in status},

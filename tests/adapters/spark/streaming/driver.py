@@ -15,9 +15,10 @@ from tests.adapters.spark.support import sessions
 
 def classic(store, stream):
     handler = around(publish_to(stream.out), "publish")
-    stream.run(
-        sessions.classic(**sessions.QUICK), foreach_batch(store, sink_id=CONSUMER, key="id", handler=handler)
+    process = foreach_batch(
+        store, sink_id=CONSUMER, key="id", handler=handler, staging=stream.staging, lease_s=5.0
     )
+    stream.run(sessions.classic(**sessions.QUICK), process)
 
 
 def connected():
@@ -38,16 +39,22 @@ def connect(store, stream):
 
     def process(fails):
         # Spark Connect runs it in another process: by value, with what it closes over, and no globals.
-        out, calls = stream.out, str(stream.folder / "handled")
+        out, staging, calls = stream.out, stream.staging, str(stream.folder / "handled")
 
         def handler(new, publication):
             with open(calls, "a") as file:  # noqa: PTH123 - no globals
                 file.write(f"{publication.run_id}\n")
-            new.write.mode("overwrite").parquet(f"{out}/run_id={publication.run_id}")
+            assert new.count() == sum(staged.rows for staged in publication.staged)
+            publication.copy_to(f"{out}/run_id={publication.run_id}")
             if fails and publication.run_id.endswith("1"):
                 raise RuntimeError("PipelineError")
 
-        return foreach_batch(store, sink_id=CONSUMER, key="id", handler=handler)
+        def first_id(batch):
+            return str(batch.agg({"id": "min"}).collect()[0][0]).encode()
+
+        return foreach_batch(
+            store, sink_id=CONSUMER, key="id", handler=handler, staging=staging, fingerprint=first_id
+        )
 
     def says(expected, **options):
         try:

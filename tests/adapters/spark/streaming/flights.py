@@ -23,6 +23,8 @@ def publish_all(spark, bootstrap, topic, store, folder, *, handler=None):
         key="value",
         order_by=["part", "at"],
         handler=handler or publish_to(f"{folder}/out"),
+        staging=f"{folder}/staging",
+        lease_s=5.0,
     )
     frame = spark.readStream.format("topic").option("bootstrap", bootstrap).option("topic", topic).load()
     query = (

@@ -21,6 +21,10 @@ class Stream:
     folder: Path
 
     @property
+    def staging(self) -> str:
+        return str(self.folder / "staging")
+
+    @property
     def out(self) -> str:
         return str(self.folder / "out")
 
@@ -63,6 +67,7 @@ def publish_to(out: str) -> Callable[[Any, Any], None]:
     """A handler that writes a folder named after the run. Travels to other processes by value."""
 
     def publish(new: Any, publication: Any) -> None:
-        new.write.mode("overwrite").parquet(f"{out}/run_id={publication.run_id}")
+        assert new.count() == sum(staged.rows for staged in publication.staged)
+        publication.copy_to(f"{out}/run_id={publication.run_id}")
 
     return publish

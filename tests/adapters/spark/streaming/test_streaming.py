@@ -48,7 +48,7 @@ def process(sqlite_store, stream, handled):
             publish(new, publication)
             then(publication)
 
-        return foreach_batch(sqlite_store, sink_id=sink_id, key="id", handler=handler)
+        return foreach_batch(sqlite_store, sink_id=sink_id, key="id", handler=handler, staging=stream.staging)
 
     return make
 
@@ -61,6 +61,7 @@ def demand_each_once(stream, sink_id=CONSUMER):
     }
 
 
+@pytest.mark.slow
 def test_duplicates_in_and_across_micro_batches_are_dropped(spark, stream, process, handled):
     stream.run(spark, process())
     demand_each_once(stream)

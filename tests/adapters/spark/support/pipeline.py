@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 from idempotent.adapters.spark import IdempotentRun, StoreConfig
 
@@ -85,35 +85,25 @@ def do(
         run.ledger.prepare = step(run.ledger.prepare, "prepare")
         run.ledger.commit = step(run.ledger.commit, "commit")
         new = run.dedup(frame_of(spark, day), key="k", order_by=["copy"])
-        staging = place.folder / "staging" / run_id
-        step(stage, "claim")(through(new), staging)
-        with run.publishing():
-            target = place.out / f"run_id={run_id}"
-            step(remove, "publish")(target)
-            step(move, "publish")(staging, target)
-            step(book, "publish")(place, run_id)
+        step(run.stage, "claim")(through(new), str(place.folder / "staging"))
+        with run.publishing() as publication:
+            step(publication.copy_to, "publish")(str(place.out / f"run_id={run_id}"))
+            step(book, "publish")(place, run_id, publication.files)
 
 
-def stage(new: Any, staging: Path) -> None:
-    new.write.mode("overwrite").parquet(str(staging))
-
-
-def remove(target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
-
-
-def move(staging: Path, target: Path) -> None:
-    staging.rename(target)
-
-
-def book(place: Place, run_id: str) -> None:
-    """Replace the run's rows, in one transaction."""
+def book(place: Place, run_id: str, files: Sequence[str]) -> None:
+    """Insert the staged rows, unless the run has some: one transaction, conditional on the run."""
     from pyarrow import parquet
 
-    rows = parquet.read_table(place.out / f"run_id={run_id}", columns=["k"]).to_pylist()
-    with closing(sqlite3.connect(place.folder / "out.db")) as connection, connection:
-        connection.execute("DELETE FROM published WHERE run_id = ?", (run_id,))
-        connection.executemany("INSERT INTO published VALUES (?, ?)", [(run_id, row["k"]) for row in rows])
+    keys = [
+        row["k"] for file in files for row in parquet.read_table(unquote(urlparse(file).path)).to_pylist()
+    ]
+    with closing(sqlite3.connect(place.folder / "out.db")) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        ((count,),) = connection.execute("SELECT COUNT(*) FROM published WHERE run_id = ?", (run_id,))
+        if not count:
+            connection.executemany("INSERT INTO published VALUES (?, ?)", [(run_id, key) for key in keys])
+        connection.commit()
 
 
 class KillsItsDriver:

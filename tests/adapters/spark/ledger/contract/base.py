@@ -45,6 +45,10 @@ class LedgerContract:
     def begin(self, run_id: str = "r1", lease_s: float = LONG_S, **options) -> RunRef:
         return self.ledger.begin("orders", run_id, lease_s=lease_s, **options).ref
 
+    def again(self, run_id: str = "r1", lease_s: float = LONG_S, **options) -> RunRef:
+        """Another driver's attempt, which fences the one before."""
+        return self.begin(run_id, lease_s, takeover=True, **options)
+
     def state(self, ref: RunRef) -> RunState:
         return self.ledger.state_of([ref.token])[ref.token]
 

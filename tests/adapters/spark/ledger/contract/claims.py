@@ -13,8 +13,8 @@ class ClaimsContract(LedgerContract):
     def test_a_claim_is_the_first_runs_however_often_it_is_asked(self):
         one, two, hashes = self.begin("one"), self.begin("two"), keys(3)
         for _ in range(2):
-            assert self.ledger.claim(one, hashes) == [Owner(one.token, None)] * 3
-            assert self.ledger.claim(two, hashes[::-1]) == [Owner(one.token, None)] * 3
+            assert self.ledger.claim(one, hashes) == [Owner(one.token, 1)] * 3
+            assert self.ledger.claim(two, hashes[::-1]) == [Owner(one.token, 1)] * 3
 
     def test_owners_come_in_the_order_of_the_hashes(self):
         one, two, hashes = self.begin("one"), self.begin("two"), keys(2500)
@@ -27,8 +27,8 @@ class ClaimsContract(LedgerContract):
     def test_reading_inserts_nothing(self):
         ref, hashes = self.begin(), keys(2)
         assert self.ledger.claim(ref, hashes, insert=False) == [None, None]
-        assert self.ledger.claim(ref, hashes[:1]) == [Owner(ref.token, None)]
-        assert self.ledger.claim(ref, hashes, insert=False) == [Owner(ref.token, None), None]
+        assert self.ledger.claim(ref, hashes[:1]) == [Owner(ref.token, 1)]
+        assert self.ledger.claim(ref, hashes, insert=False) == [Owner(ref.token, 1), None]
         assert self.ledger.claim(ref, []) == []
 
     @pytest.mark.parametrize("wrong", [[b"x" * 19], [b"x" * 20] * 2])
@@ -41,9 +41,9 @@ class ClaimsContract(LedgerContract):
         hashes = [b"\0" * 20, b" " * 20, b"\xff" * 20, b"\0" * 19 + b" ", b"*?[]\\'\"%s?{}\n\r\t;--00"[:20]]
         marks = [b"\0" * 8, b" " * 8, None, b"\xff" * 8, b"=" * 8]
         assert self.ledger.claim(ref, hashes, fingerprints=marks) == [
-            Owner(ref.token, mark) for mark in marks
+            Owner(ref.token, 1, 0, mark) for mark in marks
         ]
-        assert self.ledger.claim(ref, hashes) == [Owner(ref.token, mark) for mark in marks]
+        assert self.ledger.claim(ref, hashes) == [Owner(ref.token, 1, 0, mark) for mark in marks]
         assert self.ledger.counts(ref)[ClaimState.OWNED] == 5
 
     @pytest.mark.parametrize("end", ["prepare", "commit", "abort"])
@@ -57,25 +57,25 @@ class ClaimsContract(LedgerContract):
             self.ledger.prepare(ref)
         if end == "commit":
             self.ledger.commit(ref)
-        assert self.ledger.claim(ref, hashes) == [Owner(dead.token, None), None]
-        assert self.ledger.steal(ref, dead.token, hashes[:1]) == set()
-        assert self.ledger.claim(ref, hashes, insert=False) == [Owner(dead.token, None), None]
+        assert self.ledger.claim(ref, hashes) == [Owner(dead.token, 1), None]
+        assert self.ledger.steal(ref, Owner(dead.token, 1), hashes[:1]) == set()
+        assert self.ledger.claim(ref, hashes, insert=False) == [Owner(dead.token, 1), None]
 
     def test_stealing_changes_only_what_the_old_owner_has(self):
         dead, thief, other, hashes = self.begin("dead"), self.begin("thief"), self.begin("other"), keys(4)
         self.ledger.claim(dead, hashes[:3], fingerprints=[b"1" * 8] * 3)
         self.ledger.claim(other, hashes[3:])
         self.ledger.abort(dead)
-        assert self.ledger.steal(other, dead.token, hashes[:1]) == {hashes[0]}
+        assert self.ledger.steal(other, Owner(dead.token, 1), hashes[:1]) == {hashes[0]}
         assert self.ledger.steal(
-            thief, dead.token, hashes, fingerprints=[b"2" * 8, b"3" * 8, None, b"4" * 8]
+            thief, Owner(dead.token, 1), hashes, fingerprints=[b"2" * 8, b"3" * 8, None, b"4" * 8]
         ) == set(hashes[1:3])
-        assert self.ledger.steal(thief, dead.token, hashes) == set(hashes[1:3])
+        assert self.ledger.steal(thief, Owner(dead.token, 1), hashes) == set(hashes[1:3])
         assert self.ledger.claim(thief, hashes) == [
-            Owner(other.token, None),
-            Owner(thief.token, b"3" * 8),
-            Owner(thief.token, None),
-            Owner(other.token, None),
+            Owner(other.token, 1),
+            Owner(thief.token, 1, 0, b"3" * 8),
+            Owner(thief.token, 1),
+            Owner(other.token, 1),
         ]
 
     def test_what_a_committed_run_owns_is_a_duplicate_for_others_and_new_for_itself(self):

@@ -10,7 +10,7 @@ class GarbageContract(LedgerContract):
     def test_claims_of_aborted_runs_go_but_finished_ones_stay(self):
         dead, hashes = self.begin("dead"), keys(1203)
         self.ledger.claim(dead, hashes[:1200])
-        self.ledger.acquire(dead, 1, A, hashes[1200:], LONG_S)
+        self.ledger.acquire(dead, A, hashes[1200:], LONG_S)
         self.ledger.finish(dead, A, [(hashes[1202], None)])
         self.ledger.abort(dead)
         assert self.ledger.gc(limit=10) == 10

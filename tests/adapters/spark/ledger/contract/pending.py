@@ -13,19 +13,19 @@ from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, B, Led
 
 
 class PendingContract(LedgerContract):
-    def hold(self, ref: RunRef, attempt: bytes, hashes: list[bytes], epoch=1, lease_s=LONG_S) -> list[Hold]:
-        return [held.hold for held in self.ledger.acquire(ref, epoch, attempt, hashes, lease_s)]
+    def hold(self, ref: RunRef, attempt: bytes, hashes: list[bytes], lease_s=LONG_S) -> list[Hold]:
+        return [held.hold for held in self.ledger.acquire(ref, attempt, hashes, lease_s)]
 
     def test_one_attempt_holds_a_key_until_it_finishes(self):
         ref, hashes = self.begin(), keys(3)
         assert self.hold(ref, A, hashes[:2]) == [Hold.MINE] * 2
         assert self.hold(ref, A, hashes[:2]) == [Hold.MINE] * 2
-        other = self.ledger.acquire(ref, 1, B, hashes, LONG_S)
+        other = self.ledger.acquire(ref, B, hashes, LONG_S)
         assert [held.hold for held in other] == [Hold.HELD, Hold.HELD, Hold.MINE]
         assert (other[0].attempt, other[0].token) == (A, ref.token)
         assert 0 < other[0].lease_rest_s <= LONG_S
         assert self.ledger.finish(ref, A, [(hashes[0], b"\0result"), (hashes[1], None)]) == set(hashes[:2])
-        done = self.ledger.acquire(ref, 1, B, hashes[:2], LONG_S)
+        done = self.ledger.acquire(ref, B, hashes[:2], LONG_S)
         assert [(held.hold, held.result) for held in done] == [(Hold.DONE, b"\0result"), (Hold.DONE, None)]
 
     def test_finishing_twice_is_finishing_once(self):
@@ -33,7 +33,7 @@ class PendingContract(LedgerContract):
         self.hold(ref, A, hashes)
         for _ in range(2):
             assert self.ledger.finish(ref, A, [(hashes[0], b""), (hashes[1], b"2")]) == set(hashes)
-        assert [held.result for held in self.ledger.acquire(ref, 1, B, hashes, LONG_S)] == [b"", b"2"]
+        assert [held.result for held in self.ledger.acquire(ref, B, hashes, LONG_S)] == [b"", b"2"]
 
     def test_who_lost_a_key_cannot_finish_renew_or_free_it(self):
         ref, hashes = self.begin(), keys(2)
@@ -45,7 +45,7 @@ class PendingContract(LedgerContract):
         self.ledger.give_up(A, hashes[:1])
         assert self.ledger.finish(ref, A, [(key_hash, b"late") for key_hash in hashes]) == {hashes[1]}
         assert self.ledger.finish(ref, B, [(hashes[0], b"right")]) == {hashes[0]}
-        assert [held.result for held in self.ledger.acquire(ref, 1, B, hashes, LONG_S)] == [b"right", b"late"]
+        assert [held.result for held in self.ledger.acquire(ref, B, hashes, LONG_S)] == [b"right", b"late"]
 
     def test_a_renewed_lease_holds(self):
         ref, hashes = self.begin(), keys(1)
@@ -64,9 +64,10 @@ class PendingContract(LedgerContract):
     def test_a_newer_epoch_takes_over_and_the_zombie_cannot_finish(self):
         ref, hashes = self.begin(), keys(250)
         self.hold(ref, A, hashes)
-        epoch = self.ledger.begin("orders", "r1", lease_s=LONG_S).epoch
-        assert self.hold(ref, B, hashes, epoch=epoch) == [Hold.MINE] * 250
+        assert self.hold(self.again(), B, hashes) == [Hold.MINE] * 250
         assert self.hold(ref, A, hashes) == [Hold.HELD] * 250
+        with pytest.raises(RunFencedError, match="taken over by another driver"):
+            self.hold(ref, A, keys(1))
         assert self.ledger.finish(ref, A, [(hashes[0], None)]) == set()
 
     def test_an_aborted_runs_pending_keys_are_taken_over_and_its_finished_ones_stay(self):
@@ -100,7 +101,7 @@ class PendingContract(LedgerContract):
         # More than the 16 MB of a MySQL packet.
         results = [(key_hash, os.urandom(64 * 1024)) for key_hash in hashes]
         assert self.ledger.finish(ref, A, results) == set(hashes)
-        stored = self.ledger.acquire(ref, 1, B, hashes[:3], LONG_S)
+        stored = self.ledger.acquire(ref, B, hashes[:3], LONG_S)
         assert [held.result for held in stored] == [result for _, result in results[:3]]
 
     def test_counts_tell_the_states_apart(self):

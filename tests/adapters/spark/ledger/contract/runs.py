@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from idempotent.adapters.spark.ledger import RunRef, RunState
@@ -18,9 +20,9 @@ from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract,
 class RunsContract(LedgerContract):
     def test_a_run_is_begun_once_and_then_resumed(self):
         first = self.ledger.begin("orders", "r1", lease_s=LONG_S)
-        again = self.ledger.begin("orders", "r1", lease_s=LONG_S)
-        assert (first.state, first.epoch, first.ref.generation) == (RunState.OPEN, 1, 1)
-        assert (again.ref, again.state, again.epoch) == (first.ref, RunState.OPEN, 2)
+        again = self.ledger.begin("orders", "r1", lease_s=LONG_S, takeover=True)
+        assert (first.state, first.ref.epoch, first.ref.generation) == (RunState.OPEN, 1, 1)
+        assert (again.ref, again.state) == (replace(first.ref, epoch=2), RunState.OPEN)
         assert 0 < first.ref.token < 2**63
         assert again.began_at_us == first.began_at_us <= again.now_us < again.lease_until_us
 
@@ -34,7 +36,7 @@ class RunsContract(LedgerContract):
         ref = self.ledger.begin(name, name, lease_s=LONG_S).ref
         row = self.ledger.read(name, name)
         assert row is not None
-        assert row.ref == ref == RunRef(name, name, 1, ref.token)
+        assert row.ref == ref == RunRef(name, name, 1, ref.token, 1)
 
     def test_a_run_never_begun_is_not_there(self):
         assert self.ledger.read("orders", "r1") is None
@@ -45,8 +47,9 @@ class RunsContract(LedgerContract):
         self.ledger.prepare(ref)
         if not prepared:
             self.ledger.commit(ref, "s3://out/r1")
-        row = self.ledger.begin("orders", "r1", lease_s=LONG_S)
-        assert row.ref == ref
+        row = self.ledger.begin("orders", "r1", lease_s=LONG_S, takeover=prepared)
+        assert row.ref == replace(ref, epoch=1 + prepared)
+        assert row.prepared == 1
         assert row.state is (RunState.PREPARED if prepared else RunState.COMMITTED)
         assert row.output_ref == (None if prepared else "s3://out/r1")
 
@@ -54,7 +57,7 @@ class RunsContract(LedgerContract):
         first = self.begin()
         self.ledger.abort(first)
         second = self.ledger.begin("orders", "r1", lease_s=LONG_S)
-        assert (second.ref.generation, second.epoch, second.state) == (2, 1, RunState.OPEN)
+        assert (second.ref.generation, second.ref.epoch, second.state) == (2, 1, RunState.OPEN)
         assert second.ref.token != first.token
         assert self.state(first) is RunState.ABORTED
         assert self.ledger.read("orders", "r1").ref == second.ref
@@ -62,14 +65,14 @@ class RunsContract(LedgerContract):
     def test_other_input_under_the_same_name_is_refused(self):
         self.begin(fingerprint=b"\0one")
         assert self.ledger.read("orders", "r1").fingerprint == b"\0one"
-        self.begin(fingerprint=b"\0one")
-        self.begin()
+        self.again(fingerprint=b"\0one")
+        self.again()
         with pytest.raises(RunInputChangedError, match="r1"):
             self.begin(fingerprint=b"two")
 
     def test_a_fingerprint_that_comes_later_is_kept(self):
         self.begin()
-        self.begin(fingerprint=b"one")
+        self.again(fingerprint=b"one")
         with pytest.raises(RunInputChangedError):
             self.begin(fingerprint=b"two")
 
@@ -137,7 +140,7 @@ class RunsContract(LedgerContract):
         assert not self.ledger.abort_lapsed(resumed.token)
 
     def test_what_the_store_does_not_know_is_an_error_and_no_verdict(self):
-        stranger = RunRef("orders", "r1", 1, 4711)
+        stranger = RunRef("orders", "r1", 1, 4711, 1)
         assert self.ledger.state_of([4711]) == {4711: RunState.UNKNOWN}
         assert self.ledger.state_of([]) == {}
         assert self.ledger.abort_lapsed(4711) is False
@@ -147,7 +150,7 @@ class RunsContract(LedgerContract):
             self.ledger.abort,
             lambda ref: self.ledger.renew(ref, LONG_S),
             lambda ref: self.claims(ref).decide(keys(1)),
-            lambda ref: self.ledger.acquire(ref, 1, A, keys(1), LONG_S),
+            lambda ref: self.ledger.acquire(ref, A, keys(1), LONG_S),
         ):
             with pytest.raises(StoreReplacedError):
                 call(stranger)
