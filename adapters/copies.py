@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from idempotent.outcomes import Result
 KEY_HEADER: Final = "x-idempotent-key"
 """The message id of the original. Wins over the id that the broker gives the copy."""
 ATTEMPT_HEADER: Final = "x-idempotent-attempt"
-"""How many copies of this message were made, including this one."""
+"""How often this message was tried: each copy counts, and each retry without a copy."""
 ORIGIN_HEADER: Final = "x-idempotent-origin"
 """Where the original was: a queue, a destination, or topic/partition/offset."""
 REASON_HEADER: Final = "x-idempotent-reason"
@@ -46,11 +47,11 @@ def delayed_headers(message: Message, origin: str) -> dict[str, Any]:
     return {**message.headers, **_identity(message, origin)}
 
 
-def dead_letter_headers(message: Message, origin: str, result: Result) -> dict[str, Any]:
-    """The headers of a dead letter."""
+def dead_letter_headers(message: Message, origin: str, result: Result, retries: int = 0) -> dict[str, Any]:
+    """The headers of a dead letter, after so many retries without a copy."""
     return {
         **message.headers,
-        **_identity(message, origin),
+        **_identity(message, origin, retries),
         REASON_HEADER: reason_of(result)[:_REASON_LIMIT],
         OUTCOME_HEADER: result.outcome.value,
     }
@@ -62,23 +63,36 @@ def without_reason(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in headers.items() if name not in gone}
 
 
+def came_from(letter: Message, subject: str) -> bool:
+    """Whether a dead letter is one of this subject's: several subjects may share a dead-letter target.
+
+    Its origin is a queue, a destination, or `topic/partition/offset`. True if it names none.
+    """
+    origin = letter.headers.get(ORIGIN_HEADER)
+    if origin is None or origin in (subject, f"/queue/{subject}"):
+        return True
+    return re.fullmatch(rf"{re.escape(subject)}/\d+/\d+(/.*)?", str(origin)) is not None
+
+
 def fit_headers(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
     """The headers of a dead letter, without the original's largest ones as far as they do not fit.
 
     The headers of this library stay, and one of them names those that were removed. The body is never cut.
     """
     kept, cut = dict(headers), []
-    while not fits(kept) and (theirs := [name for name in kept if not name.startswith(OURS)]):
+    # A header's name can be bytes: AMQP's and Kafka's need not be UTF-8.
+    while not fits(kept) and (theirs := [name for name in kept if not str(name).startswith(OURS)]):
         largest = max(theirs, key=lambda name: len(repr(kept[name])))
         del kept[largest]
-        cut.append(largest)
+        cut.append(str(largest))
         kept[CUT_HEADER] = ", ".join(cut)[:_REASON_LIMIT]
     return kept
 
 
-def _identity(message: Message, origin: str) -> dict[str, Any]:
+def _identity(message: Message, origin: str, retries: int = 0) -> dict[str, Any]:
     first_origin = message.headers.get(ORIGIN_HEADER, origin)
-    identity: dict[str, Any] = {ATTEMPT_HEADER: str(attempt_of(message) + 1), ORIGIN_HEADER: first_origin}
+    attempt = attempt_of(message) + retries + 1
+    identity: dict[str, Any] = {ATTEMPT_HEADER: str(attempt), ORIGIN_HEADER: first_origin}
     if message.id is not None:
         identity[KEY_HEADER] = message.id
     return identity

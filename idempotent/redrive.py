@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from idempotent.admin import KeyAdmin
-from idempotent.claims import KeyStatus
+from idempotent.claims import UNKNOWN_EFFECT, KeyStatus
 from idempotent.consumer import Consumer
-from idempotent.errors import ConfigurationError, MessageError
+from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
@@ -30,12 +29,18 @@ class Redriven:
     Attributes:
         returned: letters published to their subject again.
         reopened: how many of them had a dead key.
-        left: letters that stay dead: they have no key, or their key changed during the redrive.
+        left: letters that stay dead: they have no key, their key changed during the redrive, or they are counted below.
+        unknown: letters that stay because their effect may have happened; a person decides with `keys resolve`.
+        again: letters that stay because they died after the redrive began.
+        others: letters of other subjects, which share the dead-letter target.
     """
 
     returned: int = 0
     reopened: int = 0
     left: int = 0
+    unknown: int = 0
+    again: int = 0
+    others: int = 0
 
 
 def redrive(
@@ -44,17 +49,21 @@ def redrive(
     *,
     limit: int | None = None,
     idle_s: float = 3.0,
+    include_unknown: bool = False,
     on_letter: Callable[[Redriven], object] | None = None,
 ) -> Redriven:
     """Return a consumer's dead letters to its subject. A crash loses none, but may return a letter twice.
 
-    The key is reopened first, then the message is published and confirmed, and only then is the letter removed.
+    The key is reopened first, then the message is published and confirmed, and only then is the letter removed. Letters
+    that die while it works, beside a running worker, stay: each message is returned at most once.
 
     Args:
         consumer: the consumer of the dead letters.
         adapter: for the broker, not open; closed afterwards.
         limit: the most letters; None: all.
         idle_s: seconds without a letter after which the redrive ends.
+        include_unknown: also return messages whose effect may have happened (`on_expired_lease="park"`); if it had, it
+            happens twice.
         on_letter: called after each letter with the counts so far.
 
     Raises:
@@ -67,50 +76,90 @@ def redrive(
         raise ConfigurationError(
             f"{type(adapter).__name__} cannot receive dead letters, so it cannot return them"
         )
-    admin = consumer.checker.admin()
-    done = Redriven()
+    work = _Redrive(consumer, adapter, include_unknown=include_unknown)
     left: list[Delivery] = []
     try:
         adapter.open([_reader(source, consumer)])
         last = time.monotonic()
         while time.monotonic() - last < idle_s:
+            done = work.done
             room = _MAX_RECEIVED if limit is None else min(limit - done.returned - done.left, _MAX_RECEIVED)
             if room <= 0:
                 break
             for delivery in adapter.receive(room, _WAIT_S):
                 last = time.monotonic()
-                done = _return(consumer, adapter, admin, delivery, done)
-                if done.left > len(left):
+                if not work.handle(delivery):
                     left.append(delivery)
                 if on_letter is not None:
-                    on_letter(done)
+                    on_letter(work.done)
         for delivery in left:
             adapter.requeue(delivery)
+        if not work.done.returned and not left and not adapter.connected:
+            raise AdapterError(
+                f"the broker was not reached within {idle_s:g} seconds; no letter was returned"
+            )
     finally:
         adapter.close()
-    return done
+    return work.done
 
 
-def _return(
-    consumer: Consumer, adapter: Adapter, admin: KeyAdmin, delivery: Delivery, done: Redriven
-) -> Redriven:
-    from idempotent.adapters.copies import without_reason
+class _Redrive:
+    """Decides about one letter after the other."""
 
-    letter = delivery.message
-    message = Message(
-        consumer.subject, letter.body, id=letter.id, headers=without_reason(letter.headers), raw=letter.raw
-    )
-    try:
-        key = consumer.binding.requests.of(message).key
-    except MessageError:
-        return replace(done, left=done.left + 1)
-    record = admin.get(key)
-    dead = record is not None and record.status is KeyStatus.DEAD
-    if dead and record is not None and not admin.reopen(record):
-        return replace(done, left=done.left + 1)
-    adapter.publish(message)
-    adapter.settle(delivery, _ACK)
-    return replace(done, returned=done.returned + 1, reopened=done.reopened + dead)
+    def __init__(self, consumer: Consumer, adapter: Adapter, *, include_unknown: bool) -> None:
+        self.done = Redriven()
+        self._consumer = consumer
+        self._adapter = adapter
+        self._admin = consumer.checker.admin()
+        self._include_unknown = include_unknown
+        self._returned: set[bytes] = set()
+        self._began_us: int | None = None
+        """The store's clock when it was first read."""
+
+    def handle(self, delivery: Delivery) -> bool:
+        """Return a letter to its subject, and count it. False: it stays a dead letter."""
+        from idempotent.adapters.copies import came_from, without_reason
+
+        letter = delivery.message
+        if not came_from(letter, self._consumer.subject):
+            return self._leave(others=1)
+        message = Message(
+            self._consumer.subject,
+            letter.body,
+            id=letter.id,
+            headers=without_reason(letter.headers),
+            raw=letter.raw,
+        )
+        key = self._consumer.key_in(message)
+        if key is None:
+            return self._leave()
+        record = self._admin.get(key)
+        dead = record if record is not None and record.status is KeyStatus.DEAD else None
+        if dead is not None and self._began_us is None:
+            self._began_us = dead.now_us
+        if key.hash in self._returned or (dead is not None and dead.update_at_us > (self._began_us or 0)):
+            return self._leave(again=1)
+        if dead is not None and dead.last_error == UNKNOWN_EFFECT and not self._include_unknown:
+            return self._leave(unknown=1)
+        if dead is not None and not self._admin.reopen(dead):
+            return self._leave()
+        self._returned.add(key.hash)
+        self._adapter.put_back(message)
+        self._adapter.settle(delivery, _ACK)
+        done = self.done
+        self.done = replace(done, returned=done.returned + 1, reopened=done.reopened + (dead is not None))
+        return True
+
+    def _leave(self, *, unknown: int = 0, again: int = 0, others: int = 0) -> bool:
+        done = self.done
+        self.done = replace(
+            done,
+            left=done.left + 1,
+            unknown=done.unknown + unknown,
+            again=done.again + again,
+            others=done.others + others,
+        )
+        return False
 
 
 def _reader(source: str, consumer: Consumer) -> Consumer:

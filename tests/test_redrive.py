@@ -1,5 +1,9 @@
 """Dead letters go back and run."""
 
+import threading
+import time
+from collections import Counter
+
 import pytest
 
 from idempotent import Message, Outcome, Registry, Worker
@@ -24,11 +28,13 @@ class Shop:
         self.registry = Registry()
         self.bad = set(bad)
         self.done: list[str] = []
+        self.runs: Counter[str] = Counter()
         self.consumer = self.registry.consumer(
             "orders", group="billing", checker=self.checker, max_attempts=1, **options
         )(self.handle)
 
     def handle(self, message: Message) -> None:
+        self.runs[str(message.id)] += 1
         if message.id in self.bad:
             raise ValueError("no such customer")
         self.done.append(str(message.id))
@@ -134,3 +140,96 @@ def test_a_file_keeps_no_letters_that_could_go_back(tmp_path):
     shop = Shop()
     with pytest.raises(ConfigurationError, match="FileAdapter cannot receive dead letters"):
         redrive(shop.consumer, FileAdapter(tmp_path / "orders.jsonl"))
+
+
+def test_a_message_whose_effect_is_unknown_stays_until_a_person_includes_it():
+    now = [1000.0]
+    shop = Shop(checker=MemoryChecker(lease_s=10.0, clock=lambda: now[0]), on_expired_lease="park")
+    shop.checker._claim(shop.consumer.binding.requests.of(Message("orders", id="1")))  # and its process dies
+    now[0] += 11
+    assert shop.deliver("1")[Outcome.DEAD] == 1
+    assert shop.redrive() == Redriven(left=1, unknown=1)
+    assert len(shop.broker.dead_letters("orders")) == 1
+    assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DEAD
+    assert shop.redrive(include_unknown=True) == Redriven(returned=1, reopened=1)
+    shop.deliver()
+    assert shop.done == ["1"]
+
+
+def test_beside_a_running_worker_it_takes_what_was_there_when_it_began():
+    shop = Shop("1", "2", "3")
+    shop.deliver("1", "2")
+    worker = Worker(shop.registry, MemoryAdapter(shop.broker))
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+
+    def more(_: Redriven) -> None:
+        if not shop.runs["3"]:
+            shop.broker.publish(Message("orders", b"body", id="3"))
+
+    try:
+        done = shop.redrive(on_letter=more)
+    finally:
+        worker.stop()
+        thread.join()
+    assert (done.returned, done.reopened) == (2, 2)
+    assert done.left == done.again
+    assert shop.runs == {"1": 2, "2": 2, "3": 1}
+    assert {letter.message.id for letter in shop.broker.dead_letters("orders")} == {"1", "2", "3"}
+
+
+def test_a_letter_that_is_rejected_again_and_again_is_returned_once():
+    shop = Shop(fingerprint=lambda m: m.body)
+    shop.deliver("1")
+    shop.broker.publish(Message("orders", b"other content", id="1"))
+    assert shop.deliver()[Outcome.REJECTED] == 1
+    worker = Worker(shop.registry, MemoryAdapter(shop.broker))
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        done = shop.redrive()
+    finally:
+        worker.stop()
+        thread.join()
+    assert done.returned == 1
+    assert done.again == done.left
+    assert len(shop.broker.dead_letters("orders")) == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_ours"),
+    [
+        (None, True),
+        ("orders", True),
+        ("/queue/orders", True),
+        ("orders/0/17", True),
+        ("orders/0/17/3", True),
+        ("other", False),
+        ("/queue/other", False),
+        ("orders-2/0/17", False),
+        ("orders/x", False),
+    ],
+)
+def test_of_a_shared_target_only_the_consumer_s_own_letters_go_back(origin, is_ours):
+    shop = Shop("1")
+    headers = {} if origin is None else {"x-idempotent-origin": origin}
+    shop.broker.publish(Message("orders", b"body", id="1", headers=headers))
+    Worker(shop.registry, MemoryAdapter(shop.broker, until_empty=True)).run()
+    done = shop.redrive()
+    assert (done.returned, done.others) == ((1, 0) if is_ours else (0, 1))
+    assert len(shop.broker.dead_letters("orders")) == (0 if is_ours else 1)
+
+
+def test_a_broker_that_was_not_reached_is_an_error():
+    shop = Shop("1")
+    shop.deliver("1")
+
+    class Away(MemoryAdapter):
+        connected = False
+
+        def receive(self, limit, timeout_s):
+            time.sleep(timeout_s)
+            return []
+
+    with pytest.raises(AdapterError, match="was not reached"):
+        redrive(shop.consumer, Away(shop.broker), idle_s=0.3)

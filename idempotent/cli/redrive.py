@@ -12,6 +12,7 @@ from idempotent.cli.exits import ExitCode
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import BrokerOption, CheckersOption, JsonOption
 from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress, say
+from idempotent.redrive import Redriven
 from idempotent.redrive import redrive as return_letters
 
 
@@ -27,6 +28,13 @@ def redrive(
     idle: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="End after this time without a letter.")
     ] = 3.0,
+    include_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--include-unknown",
+            help="Also messages whose effect may have happened (on_expired_lease='park'): if it had, it happens twice.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Return a consumer's dead letters to their queue, so that they run.
@@ -34,7 +42,8 @@ def redrive(
     Fix what killed them first. For each letter the key is reopened, the message is published and confirmed, and only
     then is the letter removed: an interruption loses nothing, and a message that is returned twice still runs once.
 
-    Exit code 1: some letters stay dead, because they have no key, or their key changed during the redrive.
+    Beside a running worker, a message that dies again stays. Exit code 1: some letters stay dead, because they have no
+    key, their key changed during the redrive, they died after it began, or their effect is unknown.
     """
     registry, consumer = consumer_at(target)
     try:
@@ -47,6 +56,7 @@ def redrive(
                 adapter,
                 limit=limit,
                 idle_s=idle,
+                include_unknown=include_unknown,
                 on_letter=lambda now: bar.update(
                     task, description=f"{count(now.returned, 'message')} returned"
                 ),
@@ -62,7 +72,21 @@ def redrive(
         )
     if done.left:
         if not as_json:
-            note(
-                f"[yellow]{count(done.left, 'letter')} left:[/yellow] without a key, or it changed during the redrive."
-            )
+            note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {_why_left(done)}")
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _why_left(done: Redriven) -> str:
+    reasons = []
+    if done.unknown:
+        reasons.append(
+            f"{done.unknown} whose effect is unknown: look whether it happened, then `idempotent keys resolve KEY "
+            "--done` or `--retry`, or redrive with --include-unknown"
+        )
+    if done.again:
+        reasons.append(f"{done.again} died after the redrive began")
+    if done.others:
+        reasons.append(f"{done.others} of other consumers, which share the dead-letter target")
+    if rest := done.left - done.unknown - done.again - done.others:
+        reasons.append(f"{rest} without a key, or it changed during the redrive")
+    return "; ".join(reasons) + "."

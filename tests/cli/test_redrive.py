@@ -3,11 +3,13 @@
 import secrets
 
 import pytest
+import sqlalchemy as sa
 
 from idempotent import Message, Worker
 from idempotent.adapters.memory import MemoryAdapter
 from idempotent.adapters.memory.broker import named_broker
 from idempotent.checkers import SqlChecker
+from idempotent.claims import UNKNOWN_EFFECT
 from idempotent.migrations import upgrade
 
 CONSUMERS = """
@@ -58,7 +60,23 @@ def test_it_says_what_went_back_and_what_stays(cli, shop):
 
 def test_for_machines(cli, shop):
     answer = cli(*words(shop, "--json"))
-    assert answer.line == {"consumer": "orders:billing", "returned": 1, "reopened": 1, "left": 1}
+    counts = {"returned": 1, "reopened": 1, "left": 1, "unknown": 0, "again": 0, "others": 0}
+    assert answer.line == {"consumer": "orders:billing", **counts}
+
+
+def test_a_message_whose_effect_is_unknown_stays_unless_it_is_included(cli, shop):
+    engine = sa.create_engine("sqlite:///keys.db")
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE deduplicate_tbl_failures SET last_error = :why"), {"why": UNKNOWN_EFFECT}
+        )
+    engine.dispose()
+    answer = cli(*words(shop))
+    assert answer.code == 1
+    assert "0 messages of orders:billing returned" in answer.out
+    assert "1 whose effect is unknown" in answer.err
+    assert "--include-unknown" in answer.err
+    assert "1 message of orders:billing returned" in cli(*words(shop, "--include-unknown")).out
 
 
 def test_a_broker_that_keeps_no_letters_is_told(cli, shop):
