@@ -10,6 +10,14 @@ from idempotent.cli.exits import ExitCode
 def main() -> None:
     """Run the command line and exit with one of `ExitCode`."""
     try:
+        _run()
+    except KeyboardInterrupt:  # before a command runs, which has its own answer
+        print("Interrupted.", file=sys.stderr)  # noqa: T201 - rich may not be imported yet
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+def _run() -> None:
+    try:
         import rich  # noqa: F401 - only checks that it is installed
         import typer  # noqa: F401
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import UserDict
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,6 @@ from typing import Any, Final
 import typer
 
 from idempotent.cli.exits import epilog
-from idempotent.cli.terminal.help_text import flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,7 @@ COMMANDS: Final = (
 
 
 class InstalledCommands(UserDict[str, Any]):
-    """The commands of the table whose modules are installed, by name. Looking one up imports it.
-
-    Args:
-        table: the rows.
-    """
+    """The commands of the table whose modules are installed, by name. Looking one up imports it."""
 
     def __init__(self, table: tuple[Command, ...] = COMMANDS) -> None:
         """Leave out packages that were deleted; import nothing."""
@@ -148,3 +144,18 @@ def _load(command: Command) -> Any:
         app.command(command.name, epilog=epilog(*cleandoc(command.examples).splitlines()))(target)
     flow(app)
     return typer.main.get_group(app).commands[command.name]
+
+
+def flow(app: typer.Typer) -> None:
+    """Let the help of every command and subcommand flow to the width of the terminal."""
+    for command in app.registered_commands:
+        if command.help is None and command.callback is not None:
+            command.help = paragraphs(inspect.getdoc(command.callback) or "")
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            flow(group.typer_instance)
+
+
+def paragraphs(text: str) -> str:
+    """The text with each paragraph on one line."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import tempfile
@@ -43,12 +44,10 @@ P = TypeVar("P", bound=Preparable)
 
 
 def demonstrate(run: Callable[[Console], Shown], *, as_json: bool) -> None:
-    """Run a demo that prints its own report, and end with its exit code.
-
-    Raises:
-        typer.Exit: it was interrupted, or a promise was not kept.
-    """
+    """Run a demo that prints its own report, and end with its exit code."""
     console = Console(highlight=False, quiet=as_json)
+    # What an adapter has to say about a broker that is away is no news here.
+    logging.getLogger("idempotent").addHandler(logging.NullHandler())
     # SIGTERM, like Ctrl-C, lets the demo remove what it created.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -70,14 +69,7 @@ def own_folder(
     name: str = "demo",
     beside: str = ", and what is named demo_... in the store",
 ) -> Iterator[Path]:
-    """A folder for the files, removed at the end unless `keep` is set.
-
-    Args:
-        console: shows where the files were kept.
-        keep: keep them.
-        name: part of the folder's name.
-        beside: what else is kept.
-    """
+    """A folder for the files, removed at the end unless `keep` is set; then it says what was kept where."""
     folder = Path(tempfile.mkdtemp(prefix=f"idempotent-{name}-"))
     try:
         yield folder

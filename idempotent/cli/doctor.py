@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Final
 
@@ -13,13 +14,13 @@ from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.stores import checker_at
-from idempotent.cli.terminal.durations import seconds, words
-from idempotent.cli.terminal.masking import mask
 from idempotent.cli.terminal.output import Unit, console, count, emit, plain, progress, say
 from idempotent.cli.terminal.output import table as new_table
-from idempotent.errors import SchemaError, StoreError
+from idempotent.errors import SchemaError, StoreError, mask
 from idempotent.keys import consumer_in
 
+_UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
 # Enough to see the retention of every active consumer; few enough to read in one go.
 _SAMPLE: Final = 2000
 _MARKS: Final = {
@@ -27,6 +28,22 @@ _MARKS: Final = {
     Level.WARNING: "[yellow]warning[/yellow]",
     Level.ERROR: "[bold red]error[/bold red]",
 }
+
+
+def seconds(text: str) -> float:
+    """The duration in seconds; a number alone counts seconds. Raises typer.BadParameter: not a duration."""
+    found = _FORM.fullmatch(text.lower())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a duration: write 90s, 15min, 12h, 14d or 2w")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def words(duration_s: float) -> str:
+    """The duration in the largest unit of which it has at least two."""
+    for unit, size in sorted(_UNITS.items(), key=lambda pair: -pair[1]):
+        if unit != "w" and duration_s >= 2 * size:
+            return f"{duration_s / size:.3g} {'days' if unit == 'd' else unit}"
+    return f"{duration_s:.3g} s"
 
 
 def doctor(
@@ -85,6 +102,8 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
     """How long keys are kept: from the claim (the fence of a first claim is its time) to the expiry."""
     shortest: dict[str, float] = {}
     for record in admin.list(KeyFilter(), limit=_SAMPLE):
+        if record.status is KeyStatus.DEAD or record.expires_at_us is None:
+            continue  # kept for a person
         consumer = consumer_in(record.text)
         kept_s = (record.expires_at_us - record.fence) / 1_000_000
         shortest[consumer] = min(kept_s, shortest.get(consumer, kept_s))

@@ -10,10 +10,9 @@ from idempotent import migrations
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, UrlOption, YesOption
 from idempotent.cli.stores import database_at
-from idempotent.cli.terminal.masking import mask
-from idempotent.cli.terminal.output import console, emit, plain, say
+from idempotent.cli.terminal.output import confirm, console, emit, plain, say, tell
 from idempotent.cli.terminal.output import table as new_table
-from idempotent.cli.terminal.prompt import confirm
+from idempotent.errors import mask
 from idempotent.schema import DEFAULT_TABLE
 
 app = typer.Typer(
@@ -35,17 +34,27 @@ Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="T
 def upgrade(
     url: UrlOption, table: TableName = DEFAULT_TABLE, revision: Revision = "head", as_json: JsonOption = False
 ) -> None:
-    """Create the tables, or bring them up to date. Safe at every start of every process."""
+    """Create the tables, or bring them up to date. Safe at every start of every process.
+
+    Exit code 1: the tables differ from those that this version needs.
+    """
     with database_at(url, table, must_exist=False) as engine:
         before = migrations.current(engine, table=table)
         migrations.upgrade(engine, table=table, revision=revision)
         after = migrations.current(engine, table=table)
-    if as_json:
-        emit(table=table, before=before, revision=after)
-    elif before == after:
-        say(f"[green]Up to date:[/green] {table} is at revision {after}.")
-    else:
-        say(f"[green]Done:[/green] {table} is at revision {after} (was: {before or 'none'}).")
+        drifts = migrations.check(engine, table=table) if revision == "head" else []
+    text = f"[green]Done:[/green] {table} is at revision {after} (was: {before or 'none'})."
+    if before == after:
+        text = f"[green]Up to date:[/green] {table} is at revision {after}."
+    if drifts:
+        text = (
+            f"[yellow]Different:[/yellow] {table} is at revision {after}, but not as this version needs it."
+        )
+    tell(text, as_json=as_json, table=table, before=before, revision=after, differences=_records(drifts))
+    if drifts:
+        if not as_json:
+            _show(drifts)
+        raise typer.Exit(ExitCode.ATTENTION)
 
 
 @app.command(epilog=epilog("idempotent migrate downgrade --url sqlite:///app.db"))
@@ -63,12 +72,10 @@ def downgrade(
             confirm(f"Remove {table} and every key in it from {mask(url)}?", yes=yes)
         migrations.downgrade(engine, table=table, revision=revision)
         after = migrations.current(engine, table=table)
-    if as_json:
-        emit(table=table, before=before, revision=after)
-    elif before is None:
-        say(f"[yellow]Nothing to do:[/yellow] no migration has created {table} here.")
-    else:
-        say(f"[green]Done:[/green] {table} is at revision {after or 'none'} (was: {before}).")
+    text = f"[green]Done:[/green] {table} is at revision {after or 'none'} (was: {before})."
+    if before is None:
+        text = f"[yellow]Nothing to do:[/yellow] no migration has created {table} here."
+    tell(text, as_json=as_json, table=table, before=before, revision=after)
 
 
 @app.command(epilog=epilog("idempotent migrate current --url sqlite:///app.db"))
@@ -76,13 +83,17 @@ def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOptio
     """Show the revision of the tables. Exit code 1: no migration has created them."""
     with database_at(url, table) as engine:
         revision = migrations.current(engine, table=table)
-    if as_json:
-        emit(table=table, revision=revision)
+        # An application's own history keeps no revision of ours.
+        own_history = revision is None and not migrations.check(engine, table=table)
+    text = f"{table} is at revision [bold]{revision}[/bold]."
+    if own_history:
+        text = (
+            f"[green]Own history:[/green] other migrations have created {table}, which matches this version."
+        )
     elif revision is None:
-        say(f"[yellow]None:[/yellow] no migration has created {table} here.")
-    else:
-        say(f"{table} is at revision [bold]{revision}[/bold].")
-    if revision is None:
+        text = f"[yellow]None:[/yellow] no migration has created {table} here."
+    tell(text, as_json=as_json, table=table, revision=revision, own_history=own_history)
+    if revision is None and not own_history:
         raise typer.Exit(ExitCode.ATTENTION)
 
 
@@ -97,23 +108,21 @@ def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption 
     with database_at(url, table) as engine:
         drifts = migrations.check(engine, table=table)
     if as_json:
-        emit(
-            table=table,
-            differences=[
-                {"kind": d.kind.value, "table": d.table, "name": d.name, "detail": d.detail} for d in drifts
-            ],
-        )
+        emit(table=table, differences=_records(drifts))
     elif not drifts:
         say(f"[green]Equal:[/green] {table} matches this version.")
     else:
         _show(drifts)
-        missing = any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts)
-        if missing:
+        if any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts):
             say(
                 f"Type: [bold cyan]idempotent migrate upgrade --url '{plain(url)}' --table {table}[/bold cyan]"
             )
     if drifts:
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _records(drifts: list[migrations.Drift]) -> list[dict[str, str]]:
+    return [{"kind": d.kind.value, "table": d.table, "name": d.name, "detail": d.detail} for d in drifts]
 
 
 def _show(drifts: list[migrations.Drift]) -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import typer
 
+from idempotent.cli.configuration import url_in
 from idempotent.cli.stores import open_checker
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, IdempotentError
@@ -67,7 +68,8 @@ def register_checkers(registry: Registry, given: Sequence[str]) -> None:
         ConfigurationError: no checker fits the URL.
     """
     for word in given:
-        name, equals, url = word.partition("=")
+        name, equals, given_url = word.partition("=")
+        url = url_in(given_url)
         if not equals or not name or "://" not in url:
             raise typer.BadParameter("write --checker NAME=URL, for example --checker db=sqlite:///app.db")
         registry.checker(name, open_checker(url))

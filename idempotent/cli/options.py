@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from idempotent.cli.configuration import url_in
 from idempotent.cli.keys.view import Status
 
 URL_VARIABLE: Final = "IDEMPOTENT_URL"
@@ -18,8 +19,9 @@ UrlOption: TypeAlias = Annotated[
         envvar=URL_VARIABLE,
         metavar="URL",
         show_default=False,
+        callback=url_in,
         help="Where the keys are: sqlite:///app.db, mysql+pymysql://user:pw@host/db, "
-        "postgresql+psycopg://user:pw@host/db, redis://host:6379/0.",
+        "postgresql+psycopg://user:pw@host/db, redis://host:6379/0. Or env:VARIABLE.",
     ),
 ]
 TableOption: TypeAlias = Annotated[
@@ -50,7 +52,8 @@ CheckersOption: TypeAlias = Annotated[
         "--checker",
         metavar="NAME=URL",
         show_default=False,
-        help="A named checker; may be repeated. Put transactional+ before an SQL URL for a transactional one.",
+        help="A named checker; may be repeated. Put transactional+ before an SQL URL for a transactional one. "
+        "NAME=env:VARIABLE keeps a password off the command line.",
     ),
 ]
 KeyArgument: TypeAlias = Annotated[
@@ -65,6 +68,15 @@ ConsumerOption: TypeAlias = Annotated[
         "--consumer", metavar="SUBJECT:GROUP", show_default=False, help="Only keys of this consumer."
     ),
 ]
+ConsumersOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--consumers",
+        metavar="SUBJECT:GROUP",
+        show_default=False,
+        help="Serve only this consumer; may be repeated. Default: all of the registry.",
+    ),
+]
 StatusOption: TypeAlias = Annotated[
     list[Status] | None,
     typer.Option(
@@ -76,6 +88,22 @@ StatusOption: TypeAlias = Annotated[
 ]
 LapsedOption: TypeAlias = Annotated[
     bool, typer.Option("--lapsed", help="Only keys in progress whose lease has ended.")
+]
+BrokerOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        envvar="IDEMPOTENT_BROKER",
+        show_default=False,
+        callback=url_in,
+        help="Where the messages are; the adapter's options follow the ?. Or env:VARIABLE.",
+    ),
+]
+ConcurrencyOption: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Handlers to run at once, in threads.")
+]
+BatchSizeOption: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Messages to claim and complete together.")
 ]
 
 
@@ -90,19 +118,4 @@ class LogLevel(Enum):
 
 LogLevelOption: TypeAlias = Annotated[
     LogLevel, typer.Option(help="The lowest level of log messages to show, on stderr.")
-]
-BrokerOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        envvar="IDEMPOTENT_BROKER",
-        show_default=False,
-        help="Where the messages are; the adapter's options follow the ?.",
-    ),
-]
-ConcurrencyOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Handlers to run at once, in threads.")
-]
-BatchSizeOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Messages to claim and complete together.")
 ]

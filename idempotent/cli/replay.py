@@ -20,10 +20,8 @@ from idempotent.cli.options import (
     LogLevel,
     LogLevelOption,
 )
-from idempotent.cli.terminal.logs import log_to
-from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress
-from idempotent.cli.terminal.tally import Tally, show_outcomes
-from idempotent.outcomes import Outcome
+from idempotent.cli.terminal.output import Unit, count, note, plain
+from idempotent.cli.terminal.tally import show_outcomes, watched
 from idempotent.worker import Worker
 
 _SHOWN_REJECTS: Final = 3
@@ -78,33 +76,27 @@ def replay(
             counts = adapter.counts
             return {"completed": counts.bytes_read, "total": counts.bytes_total}
 
-        with progress(Unit.BYTES, quiet=as_json) as bar:
-            log_to(bar.console, log_level.value)
-            tally = Tally(bar, bar.add_task("starting", total=None), position)
+        with watched(Unit.BYTES, "starting", log_level, quiet=as_json, position=position) as tally:
             worker = Worker(
                 registry, adapter, concurrency, batch_size, consumers={consumer.name}, on_result=tally
             )
-            summary = worker.run()
+            worker.run()
     finally:
         registry.close()
     counts = adapter.counts
     rejected = counts.malformed + counts.dead
-    if as_json:
-        outcomes = {outcome.value: summary[outcome] for outcome in Outcome}
-        written = adapter.rejects if rejected else None
-        emit(
-            file=file,
-            consumer=consumer.name,
-            finished=adapter.finished,
-            **outcomes,
-            malformed=counts.malformed,
-            rejects=written,
-        )
-    else:
-        more = {"malformed": (counts.malformed, "lines that could not be parsed")}
-        show_outcomes(tally, title=f"{file} → {consumer.name}", more=more)
-        if rejected:
-            _show_rejects(adapter.rejects, before, rejected)
+    show_outcomes(
+        tally,
+        f"{file} → {consumer.name}",
+        {"malformed": (counts.malformed, "lines that could not be parsed")},
+        as_json=as_json,
+        file=file,
+        consumer=consumer.name,
+        finished=adapter.finished,
+        rejects=adapter.rejects if rejected else None,
+    )
+    if rejected and not as_json:
+        _show_rejects(adapter.rejects, before, rejected)
     if not adapter.finished:
         note(
             "[yellow]Stopped before the end.[/yellow] Run it again to continue: processed messages are skipped."

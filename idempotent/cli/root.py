@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 import idempotent
-from idempotent.cli.commands import InstalledCommands
+from idempotent.cli.commands import InstalledCommands, paragraphs
+from idempotent.cli.configuration import defaults_in
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.terminal.help_text import paragraphs
 from idempotent.cli.terminal.output import note, show_error
 from idempotent.errors import IdempotentError
 
+_DEBUG: Final = f"{__name__}.debug"
+_HELP: Final = """The effect of every message happens once, although brokers deliver at least once.
 
-@dataclass(slots=True)
-class Settings:
-    """The global options."""
-
-    debug: bool = False
+A [bold]checker[/bold] keeps the [bold]keys[/bold] of processed messages in a store: a table of MySQL, MariaDB,
+PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all commands, as IDEMPOTENT_URL.
+"""
 
 
 class Root(TyperGroup):
     """Has the commands of the table, and ends each in an exit code."""
 
     def __init__(self, **attributes: Any) -> None:
-        """Import no command yet."""
         super().__init__(**attributes)
         self.commands = InstalledCommands()
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command.
-
-        Raises:
-            typer.Exit: the command raised an error of this library, or was interrupted.
-        """
+        """Run the command. Raises typer.Exit: it raised an error of this library, or was interrupted."""
         # The context loses the arguments when the command runs.
         as_json = "--json" in _words(ctx)
         try:
             return super().invoke(ctx)
         except IdempotentError as error:
-            settings = ctx.find_object(Settings) or Settings()
-            show_error(error, as_json=as_json, debug=settings.debug)
+            show_error(error, as_json=as_json, debug=ctx.meta.get(_DEBUG, False))
             raise typer.Exit(ExitCode.of(error)) from None
         except KeyboardInterrupt:
             note(
@@ -51,12 +45,6 @@ class Root(TyperGroup):
             )
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
-
-_HELP: Final = """The effect of every message happens once, although brokers deliver at least once.
-
-A [bold]checker[/bold] keeps the [bold]keys[/bold] of processed messages in a store: a table of MySQL, MariaDB,
-PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all commands, as IDEMPOTENT_URL.
-"""
 
 app = typer.Typer(
     name="idempotent",
@@ -88,13 +76,25 @@ def root(
     debug: Annotated[
         bool, typer.Option("--debug", envvar="IDEMPOTENT_DEBUG", help="Show tracebacks of errors.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="IDEMPOTENT_CONFIG",
+            dir_okay=False,
+            show_default=False,
+            help="A TOML file with options: a table for each command, such as \\[run].",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
     ] = False,
 ) -> None:
     """Apply the global options."""
     del version
-    ctx.obj = Settings(debug=debug)
+    ctx.meta[_DEBUG] = debug
+    if config is not None:
+        assert isinstance(ctx.command, TyperGroup)
+        ctx.default_map = defaults_in(config, ctx.command, ctx)
 
 
 def _words(ctx: Any) -> list[str]:

@@ -15,13 +15,14 @@ from idempotent.cli.options import (
     BrokerOption,
     CheckersOption,
     ConcurrencyOption,
+    ConsumersOption,
     JsonOption,
     LogLevel,
     LogLevelOption,
 )
-from idempotent.cli.terminal.logs import log_to
-from idempotent.cli.terminal.output import Unit, emit, note, plain, progress
-from idempotent.cli.terminal.tally import Tally, show_outcomes
+from idempotent.cli.terminal.logs import LogFormat
+from idempotent.cli.terminal.output import Unit, note, plain
+from idempotent.cli.terminal.tally import show_outcomes, watched
 from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
 
@@ -37,15 +38,17 @@ def run(
     ],
     broker: BrokerOption,
     checker: CheckersOption = None,
+    consumers: ConsumersOption = None,
     concurrency: ConcurrencyOption = 1,
     batch_size: BatchSizeOption = 1,
     drain_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers have to finish.")
-    ] = 30.0,
+    ] = 20.0,
     fail_fast: Annotated[
         bool,
         typer.Option(
-            "--fail-fast", help="End immediately if the broker is unreachable, instead of waiting for it."
+            "--fail-fast",
+            help="End immediately if the broker or a store cannot be used, instead of waiting for it.",
         ),
     ] = False,
     health_file: Annotated[
@@ -53,10 +56,17 @@ def run(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Rewritten every second while the worker runs: ready, or connecting.",
+            help="Rewritten every second while the worker runs: ready, connecting (no broker), or store (unusable).",
         ),
     ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="text, or json: one object a line, for machines.")
+    ] = LogFormat.TEXT,
+    redact: Annotated[
+        bool,
+        typer.Option("--redact", help="Keep text and traceback of handlers' exceptions out of the log."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Process messages until SIGTERM or Ctrl-C, then finish running handlers and return the other messages.
@@ -69,38 +79,41 @@ def run(
     try:
         register_checkers(registry, checker or ())
         adapter = adapter_from_url(broker, **({"fail_fast": True} if fail_fast else {}))
-        with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
-            log_to(bar.console, log_level.value)
-            tally = Tally(bar, bar.add_task("waiting for messages", total=None))
+        with watched(
+            Unit.UNBOUNDED, "waiting for messages", log_level, quiet=as_json, log_format=log_format
+        ) as tally:
             worker = Worker(
                 registry,
                 adapter,
                 concurrency,
                 batch_size,
                 drain_timeout,
+                fail_fast=fail_fast,
+                redact=redact,
+                consumers=consumers,
                 health_file=health_file,
                 on_result=tally,
             )
             if not as_json:
-                names = ", ".join(map(plain, sorted(registry.consumers)))
-                bar.console.print(
+                names = ", ".join(map(plain, sorted(consumers or registry.consumers)))
+                tally.bar.console.print(
                     f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
                 )
             summary = worker.run()
     finally:
         registry.close()
-    if as_json:
-        outcomes = {outcome.value: summary[outcome] for outcome in Outcome}
-        emit(**outcomes, requeued=summary.requeued, abandoned=summary.abandoned, stale=summary.stale)
-    else:
-        more = {
-            "requeued": (summary.requeued, "returned unprocessed"),
-            "abandoned": (summary.abandoned, "handlers still ran; their messages are delivered again"),
-            "stale": (summary.stale, "settled after the connection was lost; they are delivered again"),
-        }
-        show_outcomes(tally, title=f"{target} on {broker}", more=more)
+    more = {
+        "requeued": (summary.requeued, "returned unprocessed"),
+        "abandoned": (summary.abandoned, "handlers still ran; their messages are delivered again"),
+        "stale": (summary.stale, "settled after the connection was lost; they are delivered again"),
+        "unrecorded": (summary.unrecorded, "processed, but the store did not record it; they may run again"),
+    }
+    show_outcomes(tally, f"{target} on {broker}", more, as_json=as_json)
     if summary.abandoned:
         note("[yellow]Some handlers did not finish in time.[/yellow] See --drain-timeout.")
+        raise typer.Exit(ExitCode.ATTENTION)
+    if summary.unrecorded:
+        note("[yellow]The store did not record everything that was processed.[/yellow] See the log.")
         raise typer.Exit(ExitCode.ATTENTION)
     if adapter.finished and (summary[Outcome.DEAD] or summary[Outcome.REJECTED]):
         raise typer.Exit(ExitCode.ATTENTION)

@@ -18,10 +18,15 @@ from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.keys import Key, key_from_text
 from idempotent.schema import validate_table_name
-from idempotent.stores.sql.connections import engine_from
+from idempotent.stores.sql.engines import engine_from
 from idempotent.stores.sql.faults import as_store_error
 
 _CONNECT_TIMEOUT_S: Final = 10
+# The longest wait for one answer of MySQL or MariaDB; a frozen server accepts connections and never answers. The URL
+# may say otherwise: `?read_timeout=600`.
+_ANSWER_TIMEOUT_S: Final = 30
+# Longer than a migration waits for another one.
+_MIGRATION_TIMEOUT_S: Final = 90
 
 
 @contextmanager
@@ -50,6 +55,8 @@ def checker_at(
             raise ConfigurationError("--prefix is for Redis; an SQL store has a table: --table")
         options = {} if table is None else {"table": validate_table_name(table)}
     checker = open_checker(url, **options)
+    if isinstance(checker, (SqlChecker, InTransactions)):
+        _limit_answers(checker.store.engine, _ANSWER_TIMEOUT_S)
     try:
         yield checker
     finally:
@@ -81,6 +88,7 @@ def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[En
         demand_file(url)
     engine = engine_from(scheme.store_url(url))
     _limit_connecting(engine)
+    _limit_answers(engine, _MIGRATION_TIMEOUT_S)
     try:
         yield engine
     except SQLAlchemyError as error:
@@ -90,11 +98,7 @@ def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[En
 
 
 def demand_file(url: str) -> None:
-    """Refuse an SQLite file that does not exist: connecting would create an empty one.
-
-    Raises:
-        StoreUnavailableError: the file does not exist.
-    """
+    """Raise StoreUnavailableError for an SQLite file that does not exist: connecting would create an empty one."""
     try:
         parsed = make_url(scheme_of(url).store_url(url))
     except ArgumentError:
@@ -119,12 +123,18 @@ def _limit_connecting(engine: Engine) -> None:
         params.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
 
 
-def parsed_key(text: str) -> Key:
-    """The key of a text on the command line.
+def _limit_answers(engine: Engine, seconds: int) -> None:
+    if engine.dialect.name not in ("mysql", "mariadb"):
+        return  # PostgreSQL's connect_timeout includes the first answers; SQLite has no server
 
-    Raises:
-        typer.BadParameter: not a key.
-    """
+    @event.listens_for(engine, "do_connect")
+    def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
+        params.setdefault("read_timeout", seconds)
+        params.setdefault("write_timeout", seconds)
+
+
+def parsed_key(text: str) -> Key:
+    """The key of a text on the command line. Raises typer.BadParameter: not a key."""
     try:
         key = key_from_text(text)
     except ValueError:

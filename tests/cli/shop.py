@@ -34,5 +34,17 @@ def on_mail(message: Message) -> None:
         effects.write(f"{message.id}\\n")
 
 
+letters = Registry()
+
+
+def write_letter(name: str) -> None:
+    with open("effects.txt", "a") as effects:
+        effects.write(f"{name}\\n")
+
+
+letters.consumer("letters", group="one", checker="db")(lambda message: write_letter("one"))
+letters.consumer("letters", group="two", checker="db")(lambda message: write_letter("two"))
+
+
 def undecorated(message: Message) -> None: ...
 """

@@ -171,7 +171,7 @@ def test_a_consumer_that_cannot_be_found_is_explained(cli, shop, target, said):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("shop_consumers:mial", "known: mail"),
+        ("shop_consumers:mial", "known: letters, mail"),
         ("shop_consumers:undecorated", "is not a Registry"),
         ("empty", "has no consumers"),
     ],

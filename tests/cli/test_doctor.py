@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from tests.cli.support import BILLING, at, dead, done, fill
+from tests.support.services import PrivateMariaDb, PrivatePostgres, PrivateRedis
 from tests.support.stores import open_store
 
 
@@ -140,6 +141,29 @@ def test_an_unreachable_store_is_a_finding_with_a_code_of_its_own(cli):
     assert answer.line["level"] == "error"
     assert "127.0.0.1" in answer.line["what"]
     assert "geheim" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("kind", "patience"),
+    [
+        (PrivateMariaDb, "read_timeout=1"),
+        (PrivatePostgres, "connect_timeout=2"),
+        (PrivateRedis, "socket_timeout=1"),
+    ],
+)
+@pytest.mark.parametrize("words", [("doctor",), ("keys", "stats"), ("migrate", "check")])
+def test_a_frozen_server_is_unreachable_after_a_while(cli, spare, kind, patience, words):
+    server = spare(kind)
+    url = f"{server.url}{'&' if '?' in server.url else '?'}{patience}"
+    if "migrate" in words and kind is PrivateRedis:
+        return
+    server.pause()
+    try:
+        answer = cli(*words, "--url", url, "--json")
+    finally:
+        server.resume()
+    assert answer.code == 4
+    assert "127.0.0.1" in answer.out + answer.err
 
 
 def test_redis_settings_are_looked_at(cli, private_redis):

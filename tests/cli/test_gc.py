@@ -2,6 +2,8 @@
 
 import time
 
+from idempotent.adapters.spark.ledger import StoreConfig, open_ledger
+from idempotent.migrations import upgrade
 from tests.cli.support import BILLING, at, done
 
 
@@ -23,3 +25,18 @@ def test_gc_deletes_what_is_past_its_expiry_and_nothing_else(cli, store):
 
 def test_a_batch_has_at_least_one_key(cli, sqlite_store):
     assert cli("gc", *at(sqlite_store), "--batch-size", "0").code == 2
+
+
+def test_gc_collects_the_claims_of_sparks_runs_when_it_is_told_their_retention(cli, sqlite_store):
+    url = sqlite_store.url
+    upgrade(url, table=sqlite_store.table)
+    with open_ledger(StoreConfig(url, table=sqlite_store.table)) as ledger:
+        refs = [ledger.begin("orders", run_id, lease_s=60.0).ref for run_id in ("aborted", "open")]
+        for number, ref in enumerate(refs):
+            ledger.claim(ref, [bytes([number, each]) * 10 for each in range(3)])
+        ledger.abort(refs[0])
+        assert cli("gc", *at(sqlite_store), "--json").line == {"deleted": 0}
+        answer = cli("gc", *at(sqlite_store), "--runs", "14d", "--json")
+        assert answer.line == {"deleted": 0, "claims": 3}
+        assert [sum(ledger.counts(ref).values()) for ref in refs] == [0, 3]
+    assert "0 claims of runs deleted" in cli("gc", *at(sqlite_store), "--runs", "14d").out

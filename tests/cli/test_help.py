@@ -9,7 +9,6 @@ import typer
 from idempotent.cli.commands import COMMANDS
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.root import app
-from idempotent.cli.terminal.masking import mask
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -61,19 +60,3 @@ def test_no_command_shows_the_help(cli):
     answer = cli()
     assert "Usage: idempotent" in answer.out + answer.err
     assert "migrate" in answer.out + answer.err
-
-
-@pytest.mark.parametrize(
-    ("text", "masked"),
-    [
-        ("mysql+pymysql://me:secret@h/db", "mysql+pymysql://me:***@h/db"),
-        ("redis://:secret@h", "redis://:***@h"),
-        ("amqp://me:p@ss@h/", "amqp://me:***@h/"),
-        ("x://me:a/b@h and y://u:c@i", "x://me:***@h and y://u:***@i"),
-        ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
-        ("sqlite:///a@b.db", "sqlite:///a@b.db"),
-        ("http://host:80/path", "http://host:80/path"),
-    ],
-)
-def test_passwords_are_masked(text, masked):
-    assert mask(text) == masked

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from idempotent.keys import KeySpace
 from tests.cli.support import BILLING, MAIL, at, dead, done, fill, live
 
 
@@ -129,6 +130,28 @@ def test_resolve_wants_to_know_what_became_of_it(cli, store):
     assert cli("keys", "show", "orders.paid:billing:2", *at(store)).code == 1
 
 
+@pytest.mark.parametrize("words", [("reopen",), ("resolve", "--retry")])
+@pytest.mark.parametrize("key", [("orders.paid:billing:1",), ("--status", "dead", "--yes")])
+def test_what_is_still_to_do_about_a_dead_letter_is_said(cli, sqlite_store, words, key):
+    dead(sqlite_store, BILLING.key("1"))
+    answer = cli("keys", *words, *key, *at(sqlite_store))
+    assert answer.code == 0
+    assert "idempotent redrive" in answer.err
+
+
+def test_after_done_nothing_is_to_do(cli, sqlite_store):
+    dead(sqlite_store, BILLING.key("1"))
+    answer = cli("keys", "resolve", "orders.paid:billing:1", "--done", *at(sqlite_store))
+    assert "redrive" not in answer.err
+
+
+def test_keys_that_differ_in_blanks_look_different(cli, sqlite_store):
+    for name in ("m1", "m1 "):
+        dead(sqlite_store, BILLING.key(name))
+    listed = cli("keys", "list", *at(sqlite_store)).out
+    assert "'orders.paid:billing:m1 '" in listed
+
+
 def test_many_are_changed_after_a_question(cli, store):
     fill(store)
     words = ("keys", "reopen", "--consumer", "orders.paid:billing", "--status", "dead", *at(store))
@@ -178,3 +201,25 @@ def test_an_error_with_brackets_is_shown_as_it_is(cli, sqlite_store):
     assert "KeyError: [bold]x[/bold] [/]" in cli("keys", "list", *at(sqlite_store)).out
     shown = cli("keys", "show", "orders.paid:billing:[red]1", *at(sqlite_store))
     assert "orders.paid:billing:[red]1" in shown.out
+
+
+@pytest.mark.parametrize("name", ["nocolon", "", ":billing", "orders.paid:", "orders.paid:billing:1"])
+@pytest.mark.parametrize("command", [("list",), ("reopen", "--lapsed"), ("resolve", "--lapsed", "--done")])
+def test_what_is_no_consumer_is_a_usage_error(cli, sqlite_store, command, name):
+    answer = cli("keys", *command, *at(sqlite_store), "--consumer", name)
+    assert answer.code == 2
+    assert "subject:group" in answer.err
+
+
+def test_a_long_consumer_is_found_by_its_whole_name(cli, store):
+    long, other = KeySpace("t" * 249, "billing"), KeySpace("t" * 249, "mail")
+    done(store, long.key("1"))
+    dead(store, other.key("1"))
+    answer = cli("keys", "list", *at(store), "--consumer", f"{'t' * 249}:billing", "--json")
+    assert answer.line["hash"] == long.key("1").token
+    answer = cli(
+        "keys", "reopen", *at(store), "--consumer", f"{'t' * 249}:mail", "--status", "dead", "--yes", "--json"
+    )
+    assert answer.line["changed"] == 1
+    assert cli("keys", "show", *at(store), other.key("1").text).code == 1
+    assert cli("keys", "show", *at(store), long.key("1").text).code == 0

@@ -5,7 +5,9 @@ import secrets
 import pytest
 from sqlalchemy import create_engine, text
 
+from idempotent.migrations import create_dedup_table
 from tests.cli.support import at
+from tests.migrations.support import operations
 from tests.support.stores import open_store
 
 
@@ -30,10 +32,25 @@ def bare(sql_store):
 def test_upgrade_makes_the_tables_and_is_a_no_op_after_that(cli, bare):
     answer = cli("migrate", "upgrade", *bare, "--json")
     assert answer.code == 0
-    assert answer.line == {"table": bare[3], "before": None, "revision": "0002"}
+    assert answer.line == {"table": bare[3], "before": None, "revision": "0003", "differences": []}
     assert "Up to date" in cli("migrate", "upgrade", *bare).out
     assert cli("migrate", "check", *bare).code == 0
-    assert cli("migrate", "current", *bare, "--json").line == {"table": bare[3], "revision": "0002"}
+    assert cli("migrate", "current", *bare, "--json").line == {
+        "table": bare[3],
+        "revision": "0003",
+        "own_history": False,
+    }
+
+
+def test_current_recognises_tables_of_an_own_history(cli, tmp_path):
+    url = f"sqlite:///{tmp_path / 'own.db'}"
+    engine = create_engine(url)
+    with operations(engine):
+        create_dedup_table()
+    engine.dispose()
+    answer = cli("migrate", "current", "--url", url)
+    assert answer.code == 0
+    assert "Own history" in answer.out
 
 
 def test_current_without_tables_is_none(cli, bare):
@@ -100,3 +117,37 @@ def test_somebody_elses_table_is_left_alone(cli, bare):
     assert answer.code == 4
     assert "QMQ" in answer.err
     assert "Nothing was changed" in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize("gone", ["DROP TABLE {}_failures", "ALTER TABLE {} DROP COLUMN fence"])
+def test_upgrade_says_what_is_missing_of_tables_that_it_has_made(cli, bare, gone):
+    table = bare[3]
+    cli("migrate", "upgrade", *bare)
+    engine = create_engine(bare[1])
+    with engine.begin() as connection:
+        connection.execute(text(gone.format(table)))
+    engine.dispose()
+    answer = cli("migrate", "upgrade", *bare)
+    assert answer.code == 4
+    said = " ".join(answer.err.replace("│", " ").split())
+    name = f"{table}_failures: missing table" if "TABLE {}_" in gone else f"{table}.fence: missing column"
+    assert name in said
+    assert "Nothing was changed" in said
+    assert cli("migrate", "downgrade", *bare, "--yes").code == 0
+    assert "Done" in cli("migrate", "upgrade", *bare).out
+
+
+def test_upgrade_shows_what_differs_otherwise(cli, bare):
+    table = bare[3]
+    cli("migrate", "upgrade", *bare)
+    engine = create_engine(bare[1])
+    with engine.begin() as connection:
+        on = f" ON {table}" if engine.dialect.name == "mysql" else ""
+        connection.execute(text(f"DROP INDEX ix_{table}_expires_at{on}"))
+    engine.dispose()
+    answer = cli("migrate", "upgrade", *bare)
+    assert answer.code == 1
+    assert "missing index" in answer.out
+    assert "Up to date" not in answer.out
+    again = cli("migrate", "upgrade", *bare, "--json")
+    assert [drift["kind"] for drift in again.line["differences"]] == ["missing index"]

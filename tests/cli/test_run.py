@@ -34,6 +34,19 @@ def test_a_registry_can_be_named(cli, shop):
     assert effects(shop) == ["1"]
 
 
+def test_one_of_two_groups_can_be_chosen(cli, shop):
+    file = write(shop / "letters.jsonl", ("1", {}))
+    refused = cli("run", "shop_consumers:letters", *broker(file), *CHECKER)
+    assert refused.code == 3
+    assert "a queue of its own" in refused.err
+    answer = cli("run", "shop_consumers:letters", *broker(file), *CHECKER, "--consumers", "letters:two")
+    assert answer.code == 0
+    assert effects(shop) == ["two"]
+    unknown = cli("run", "shop_consumers:letters", *broker(file), *CHECKER, "--consumers", "letters:three")
+    assert unknown.code == 3
+    assert "letters:two" in unknown.err
+
+
 def test_dead_messages_of_a_file_show_in_the_code(cli, shop):
     file = write(shop / "orders.jsonl", ("1", {"bad": True}))
     assert cli("run", "shop_consumers", *broker(file), *CHECKER).code == 1
@@ -95,3 +108,42 @@ def test_without_fail_fast_a_broker_that_is_not_there_is_waited_for_and_said_to_
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=60)
     assert child.returncode == 0
+
+
+def test_the_log_can_be_read_by_machines(cli, shop):
+    file = write(shop / "orders.jsonl", ("1", {"bad": True}))
+    with command(
+        *("run", "shop_consumers", *broker(file), *CHECKER, "--log-format", "json", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=shop,
+    ) as child:
+        _, err = child.communicate(timeout=60)
+    lines = [json.loads(line) for line in err.decode().splitlines() if line.startswith("{")]
+    (dead,) = [line for line in lines if line["event"] == "message_dead"]
+    assert dead["level"] == "warning"
+    assert dead["consumer"] == "orders.paid:billing"
+    assert dead["message_id"] == "1"
+    assert dead["error"] == "ValueError: no such customer"
+    assert dead["exception"].startswith("Traceback")
+    assert dead["exception"].endswith("ValueError: no such customer")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_redacted_logs_show_neither_text_nor_traceback(cli, shop, form):
+    file = write(shop / "orders.jsonl", ("1", {"bad": True}))
+    words = ("run", "shop_consumers", *broker(file), *CHECKER, "--log-format", form, "--redact")
+    with command(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=shop) as child:
+        _, err = child.communicate(timeout=60)
+    assert b"ValueError" in err
+    assert b"no such customer" not in err
+    assert b"Traceback" not in err
+
+
+def test_with_fail_fast_a_store_that_cannot_be_used_ends_it(cli, shop):
+    file = write(shop / "orders.jsonl", ("1", {}))
+    empty = f"db=sqlite:///{shop / 'empty.db'}"
+    answer = cli("run", "shop_consumers", *broker(file), "--checker", empty, "--fail-fast")
+    assert answer.code not in (0, 1)
+    assert "idempotent migrate upgrade" in answer.err
+    assert effects(shop) == []

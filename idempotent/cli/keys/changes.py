@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -23,8 +23,8 @@ from idempotent.cli.options import (
     YesOption,
 )
 from idempotent.cli.stores import checker_at, parsed_key
-from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress, say
-from idempotent.cli.terminal.prompt import confirm
+from idempotent.cli.terminal.output import Unit, confirm, count, note, plain, progress, tell
+from idempotent.keys import consumer_named
 
 _OptionalKey = Annotated[
     str | None,
@@ -50,6 +50,12 @@ _REOPEN = _Change(
 )
 _DONE = _Change(
     "Mark as done", "marked done", "They will never run again.", lambda admin, record: admin.mark_done(record)
+)
+
+
+_STILL_DEAD_LETTER: Final = (
+    "[yellow]Still to do:[/yellow] the message of a dead key is a dead letter of the broker. Return it: "
+    "idempotent redrive MODULE:CONSUMER --broker URL"
 )
 
 
@@ -119,21 +125,21 @@ def resolve(
 
 
 def selection(consumer: str | None, status: list[Status] | None, *, lapsed: bool) -> KeyFilter:
-    """The filter of these options."""
+    """The filter of these options.
+
+    Raises:
+        typer.BadParameter: the consumer is not of the form subject:group.
+    """
+    if consumer is not None and (consumer := consumer_named(consumer)) is None:
+        raise typer.BadParameter("--consumer takes subject:group, as `idempotent keys stats` shows it")
     statuses = frozenset[KeyStatus]().union(*(each.stored for each in status or ()))
     return KeyFilter(consumer, statuses, lapsed)
 
 
 def not_stored(key: str, *, as_json: bool) -> NoReturn:
-    """Say that the key is not stored, and end.
-
-    Raises:
-        typer.Exit: always.
-    """
-    if as_json:
-        emit(key=key, status=None)
-    else:
-        say(f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs.")
+    """Say that the key is not stored, and end the command."""
+    text = f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs."
+    tell(text, as_json=as_json, key=key, status=None)
     raise typer.Exit(ExitCode.ATTENTION)
 
 
@@ -164,12 +170,13 @@ def _change_one(admin: KeyAdmin, change: _Change, key: str, *, yes: bool, as_jso
     if done and change is _REOPEN:
         confirm("It is done: its effect happened, and will happen again. Reopen it?", yes=yes)
     changed = (done and change is _DONE) or change.act(admin, record)
-    if as_json:
-        emit(key=record.text, was=status_word(record.status), changed=changed)
-    elif changed:
-        say(f"[green]Done:[/green] {plain(record.text)} {change.past} (was: {status_word(record.status)}).")
-    else:
-        say(f"[yellow]Left alone:[/yellow] {plain(record.text)}: {_why_not(record)}")
+    was = status_word(record.status)
+    text = f"[yellow]Left alone:[/yellow] {plain(record.text)}: {_why_not(record)}"
+    if changed:
+        text = f"[green]Done:[/green] {plain(record.text)} {change.past} (was: {was})."
+    tell(text, as_json=as_json, key=record.text, was=was, changed=changed)
+    if changed and change is _REOPEN and record.status is KeyStatus.DEAD and not as_json:
+        note(_STILL_DEAD_LETTER)
     if not changed:
         raise typer.Exit(ExitCode.ATTENTION)
 
@@ -177,7 +184,7 @@ def _change_one(admin: KeyAdmin, change: _Change, key: str, *, yes: bool, as_jso
 def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: bool, as_json: bool) -> None:
     total = _count(admin, meant)
     if not total:
-        emit(changed=0, left_alone=0) if as_json else say("No such key.")
+        tell("No such key.", as_json=as_json, changed=0, left_alone=0)
         return
     confirm(f"{change.verb} {count(total, 'key')}? {change.warning}", yes=yes)
     changed = left = 0
@@ -189,13 +196,13 @@ def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: boo
             else:
                 left += 1
             bar.advance(task)
-    if as_json:
-        emit(changed=changed, left_alone=left)
-    else:
-        say(f"[green]Done:[/green] {count(changed, 'key')} {change.past}.")
-        if left:
-            note(f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile.")
+    text = f"[green]Done:[/green] {count(changed, 'key')} {change.past}."
+    tell(text, as_json=as_json, changed=changed, left_alone=left)
+    if changed and change is _REOPEN and KeyStatus.DEAD in (meant.statuses or KeyStatus) and not as_json:
+        note(_STILL_DEAD_LETTER)
     if left:
+        if not as_json:
+            note(f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile.")
         raise typer.Exit(ExitCode.ATTENTION)
 
 

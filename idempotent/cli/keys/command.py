@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord
+from idempotent.admin import KeyFilter
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import epilog
 from idempotent.cli.keys import changes as keys_changes
@@ -80,7 +80,10 @@ def list_keys(
         while rows := list(islice(found, _ROWS_AT_ONCE)):
             more = bool(wanted) and shown + len(rows) > wanted
             rows = rows[: wanted - shown] if more else rows
-            _print(rows)
+            listed = records_table()
+            for record in rows:
+                add_record(listed, record)
+            console().print(listed)
             shown += len(rows)
     if not shown:
         say("No such key.")
@@ -126,7 +129,8 @@ def stats(
         bar.add_task("counting", total=None)
         admin = checker.admin()
         counted = admin.stats()
-        now_us = _store_clock(admin)
+        # Ages are counted from the store's clock, which comes with every record.
+        now_us = max((record.now_us for record in admin.list(KeyFilter(), limit=1)), default=0)
     if json:
         for line in counted:
             emit(**stats_json(line))
@@ -147,18 +151,6 @@ def stats(
         before = line.consumer
     rows.add_section()
     rows.add_row("", "", f"[bold]{sum(line.count for line in counted):,}[/bold]")
-    console().print(rows)
-
-
-def _store_clock(admin: KeyAdmin) -> int:
-    """The store's clock, from which ages are counted. It comes with every record."""
-    return max((record.now_us for record in admin.list(KeyFilter(), limit=1)), default=0)
-
-
-def _print(records: list[KeyRecord]) -> None:
-    rows = records_table()
-    for record in records:
-        add_record(rows, record)
     console().print(rows)
 
 

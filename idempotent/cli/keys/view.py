@@ -53,7 +53,7 @@ def as_json(record: KeyRecord) -> dict[str, Any]:
         "last_error": record.last_error,
         "updated_at": moment(record.update_at_us),
         "lease_until": None if record.lease_until_us is None else moment(record.lease_until_us),
-        "expires_at": moment(record.expires_at_us),
+        "expires_at": None if record.expires_at_us is None else moment(record.expires_at_us),
         "result": None if record.result is None else _loaded(record.result),
     }
 
@@ -105,8 +105,15 @@ def lease(record: KeyRecord) -> str:
 
 def expiry(record: KeyRecord) -> str:
     """When gc may delete the key, in words."""
+    if record.expires_at_us is None:
+        return "never"
     rest = record.expires_at_us - record.now_us
     return f"in {span(rest)}" if rest >= 0 else f"{span(rest)} ago"
+
+
+def shown(text: str) -> str:
+    """The text of a key; in quotes where blanks or invisible characters would make it look like another."""
+    return plain(text if text.isprintable() and text == text.strip() else repr(text))
 
 
 def records_table() -> Table:
@@ -119,7 +126,7 @@ def records_table() -> Table:
 def add_record(rows: Table, record: KeyRecord) -> None:
     """One key as a row."""
     rows.add_row(
-        plain(record.text),
+        shown(record.text),
         coloured(record.status),
         str(record.attempts or ""),
         f"{span(record.now_us - record.update_at_us)} ago",
@@ -134,7 +141,7 @@ def record_table(record: KeyRecord) -> Table:
     rows = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
-    rows.add_row("Key", plain(record.text))
+    rows.add_row("Key", shown(record.text))
     rows.add_row("Hash", record.hash.hex())
     claimed = _CLAIMED.get(record.status)
     rows.add_row("Status", coloured(record.status) + (f" (claimed {claimed})" if claimed else ""))
@@ -147,7 +154,8 @@ def record_table(record: KeyRecord) -> Table:
     rows.add_row(
         "Updated", f"{moment(record.update_at_us)} ({span(record.now_us - record.update_at_us)} ago)"
     )
-    rows.add_row("Expires", f"{moment(record.expires_at_us)} ({expiry(record)})")
+    when = "" if record.expires_at_us is None else f"{moment(record.expires_at_us)} "
+    rows.add_row("Expires", f"{when}({expiry(record)})" if when else expiry(record))
     if record.result is not None:
         rows.add_row("Result", plain(json.dumps(_loaded(record.result), ensure_ascii=False)))
     return rows

@@ -31,7 +31,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from idempotent.cli.terminal.masking import mask
+from idempotent.cli.exits import ExitCode
 from idempotent.errors import (
     AdapterError,
     IdempotentError,
@@ -41,6 +41,7 @@ from idempotent.errors import (
     StoreError,
     StoreUnavailableError,
     UnknownCheckerError,
+    mask,
 )
 
 # Rich assumes 80 columns for a pipe, which would wrap keys that grep should find.
@@ -78,6 +79,14 @@ def note(text: str) -> None:
 def emit(**values: Any) -> None:
     """Print a line of JSON for machines."""
     typer.echo(json.dumps(values, ensure_ascii=False, default=str))
+
+
+def tell(text: str, *, as_json: bool, **values: Any) -> None:
+    """Print one result: `values` for machines, otherwise `text` for people."""
+    if as_json:
+        emit(**values)
+    else:
+        say(text)
 
 
 def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
@@ -154,3 +163,18 @@ def progress(unit: Unit, *, quiet: bool) -> Iterator[Progress]:
         disable=quiet or not err.is_terminal,
     ) as bar:
         yield bar
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Continue only if the user agrees, or gave `--yes`. Raises typer.Exit: the user did not agree."""
+    if yes:
+        return
+    try:
+        # On stderr: stdout is for the result.
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        note("\n[yellow]No answer:[/yellow] nothing was changed. --yes skips the question.")
+        raise typer.Exit(ExitCode.USAGE) from None
+    if not agreed:
+        note("Nothing was changed.")
+        raise typer.Exit(ExitCode.ATTENTION)

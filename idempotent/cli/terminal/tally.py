@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from rich.progress import Progress, TaskID
 
-from idempotent.cli.terminal.output import console, plain
+from idempotent.cli.options import LogLevel
+from idempotent.cli.terminal.logs import LogFormat, log_to
+from idempotent.cli.terminal.output import Unit, console, emit, plain, progress
 from idempotent.cli.terminal.output import table as new_table
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
@@ -35,18 +38,11 @@ _REDRAW_S: Final = 0.1
 
 
 class Tally:
-    """Counts results and draws them.
-
-    Args:
-        bar: the progress bar.
-        task: the task of the bar.
-        position: further arguments for `Progress.update`: how far the worker is.
-    """
+    """Counts results and draws them. `position` returns further arguments for `Progress.update`."""
 
     def __init__(self, bar: Progress, task: TaskID, position: Callable[[], dict[str, Any]] = dict) -> None:
-        """Count nothing yet."""
         self.outcomes: Final[Counter[Outcome]] = Counter()
-        self._bar = bar
+        self.bar: Final = bar
         self._task = task
         self._position = position
         self._started = time.monotonic()
@@ -59,7 +55,7 @@ class Tally:
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_S:
             self._drawn = now
-            self._bar.update(self._task, description=self._line(), **self._position())
+            self.bar.update(self._task, description=self._line(), **self._position())
 
     @property
     def elapsed_s(self) -> float:
@@ -75,14 +71,33 @@ class Tally:
         return "  ".join(parts)
 
 
-def show_outcomes(tally: Tally, *, title: str, more: dict[str, tuple[int, str]]) -> None:
-    """The table at the end.
+@contextmanager
+def watched(
+    unit: Unit,
+    task: str,
+    log_level: LogLevel,
+    *,
+    quiet: bool,
+    position: Callable[[], dict[str, Any]] = dict,
+    log_format: LogFormat = LogFormat.TEXT,
+) -> Iterator[Tally]:
+    """A tally for `Worker(on_result=...)`, drawn as a progress bar with the log above it."""
+    with progress(unit, quiet=quiet) as bar:
+        log_to(bar.console, log_level.value, log_format)
+        yield Tally(bar, bar.add_task(task, total=None), position)
 
-    Args:
-        tally: the counts.
-        title: the table's title.
-        more: further lines: a name, its count and its meaning.
+
+def show_outcomes(
+    tally: Tally, title: str, more: dict[str, tuple[int, str]], *, as_json: bool, **values: Any
+) -> None:
+    """Show the counts at the end: a table, or a line for machines, which get further `values`.
+
+    `more` has further counts: a name, the number and its meaning.
     """
+    if as_json:
+        outcomes = {outcome.value: tally.outcomes[outcome] for outcome in Outcome}
+        emit(**values, **outcomes, **{name: number for name, (number, _) in more.items()})
+        return
     rows = new_table("Outcome", "Messages", "", right=("Messages",), title=plain(title))
     for outcome in Outcome:
         if count := tally.outcomes[outcome]:

@@ -1,0 +1,66 @@
+"""Options that come from elsewhere: `env:VARIABLE` in place of a URL, and `--config FILE`."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from idempotent.errors import ConfigurationError
+
+_ENVIRONMENT: Final = "env:"
+
+
+def url_in(word: str) -> str:
+    """The URL that an option gives: itself, or for `env:VARIABLE` the value of that variable.
+
+    Arguments of a command are visible to every user of the machine, and so would be a password in a URL.
+
+    Raises:
+        ConfigurationError: the variable is not set.
+    """
+    if not word.startswith(_ENVIRONMENT):
+        return word
+    name = word.removeprefix(_ENVIRONMENT)
+    url = os.environ.get(name, "")
+    if not url:
+        raise ConfigurationError(f"the environment variable {name!r} of {word} is not set")
+    return url
+
+
+def defaults_in(path: Path, group: TyperGroup, context: typer.Context) -> dict[str, dict[str, Any]]:
+    """The options of a TOML file: a table for each command, in it the long options with _ in place of -.
+
+    Raises:
+        ConfigurationError: no TOML, or a command or option that does not exist.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"the configuration file {path} cannot be read: {error}") from error
+    return {
+        name: _options(path, name, given, group.get_command(context, name)) for name, given in tables.items()
+    }
+
+
+def _options(path: Path, name: str, given: object, command: Any) -> dict[str, Any]:
+    if command is None:
+        raise ConfigurationError(f"{path}: there is no command {name!r}; write for example [run]")
+    if not isinstance(given, dict):
+        raise ConfigurationError(
+            f"{path}: write the options of a command as a table: [run], then {name} = ..."
+        )
+    known = {option.name for option in command.params}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        listed = ", ".join(sorted(str(option) for option in known))
+        raise ConfigurationError(f"{path}: {name} has no option {unknown[0]!r}; known: {listed}")
+    # A table, such as [run.checker], stands for an option NAME=VALUE that may be repeated.
+    return {
+        option: [f"{key}={word}" for key, word in value.items()] if isinstance(value, dict) else value
+        for option, value in given.items()
+    }

@@ -1,0 +1,74 @@
+"""Options from the environment and from a file, so that no password is on the command line."""
+
+import pytest
+
+from tests.cli.test_replay import URL, effects, shop, write
+from tests.cli.test_run import broker
+
+__all__ = ["shop"]
+
+
+def test_a_checker_s_url_may_be_in_the_environment(cli, shop, monkeypatch):
+    monkeypatch.setenv("ORDERS_DB", URL)
+    file = write(shop / "orders.jsonl", ("1", {}))
+    answer = cli("run", "shop_consumers", *broker(file), "--checker", "db=env:ORDERS_DB", "--json")
+    assert answer.code == 0
+    assert effects(shop) == ["1"]
+
+
+def test_so_may_the_broker_s_and_the_store_s(cli, shop, monkeypatch):
+    file = write(shop / "orders.jsonl", ("1", {}))
+    monkeypatch.setenv("SOURCE", f"file://{file}")
+    monkeypatch.setenv("ORDERS_DB", URL)
+    answer = cli("run", "shop_consumers", "--broker", "env:SOURCE", "--checker", "db=env:ORDERS_DB", "--json")
+    assert answer.line["processed"] == 1
+    assert cli("keys", "stats", "--url", "env:ORDERS_DB").code == 0
+
+
+def test_a_variable_that_is_not_set_is_named(cli, shop):
+    answer = cli("run", "shop_consumers", *broker("x"), "--checker", "db=env:NOT_HERE")
+    assert answer.code == 3
+    assert "'NOT_HERE'" in answer.err
+
+
+def test_a_file_may_give_every_option(cli, shop, monkeypatch):
+    file = write(shop / "orders.jsonl", ("1", {}), ("2", {}))
+    monkeypatch.setenv("ORDERS_DB", URL)
+    (shop / "worker.toml").write_text(
+        f"""
+        [run]
+        broker = "file://{file}"
+        concurrency = 2
+        as_json = true
+
+        [run.checker]
+        db = "env:ORDERS_DB"
+        """
+    )
+    answer = cli("--config", "worker.toml", "run", "shop_consumers")
+    assert answer.code == 0
+    assert answer.line["processed"] == 2
+    assert effects(shop) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[run]\nconcurency = 2", "no option 'concurency'"),
+        ("[runs]\nconcurrency = 2", "no command 'runs'"),
+        ("broker = 'file://x'", "no command 'broker'"),
+        ("run = 3", "as a table"),
+        ("[run", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(cli, shop, text, said):
+    (shop / "worker.toml").write_text(text)
+    answer = cli("--config", "worker.toml", "run", "shop_consumers", *broker("x"))
+    assert answer.code == 3
+    assert said in answer.err
+
+
+def test_a_file_that_is_not_there_is_named(cli, shop):
+    answer = cli("--config", "nowhere.toml", "run", "shop_consumers", *broker("x"))
+    assert answer.code != 0
+    assert "nowhere.toml" in answer.err
