@@ -48,7 +48,8 @@ class Reconnecting:
     def succeeded(self) -> None:
         """Connected. After the next loss, the first attempt is due at once."""
         if self._failures or self._was_connected:
-            log.info("broker_connected", extra={"broker": self.where, "attempts": self._failures + 1})
+            # As loud as the loss, or a log of warnings never shows its end.
+            log.warning("broker_connected", extra={"broker": self.where, "attempts": self._failures + 1})
         self._failures = 0
         self._was_connected = True
         self._next = self._clock()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from idempotent.adapters.base import Adapter
 from idempotent.adapters.files import STANDARD_INPUT
+from idempotent.choices import from_text, keywords, text
 from idempotent.errors import ConfigurationError
 
 _ADAPTERS: Final = {
@@ -23,7 +21,6 @@ _ADAPTERS: Final = {
     "stomp": "idempotent.adapters.activemq:StompAdapter",
     "stomp+ssl": "idempotent.adapters.activemq:StompAdapter",
 }
-_TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def adapter_from_url(url: str, **options: Any) -> Adapter:
@@ -40,8 +37,9 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
         ConfigurationError: an unknown scheme or keyword, or a value that does not fit.
         MissingExtraError: the client library of this broker is not installed.
     """
+    text(url, "url")
     address, _, query = (f"file://{url}" if url == STANDARD_INPUT else url).partition("?")
-    scheme, colon, rest = address.partition(":")
+    scheme, colon, rest = address.partition("://")
     scheme = scheme.lower() if colon else ""
     if scheme not in _ADAPTERS:
         known = ", ".join(f"{scheme}://" for scheme in sorted(_ADAPTERS))
@@ -49,11 +47,11 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
         raise ConfigurationError(f"no adapter for a URL with the scheme {scheme!r}; known: {known}")
     module, _, name = _ADAPTERS[scheme].partition(":")
     adapter: type[Adapter] = getattr(importlib.import_module(module), name)
-    kinds = {name: kind for maker in (adapter, *adapter.also_made) for name, kind in _keywords(maker).items()}
+    kinds = {name: kind for maker in (adapter, *adapter.also_made) for name, kind in keywords(maker).items()}
     if "fail_fast" not in kinds:
         options.pop("fail_fast", None)  # an adapter without this keyword never waits for a broker
     try:
-        return adapter.from_url(f"{scheme}:{rest}", **{**_options_from_query(query, kinds), **options})
+        return adapter.from_url(f"{scheme}://{rest}", **{**_options_from_query(query, kinds), **options})
     except TypeError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -65,35 +63,11 @@ def _options_from_query(query: str, kinds: Mapping[str, type]) -> dict[str, Any]
         ConfigurationError: an unknown option, or a value of another type.
     """
     options = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
+    for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in kinds:
             known = f"known: {', '.join(sorted(kinds))}"
             if "@" in query:  # the name may be a part of a password
                 raise ConfigurationError(f"unknown option; in a password, '?' is written %3F; {known}")
             raise ConfigurationError(f"unknown option {name!r}; {known}")
-        options[name] = _converted(name, text, kinds[name])
+        options[name] = from_text(name, value, kinds)
     return options
-
-
-def _keywords(made: type) -> dict[str, type]:
-    """The keyword-only parameters of a constructor that a text can stand for, with their types."""
-    hints = typing.get_type_hints(made.__init__)  # type: ignore[misc]  # the class is known, no instance is asked
-    kinds = {}
-    for name, parameter in inspect.signature(made).parameters.items():
-        kind = _plain(hints.get(name))
-        if parameter.kind is parameter.KEYWORD_ONLY and kind is not None:
-            kinds[name] = kind
-    return kinds
-
-
-def _plain(hint: Any) -> type | None:
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    plain = [member for member in members if member in (bool, int, float, str)]
-    return plain[0] if plain else None
-
-
-def _converted(name: str, text: str, kind: type) -> Any:
-    try:
-        return _TRUTH[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise ConfigurationError(f"option {name!r} must be of type {kind.__name__}, not {text!r}") from None

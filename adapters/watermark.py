@@ -34,11 +34,24 @@ class Watermark(Generic[P]):
         if position not in self._unfinished:
             return False
         self._unfinished.remove(position)
-        while self._order and self._order[0] not in self._unfinished:
-            self._last = self._order.popleft()
+        self._advance()
         return True
+
+    def is_next(self, position: P) -> bool:
+        """Whether a delivery is unfinished, and all before it are finished."""
+        return bool(self._order) and self._order[0] == position
+
+    def discard(self, position: P) -> None:
+        """Take out an unfinished delivery that was settled alone: the mark passes it and never names it."""
+        self._unfinished.remove(position)
+        self._order.remove(position)
+        self._advance()
 
     @property
     def last(self) -> P | None:
         """The last position up to which all deliveries are finished; None if the first one is not."""
         return self._last
+
+    def _advance(self) -> None:
+        while self._order and self._order[0] not in self._unfinished:
+            self._last = self._order.popleft()

@@ -22,7 +22,7 @@ from typing import Self
 
 from idempotent import Message, Registry
 from idempotent.checkers import AbstractIdempotentChecker
-from idempotent.checkers.judging import Change, StoredKey, judge
+from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge
 from idempotent.claims import (
     UNKNOWN_EFFECT,
     Claim,
@@ -130,9 +130,14 @@ class FileChecker(AbstractIdempotentChecker):
     """Keeps keys in `folder`. It must exist: a disk that is not mounted shall not look like an empty store."""
 
     def __init__(
-        self, folder: str | Path, *, lease_s: float | None = 30.0, retention_s: float = 14 * 86400
+        self,
+        folder: str | Path,
+        *,
+        lease_s: float | None = 30.0,
+        retention_s: float = 14 * 86400,
+        dead_retention_s: float | None = None,
     ) -> None:
-        super().__init__(lease_s=lease_s, retention_s=retention_s)
+        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
         self.folder = Path(folder)
 
     def _claim(self, request: ClaimRequest) -> Decision:
@@ -140,7 +145,8 @@ class FileChecker(AbstractIdempotentChecker):
             now = time.time()
             judged = judge(record.stored(now), request, fence=max(int(now * 1e6), record.fence + 1))
             if judged.change is Change.PARK:
-                record.status, record.error = KeyStatus.DEAD, UNKNOWN_EFFECT
+                self._kill(record, now)
+                record.error = UNKNOWN_EFFECT
             elif judged.change is Change.STORE:
                 record.text, record.status, record.owner = request.key.text, request.status, request.owner
                 record.fence, record.fingerprint, record.result = (
@@ -154,8 +160,9 @@ class FileChecker(AbstractIdempotentChecker):
 
     def _complete(self, completion: Completion) -> bool:
         with opened(self._path(completion.claim.key)) as record:
-            if record.owner != completion.claim.owner:
+            if record.status is None or record.owner != completion.claim.owner:
                 return False
+            record.expiry = done_expiry(record.status, record.expiry, time.time(), self.retention_s)
             record.status = KeyStatus.DONE
             if completion.result is not None:
                 record.result = completion.result
@@ -172,10 +179,14 @@ class FileChecker(AbstractIdempotentChecker):
             record.error, record.failed_at = failure.error, time.time()
             dead = failure.kills(record.attempts)
             if dead:
-                record.status = KeyStatus.DEAD
+                self._kill(record, record.failed_at)
             elif not failure.keep_claim:
                 record.free()
             return Released(owned=True, attempts=record.attempts, dead=dead)
+
+    def _kill(self, record: Record, now: float) -> None:
+        record.status = KeyStatus.DEAD
+        record.expiry = math.inf if self.dead_retention_s is None else now + self.dead_retention_s
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         return [self._renew(claim) for claim in claims]

@@ -10,7 +10,7 @@ from idempotent.adapters import adapter_from_url
 from idempotent.adapters.base import Adapter
 from idempotent.checkers import TransactionalSqlChecker
 from idempotent.policy import Backoff
-from idempotent.testing.crashpoints import around, crash_points
+from idempotent.testing.crashpoints import AckPoints, around, crash_points
 
 GROUP = "billing"
 EFFECTS = sa.Table("effects", sa.MetaData(), sa.Column("id", sa.String(100)))
@@ -48,5 +48,5 @@ def consume(url: str, subject: str, database: str, max_attempts: int, batch_size
         write(connection, message.id)
 
     adapter = adapter_at(url, batched=batch_size > 1)
-    adapter.settle = around(adapter.settle, "ack")  # type: ignore[method-assign]
+    registry.observers.add(AckPoints())
     Worker(registry, adapter, concurrency=2, batch_size=batch_size, gc_interval_s=None).run()

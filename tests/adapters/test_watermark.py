@@ -31,3 +31,18 @@ def test_a_position_is_finished_once():
     assert mark.finish("a")
     assert mark.last == "b"
     assert not mark.finish("a")
+
+
+def test_a_discarded_position_is_passed_and_never_named():
+    mark = Watermark[str]()
+    for position in "abcde":
+        mark.add(position)
+    mark.discard("b")
+    assert mark.last is None
+    mark.finish("a")
+    mark.finish("d")
+    assert mark.last == "a"
+    mark.discard("c")
+    assert mark.last == "d"
+    mark.discard("e")
+    assert (mark.last, len(mark)) == ("d", 0)

@@ -27,7 +27,7 @@ from sqlalchemy.types import BigInteger
 from idempotent import Message
 from idempotent.checkers.redis.layout import claim_body
 from idempotent.checkers.redis.scripts import Script
-from idempotent.checkers.sql.statements import Statements
+from idempotent.checkers.sql.statements import Durations, Statements
 from idempotent.claims import ClaimRequest, KeyStatus, new_owner
 from idempotent.keys import KeySpace
 from idempotent.schema import DEFAULT_TABLE
@@ -221,7 +221,9 @@ def _session_with_the_same_statement(engine: Engine) -> Iterator[Work]:
     """The INSERT of `TransactionalSqlChecker`, with its limit for locks, and the business row."""
     space = KeySpace(SUBJECT, secrets.token_hex(4))
     dialect = dialect_for(engine.dialect)
-    claim = Statements(dialect, DEFAULT_TABLE, None, RETENTION_S * 10**6).insert(1, KeyStatus.DONE, LOCK_S)
+    claim = Statements(dialect, DEFAULT_TABLE, Durations(None, RETENTION_S, None)).insert(
+        1, KeyStatus.DONE, LOCK_S
+    )
     run = insert_id if dialect.conflict is Conflict.RETURNS_ALL else query
 
     def process(message: Message) -> None:
@@ -293,9 +295,8 @@ def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
     space = KeySpace(SUBJECT, secrets.token_hex(4))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         driver = DriverConnection(connection.connection.dbapi_connection)
-        statements = Statements(
-            dialect_for(engine.dialect), DEFAULT_TABLE, LEASE_MS * 1000, RETENTION_S * 10**6
-        )
+        durations = Durations(LEASE_MS / 1000, RETENTION_S, None)
+        statements = Statements(dialect_for(engine.dialect), DEFAULT_TABLE, durations)
         insert_one = statements.insert(1, KeyStatus.IN_PROGRESS, None)
         run = insert_id if dialect_for(engine.dialect).conflict is Conflict.RETURNS_ALL else query
 

@@ -202,7 +202,7 @@ def _store_steps(name: str) -> Iterator[list[Step]]:
             with IdempotentRun.begin(store, consumer=_CONSUMER, run_id=run_id) as run:
                 _read(run.dedup(frame, key="k", order_by=["seq"], unique=unique))
                 if commit:
-                    with run.publishing():
+                    with run.publishing(rows=frame.count()):
                         pass
 
         def step(what: str, work: Callable[[Any], object], **options: Any) -> Step:
@@ -269,7 +269,7 @@ def _bulk_step(spark: Any, count: int, folder: Path) -> Step:
     )
     with IdempotentRun.begin(store, consumer=_CONSUMER, run_id="before") as run:
         bulk_dedup(keys, claims=path, key="k", run=run, unique=True)
-        with run.publishing():
+        with run.publishing(rows=keys.count()):
             pass
 
     def work(frame: Any) -> None:

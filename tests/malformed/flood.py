@@ -22,8 +22,7 @@ from idempotent import Message, Registry, Worker
 from idempotent.adapters.base import Adapter
 from idempotent.checkers import MemoryChecker
 from idempotent.testing.stage.leftovers import left_over, letters
-from idempotent.testing.stage.place import Place
-from idempotent.testing.stage.places import place_at
+from idempotent.testing.stage.places import Place, place_at
 from tests.malformed.messages import malformed
 from tests.support.pairs import BROKERS
 

@@ -231,3 +231,31 @@ def test_a_hundred_thousand_mangled_lines():
 def test_an_attempt_is_a_number_of_ours_or_none(anything):
     assert 0 <= number_in({"n": anything}, "n") < 2**63
     assert attempt_of(Message("q", headers={ATTEMPT_HEADER: anything})) >= 0
+
+
+def from_amqp(key):
+    properties = pika.BasicProperties(headers={"x-idempotent-key": key}, message_id="the broker's")
+    return message_from("q", Received(SimpleNamespace(redelivered=False, delivery_tag=1), properties), b"")
+
+
+def from_kafka(key):
+    raw = SimpleNamespace(headers=lambda: [("x-idempotent-key", key)], value=lambda: b"")
+    return message_of_kafka(raw, "t", Position("the broker's", 0, 3, 3), False)
+
+
+def from_stomp(key):
+    return message_of(
+        Frame("MESSAGE", {"x-idempotent-key": key, "message-id": "the broker's"}), "q", redelivered=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("received", "empty"), [(from_amqp, ""), (from_amqp, b""), (from_kafka, b""), (from_stomp, "")]
+)
+def test_an_empty_key_header_is_no_key_header_on_any_broker(received, empty):
+    assert str(received(empty).id).startswith("the broker's")
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_number_in_the_key_header_is_a_key(number):
+    assert from_amqp(number).id == str(number)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sybil import Example, Sybil
@@ -38,6 +39,14 @@ STAND_INS = {
 }
 
 
+def _run(paths: list[Path]) -> list[Any]:
+    """Each with its name; what starts Spark is slow."""
+    return [
+        pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] if "spark" in path.name else [])
+        for path in paths
+    ]
+
+
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages talk about."""
@@ -53,7 +62,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", _run(PAGES))
 def test_the_python_of_a_page_runs(page: Path, shop: Path) -> None:
     """In a process of its own: pages decorate into the default registry, and one stops the Spark session."""
     document = Sybil([PythonCodeBlockParser()]).parse(page)
@@ -110,7 +119,7 @@ def test_the_picture_of_the_floors_is_that_of_the_code() -> None:
     assert page == architecture.drawn(page), "run `make architecture` and commit docs/architecture.md"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+@pytest.mark.parametrize("example", _run(EXAMPLES))
 def test_an_example_runs(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_python(str(example), timeout_s=300)

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.project.house import INSTALLED, ROOT, files, name_of
 
@@ -197,3 +199,17 @@ def own_modules(python: str, elsewhere: Path) -> dict[str, Path]:
     assert {"idempotent.adapters.base", "idempotent.migrations.runner"} <= found.keys()
     assert {name.partition(".")[0] for name in found} == {"idempotent"}
     return found
+
+
+@pytest.mark.parametrize("extra", ["spark", "all", "dev"])
+def test_what_brings_pyspark_brings_a_pandas_that_it_supports(extra):
+    """PySpark 4.1 warns in every job with pandas 3."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found, waiting = set(), [extra]
+    while waiting:
+        for requirement in map(Requirement, extras[waiting.pop()]):
+            if requirement.name == "idempotent-consumer":
+                waiting += requirement.extras
+            elif requirement.name == "pandas":
+                found.add(str(requirement.specifier))
+    assert found == {"<3,>=2.2"}

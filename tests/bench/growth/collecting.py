@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
 
 from idempotent.checkers import SqlChecker
 from tests.bench.growth.claiming import fresh
@@ -35,7 +34,7 @@ def collection(
     """The consumer by itself for some seconds, then beside the deletion of so many expired keys."""
     on_step(f"{name}: {expired:,} expired keys loaded")
     tables.add_expired(expired)
-    checker = SqlChecker(create_engine(server.url, poolclass=NullPool), table=_TABLE)
+    checker = SqlChecker(create_engine(server.url), table=_TABLE)
     on_step(f"{name}: a consumer by itself")
     until = time.perf_counter() + seconds
     without = list(fresh(checker, 1, lambda: time.perf_counter() < until))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
 
 from idempotent.checkers import SqlChecker
 from tests.bench import servers
@@ -83,7 +82,7 @@ class _Measured:
         """Both layouts in turn, so that what else the machine does is the same for them."""
         shown = f"{memory // _MIB}M"
         checkers = {
-            layout: SqlChecker(create_engine(self.server.url, poolclass=NullPool), table=table)
+            layout: SqlChecker(create_engine(self.server.url), table=table)
             for layout, table in TABLES.items()
         }
         for batch in self.batches:

@@ -1,4 +1,4 @@
-"""ActiveMQ Classic, with its STOMP connector."""
+"""ActiveMQ Classic, with its STOMP connector, and OpenWire for clients in Java."""
 
 import shutil
 import socket
@@ -40,6 +40,7 @@ class PrivateActiveMq(PrivateServer):
         super().__init__()
         self._features = frozenset(options)
         self._tls_port = free_port()
+        self._jms_port = free_port()
 
     @classmethod
     def find(cls, program: str) -> str | None:
@@ -51,6 +52,10 @@ class PrivateActiveMq(PrivateServer):
     @property
     def url(self) -> str:
         return f"stomp://127.0.0.1:{self.port}"
+
+    @property
+    def jms_url(self) -> str:
+        return f"tcp://127.0.0.1:{self._jms_port}"
 
     @property
     def tls_url(self) -> str:
@@ -83,7 +88,10 @@ class PrivateActiveMq(PrivateServer):
         return self.folder / "keys.p12"
 
     def _configuration(self) -> str:
-        connectors = [f'<transportConnector name="stomp" uri="stomp://127.0.0.1:{self.port}?{_OPTIONS}"/>']
+        connectors = [
+            f'<transportConnector name="stomp" uri="stomp://127.0.0.1:{self.port}?{_OPTIONS}"/>',
+            f'<transportConnector name="openwire" uri="{self.jms_url}"/>',
+        ]
         security = ""
         if "tls" in self._features:
             connectors.append(

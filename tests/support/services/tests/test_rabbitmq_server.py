@@ -27,6 +27,7 @@ def wait_until_gone(family):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_stopped_server_is_gone_and_comes_back_with_its_port(private_rabbitmq):
     server = private_rabbitmq()
     family = family_of(server.pid)
