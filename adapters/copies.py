@@ -69,7 +69,7 @@ def came_from(letter: Message, subject: str) -> bool:
     Its origin is a queue, a destination, or `topic/partition/offset`. True if it names none.
     """
     origin = letter.headers.get(ORIGIN_HEADER)
-    if origin is None or origin in (subject, f"/queue/{subject}"):
+    if not origin or origin in (subject, f"/queue/{subject}"):
         return True
     return re.fullmatch(rf"{re.escape(subject)}/\d+/\d+(/.*)?", str(origin)) is not None
 
@@ -90,9 +90,10 @@ def fit_headers(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], 
 
 
 def _identity(message: Message, origin: str, retries: int = 0) -> dict[str, Any]:
-    first_origin = message.headers.get(ORIGIN_HEADER, origin)
-    attempt = attempt_of(message) + retries + 1
-    identity: dict[str, Any] = {ATTEMPT_HEADER: str(attempt), ORIGIN_HEADER: first_origin}
+    copies = attempt_of(message)
+    # Only a copy comes from elsewhere. The header of any other message is a producer's, or of before a redrive.
+    first_origin = message.headers.get(ORIGIN_HEADER, origin) if copies else origin
+    identity: dict[str, Any] = {ATTEMPT_HEADER: str(copies + retries + 1), ORIGIN_HEADER: first_origin}
     if message.id is not None:
         identity[KEY_HEADER] = message.id
     return identity

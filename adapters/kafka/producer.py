@@ -41,13 +41,19 @@ class ConfirmedProducer:
             self._forget_if_fatal(error)
             on_report(None if error is None else error_of(error))
 
-        if self._client is None:
-            self._client = make_client(Producer, self._config)
         try:
-            self._client.produce(topic, value, key, partition, headers=headers, on_delivery=report)  # type: ignore[arg-type] # None is a value
+            self._made().produce(topic, value, key, partition, headers=headers, on_delivery=report)  # type: ignore[arg-type] # None is a value
         except (KafkaException, BufferError) as error:
             self._forget_if_fatal(error.args[0] if isinstance(error, KafkaException) else None)
             on_report(error_of(error))
+
+    def count_partitions(self, topic: str, timeout_s: float) -> int:
+        """How many partitions a topic has; 0: there is no such topic.
+
+        Raises:
+            KafkaException: the broker did not answer within `timeout_s` seconds.
+        """
+        return len(self._made().list_topics(topic, timeout_s).topics[topic].partitions)
 
     def upkeep(self) -> None:
         """Deliver the reports that have arrived."""
@@ -58,6 +64,11 @@ class ConfirmedProducer:
         """Wait at most `timeout_s` seconds until all messages are reported."""
         if self._client is not None:
             self._client.flush(timeout_s)
+
+    def _made(self) -> Producer:
+        if self._client is None:
+            self._client = make_client(Producer, self._config)
+        return self._client
 
     def _forget_if_fatal(self, error: KafkaError | None) -> None:
         # After a fatal error an idempotent producer never sends again.

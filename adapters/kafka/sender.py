@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.adapters.copies import KEY_HEADER
-from idempotent.adapters.kafka.client import KafkaMessage, Raw
+from idempotent.adapters.kafka.client import KafkaException, KafkaMessage, Raw, error_of
 from idempotent.adapters.kafka.options import producer_config
 from idempotent.adapters.kafka.producer import ConfirmedProducer, OnReport
-from idempotent.adapters.kafka.records import copied_headers, encoded, first_partition, returned_headers
+from idempotent.adapters.kafka.records import (
+    ANY_PARTITION,
+    copied_headers,
+    encoded,
+    first_partition,
+    returned_headers,
+)
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
 
@@ -49,6 +55,8 @@ class KafkaSender:
             producer_config(security, "all", idempotent=idempotent is not False, timeout_s=timeout_s, own=own)
         )
         self._publisher = self._copies
+        self._partitions: dict[str, int] = {}
+        """How many partitions a topic has to which letters go back."""
         if acks not in _ALL:
             config = producer_config(security, acks, idempotent=False, timeout_s=timeout_s, own=own)
             self._publisher = ConfirmedProducer(config)
@@ -64,9 +72,19 @@ class KafkaSender:
     def put_back(self, letter: Message) -> None:
         """Send a dead letter to its subject, in the partition that it came from, and wait for it.
 
+        A partition that the topic does not have any more gives way to the one that the record's key names.
+
         Raises:
-            AdapterError: the broker did not confirm it.
+            AdapterError: the broker did not confirm it, or did not describe the topic.
         """
+        topic = letter.subject
+        if topic not in self._partitions:
+            try:
+                self._partitions[topic] = self._publisher.count_partitions(topic, self._timeout_s)
+            except KafkaException as error:
+                raise AdapterError(
+                    f"Kafka at {self._where} did not describe {topic}: {error_of(error)}"
+                ) from error
         self._confirm([letter], self._send_back)
 
     def _confirm(self, messages: Sequence[Message], send: Callable[[Message, OnReport], None]) -> None:
@@ -95,13 +113,14 @@ class KafkaSender:
 
     def _send_back(self, letter: Message, on_report: OnReport) -> None:
         raw: Raw = letter.raw
+        first = first_partition(letter)
         self._publisher.send(
             letter.subject,
             raw.value(),
             raw.key(),
             returned_headers(letter),
             on_report,
-            partition=first_partition(letter),
+            partition=first if first < self._partitions[letter.subject] else ANY_PARTITION,
         )
 
     def copy(self, topic: str, raw: Raw, headers: Mapping[str, Any], on_report: OnReport) -> None:

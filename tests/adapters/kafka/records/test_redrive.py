@@ -8,7 +8,7 @@ from idempotent import Outcome, Registry, Result
 from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import MemoryChecker
-from idempotent.redrive import redrive
+from idempotent.redrive import Redriven, redrive
 from tests.adapters.kafka.member import GROUP, nothing, receive
 
 DEAD = Result(Outcome.DEAD, error=ValueError("no"))
@@ -49,9 +49,7 @@ def test_a_redriven_record_is_the_same_in_the_same_partition(broker, opened, opt
     assert all(first is None and second is not None for first, second in ids.values())
 
 
-@pytest.mark.parametrize(
-    "origin", ["elsewhere/3/0", "nonsense", "", "{topic}/-1/0", "{topic}/x/0", "{topic}"]
-)
+@pytest.mark.parametrize("origin", ["", "{topic}", "{topic}/7/0", f"{{topic}}/{2**40}/0"])
 def test_a_letter_whose_origin_names_no_partition_goes_where_its_key_says(broker, topic, opened, origin):
     letter = f"{topic}.dlq"
     broker.produce(letter, b"1", b"customer", [(ORIGIN_HEADER, origin.format(topic=topic).encode())])
@@ -60,3 +58,21 @@ def test_a_letter_whose_origin_names_no_partition_goes_where_its_key_says(broker
     (raw,) = broker.read_raw(topic)
     assert (raw.value(), raw.key()) == (b"1", b"customer")
     assert KEY_HEADER in dict(raw.headers())
+
+
+@pytest.mark.parametrize("origin", ["elsewhere/3/0", "nonsense", "{topic}/-1/0", "{topic}/x/0"])
+def test_a_letter_whose_origin_is_elsewhere_stays(broker, topic, origin):
+    broker.produce(f"{topic}.dlq", b"1", None, [(ORIGIN_HEADER, origin.format(topic=topic).encode())])
+    consumer = Registry().consumer(topic, group=GROUP, checker=MemoryChecker())(nothing)
+    reader = KafkaAdapter(broker.bootstrap)
+    assert redrive(consumer, reader, limit=1, idle_s=60) == Redriven(left=1, others=1)
+
+
+def test_an_origin_that_a_producer_wrote_is_replaced(broker, topic, opened):
+    broker.produce(topic, b"1", None, [(ORIGIN_HEADER, b"elsewhere/3/0")])
+    adapter = opened(topic)
+    (delivery,) = receive(adapter, 1)
+    adapter.settle(delivery, DEAD)
+    adapter.close()
+    (raw,) = broker.read_raw(f"{topic}.dlq")
+    assert [value for name, value in raw.headers() if name == ORIGIN_HEADER] == [f"{topic}/0/0".encode()]
