@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL
@@ -22,8 +22,8 @@ class SessionOwner(Protocol):
     def refuse_elsewhere(self, connection: Connection) -> None:
         """Raise an error if this is not the unit's connection."""
 
-    def note_rollback(self) -> None:
-        """Note that a handler has rolled the Session back."""
+    def note_discarded(self, how: str) -> None:
+        """Note that a handler has discarded the Session's work, with `how` to do without."""
 
 
 class Sessions:
@@ -36,7 +36,8 @@ class Sessions:
     def __init__(self, factory: sessionmaker[Session]) -> None:
         self._factory: Final = factory
         self.kind: Final[type[Session]] = factory.class_
-        """The class of the Sessions."""
+        """The class of the Sessions, as the application made it."""
+        self._made: Final[type[Session]] = type(self.kind.__name__, (_TellsOfClosing, self.kind), {})
         # Such a Session may ask for the engine, and then gets the unit's connection if it has joined it before.
         self._routes = self.kind.get_bind is not Session.get_bind or bool(factory.kw.get("binds"))
         event.listen(factory, "after_begin", _refuse_elsewhere)
@@ -44,7 +45,8 @@ class Sessions:
 
     def open(self, connection: Connection, owner: SessionOwner) -> Session:
         """A Session on a connection whose transaction has begun."""
-        session = self._factory(bind=connection, join_transaction_mode="control_fully")
+        settings = {**self._factory.kw, "bind": connection, "join_transaction_mode": "control_fully"}
+        session = self._made(**settings)
         session.info[_INFO] = owner
         if not session.autobegin:
             session.begin()
@@ -59,6 +61,32 @@ class Sessions:
         session.close()
 
 
+class _TellsOfClosing(Session):
+    """Closing discards what was not sent without a statement or an event, also at the end of `with session:`."""
+
+    def close(self) -> None:
+        _note_closing(self, "close()")
+        super().close()
+
+    def reset(self) -> None:
+        _note_closing(self, "reset()")
+        super().reset()
+
+    def invalidate(self) -> None:
+        _note_closing(self, "invalidate()")
+        super().invalidate()
+
+
+def _note_closing(session: Session, call: str) -> None:
+    owner: SessionOwner | None = session.info.get(_INFO)
+    # A Session whose work was sent, or that has work to send, is in a transaction.
+    if owner is not None and session.in_transaction():
+        owner.note_discarded(
+            f"the handler closed its Session, which discards its work ({call}, or the end of `with session:`); leave it "
+            "open, the checker closes it"
+        )
+
+
 def _refuse_elsewhere(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
     owner: SessionOwner | None = session.info.get(_INFO)
     if owner is not None:
@@ -68,7 +96,9 @@ def _refuse_elsewhere(session: Session, _transaction: SessionTransaction, connec
 def _note_rollback(session: Session, ended: SessionTransaction) -> None:
     owner: SessionOwner | None = session.info.get(_INFO)
     if owner is not None and ended.parent is None:
-        owner.note_rollback()
+        owner.note_discarded(
+            "the handler rolled its Session back and returned; raise an exception to roll back"
+        )
 
 
 def sessions_of(database: Database) -> tuple[Sessions, Engine | URL | str]:

@@ -262,10 +262,10 @@ class Unit:
             )
             raise TransactionEscapedError(self.escaped)
 
-    def note_rollback(self) -> None:
-        """Note that a handler has rolled its Session back: rows that were not sent yet are gone without a statement."""
+    def note_discarded(self, how: str) -> None:
+        """Note `how` a handler has discarded its Session's work: rows that were not sent are gone without a statement."""
         if not self._may_end and self.escaped is None:
-            self.escaped = "the handler rolled its Session back and returned; raise an exception to roll back"
+            self.escaped = how
 
     def refuse_elsewhere(self, connection: Connection) -> None:
         """Refuse a connection that the handlers' Session has opened, unless it is this unit's. Nothing was sent on it.

@@ -53,8 +53,24 @@ def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, escape
         assert keys(checker) == set()
 
 
+def leave_with(session):
+    with session:
+        pass
+
+
+DISCARDS = {
+    "rollback": lambda session: session.rollback(),
+    "close": lambda session: session.close(),
+    "reset": lambda session: session.reset(),
+    "invalidate": lambda session: session.invalidate(),
+    "end of with": leave_with,
+    "flush and close": lambda session: (session.flush(), session.close()),
+}
+
+
 @pytest.mark.parametrize("options", [{}, {"savepoints": True}, {"strict": True}])
-def test_rows_that_were_not_sent_cannot_be_rolled_back_without_notice(sql_store, options):
+@pytest.mark.parametrize("discard", DISCARDS)
+def test_rows_cannot_be_discarded_with_the_session_without_notice(sql_store, discard, options):
     class Effect:
         def __init__(self, id):
             self.id = id
@@ -67,7 +83,7 @@ def test_rows_that_were_not_sent_cannot_be_rolled_back_without_notice(sql_store,
     def consumer(message, session: Session):
         session.add(Effect(id=message.id))
         if message.id == "2":
-            session.rollback()
+            DISCARDS[discard](session)
 
     results = [consumer.process(messages("2")[0]), *consumer.process_many(messages("1", "2", "3"))]
     assert outcomes(results) == ["failed", "processed", "failed", "processed"]
