@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import sys
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
+
+log = logging.getLogger(__name__)
 
 L = TypeVar("L")
 
@@ -34,6 +39,24 @@ class _Generation:
 
 generation: Final = _Generation()
 in_child(generation.count)
+
+
+def end_child(consumer: str) -> NoReturn:
+    """End a child process that a handler forked and that has left the handler, with the exit code that it asked for.
+
+    Its parent has the same claim, the same connections and the same message in hand: what the child would do with them
+    now, the parent does as well.
+    """
+    error = sys.exc_info()[1]
+    code = 1 if error else 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        log.warning("child_left_handler", extra={"consumer": consumer}, exc_info=error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # missing, closed
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 _locks: Final[WeakSet[Any]] = WeakSet()

@@ -13,6 +13,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.transactions import TransactionHooks, transactions_of
 from idempotent.claims import Claim
+from idempotent.forks import end_child, generation
 from idempotent.keys import KeySpace
 from idempotent.message import Message
 from idempotent.observe.events import Event
@@ -84,6 +85,7 @@ class Binding:
     def invoke(self, claim: Claim, message: Message) -> Any:
         """Run the handler on one message and return its value. Exceptions pass through."""
         handler = self.handler
+        process = generation.number
         token = _current_claim.set(claim)
         try:
             first: Any = [message] if handler.batch else message
@@ -95,15 +97,22 @@ class Binding:
                 returned = handler.function(first, self.transactions.handler_argument(claim, handler.takes))
             return None if returned is None else finished(returned)
         finally:
+            if generation.number != process:
+                end_child(self.name)
             _current_claim.reset(token)
 
     def invoke_batch(self, claim: Claim, messages: Sequence[Message]) -> None:
         """Run a batch handler on all messages together. Exceptions pass through."""
         arguments = self._arguments(claim, list(messages))
-        if self.observers.watch_runs:
-            self._watched(messages, arguments)
-        else:
-            finished(self.handler.function(*arguments))
+        process = generation.number
+        try:
+            if self.observers.watch_runs:
+                self._watched(messages, arguments)
+            else:
+                finished(self.handler.function(*arguments))
+        finally:
+            if generation.number != process:
+                end_child(self.name)
 
     def _arguments(self, claim: Claim, first: Any) -> tuple[Any, ...]:
         takes = self.handler.takes

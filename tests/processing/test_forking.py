@@ -1,0 +1,60 @@
+"""A handler that forks: its child does nothing with the message, the claim and the connection of its parent."""
+
+import os
+import signal
+import sys
+
+import pytest
+from sqlalchemy.orm import Session
+
+from idempotent import Outcome, Registry
+from tests.processing.shop import messages, outcomes
+
+
+def raises():
+    raise ValueError("in the child")
+
+
+LEAVES = {"returns": (lambda: None, 0), "raises": (raises, 1), "exits": (lambda: sys.exit(7), 7)}
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("leaves", LEAVES)
+def test_a_child_that_leaves_the_handler_ends_and_its_parent_goes_on(shop, leaves, batch):
+    leave, code = LEAVES[leaves]
+    consumer = forking_consumer(shop, leave, batch=batch)
+    results = consumer.process_many(messages("1", "2"))
+    assert outcomes(results) == ["processed"] * 2
+    assert set(shop.calls[0]) == {code}
+    # Not released by the child: the key is done, and the connection still works.
+    assert outcomes(consumer.process_many(messages("1", "2", "3"))) == ["duplicate", "duplicate", "processed"]
+    if shop.transactional:
+        assert shop.effects() == {"1": 1, "2": 1, "3": 1}
+
+
+def test_a_child_that_leaves_the_handler_of_one_message_ends(shop):
+    consumer = forking_consumer(shop, raises, batch=False)
+    assert consumer.process(messages("1")[0]).outcome is Outcome.PROCESSED
+    assert consumer.process(messages("1")[0]).outcome is Outcome.DUPLICATE
+
+
+def forking_consumer(shop, leave, *, batch):
+    """A consumer whose handler notes the exit codes of its children in `shop.calls[0]`."""
+    shop.calls.append([])
+
+    def handle(given, session=None):
+        if session is not None:
+            for message in given if batch else [given]:
+                session.execute(shop.store.effects.insert().values(id=message.id))
+        child = os.fork()
+        if not child:
+            signal.alarm(30)  # ends it, should the library not
+            leave()
+            return
+        shop.calls[0].append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def handle_with_session(given, session: Session):
+        handle(given, session)
+
+    make = Registry().consumer("orders", checker=shop.checker, batch=batch)
+    return make(handle_with_session if shop.transactional else handle)
