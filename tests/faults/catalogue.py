@@ -977,6 +977,20 @@ FAULTS: Final = (
         "idempotent/checkers/sql/sessions.py",
         "    if owner is not None and ended.parent is None:\n",
         "    if owner is not None and ended.parent is not None:\n",
-        "tests/checkers/sql/test_escapes.py -k 'rolled_back_without and sqlite'",
+        "tests/checkers/sql/test_escapes.py -k 'discarded_with and rollback and sqlite'",
+    ),
+    Fault(
+        "rows that were not sent are discarded with their Session",
+        "idempotent/checkers/sql/sessions.py",
+        "    if owner is not None and session.in_transaction():\n",
+        "    if False:\n",
+        "tests/checkers/sql/test_escapes.py -k 'discarded_with and close and sqlite'",
+    ),
+    Fault(
+        "a driver's connection ends the transaction unseen",
+        "idempotent/stores/sql/lent.py",
+        "        self.is_bared = True\n",
+        "",
+        "tests/checkers/sql/test_escapes.py -k 'drivers_connection_ends and sqlite'",
     ),
 )

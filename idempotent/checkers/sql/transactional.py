@@ -26,7 +26,7 @@ class TransactionalSqlChecker(InTransactions):
         lock_timeout_s: seconds a claim waits for another transaction that holds its key, before it answers
             IN_PROGRESS. On SQLite the file's busy timeout (the engine's `timeout`) applies instead.
         savepoints: isolate the handlers of a group from each other (half as fast).
-        strict: also detect a transaction that was ended through a raw cursor (two more round trips).
+        strict: also detect a transaction that was ended in a way that SQLAlchemy does not see (two more round trips).
 
     Raises:
         ConfigurationError: an invalid URL, table name or duration.

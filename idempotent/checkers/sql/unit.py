@@ -30,14 +30,14 @@ class Unit:
         connections: lends the connection.
         dialect: the properties of the database.
         sessions: makes the handlers' Session on the connection.
-        strict: also set a savepoint after the claims, and check at the end that it still exists: detects a raw cursor
-            that ended the transaction (two more round trips).
+        strict: also set a savepoint after the claims, and check at the end that it still exists: detects a transaction
+            that was ended in a way that SQLAlchemy does not see (two more round trips).
 
     Attributes:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
         contention: the driver's error of contention or a lost connection, if the transaction has not recovered from it.
         doubtful: a statement failed, or ran others, so the transaction may have ended without the driver's knowledge.
-        calls: a statement ran others, so the transaction may have been committed.
+        calls: a statement ran others, or a handler took the driver's connection: the transaction may have been committed.
         escaped: how a handler tried to end, or to leave, the transaction.
         committing: COMMIT was sent.
         committed: COMMIT has succeeded.
@@ -99,6 +99,7 @@ class Unit:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
         watch(self.connection, self)
         self._guarded = True
+        self.connection.is_bared = False
 
     def argument(self, kind: type) -> Session | Connection:
         """The unit's Connection or its one Session, for the handler."""
@@ -127,6 +128,9 @@ class Unit:
         """
         if self.escaped:
             raise TransactionEscapedError(self.escaped)
+        if self.connection.is_bared:
+            # A cursor of the driver may have rolled the transaction back, or committed it, and gone on in the next one.
+            self.calls = self.doubtful = True
         if self._session is not None:
             self._session.flush()
         self.connection.restore_options(self._detached.connection)

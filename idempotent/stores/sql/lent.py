@@ -13,7 +13,24 @@ class LentConnection(Connection):
 
     A handler may keep the object, or a Session on it, and may change its execution options. The next message must
     not notice.
+
+    Attributes:
+        is_bared: `connection` was asked for, the way to the driver's connection and to cursors that are not watched.
     """
+
+    is_bared = False
+
+    @property
+    def connection(self) -> PoolProxiedConnection:
+        """The connection of the pool, as SQLAlchemy documents it."""
+        self.is_bared = True
+        return super().connection
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """The dictionary of the connection, as SQLAlchemy documents it."""
+        connection = self._dbapi_connection
+        return super().info if connection is None else connection.info
 
     def lend(self) -> LentConnection:
         """A new object over the same driver connection, as the engine made it."""

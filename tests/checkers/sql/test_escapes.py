@@ -106,19 +106,50 @@ def test_ddl_that_commits_implicitly_is_refused(sql_store):
         assert result.outcome is Outcome.PROCESSED, "there DDL is part of the transaction"
 
 
-def test_strict_also_notices_a_transaction_begun_anew_by_a_raw_cursor(sql_store):
-    if sql_store.kind == "sqlite":
-        pytest.skip("SQLite's driver begins no transaction by itself, so the plain check sees it")
+def driver(session):
+    return session.connection().connection.dbapi_connection
 
-    def restart(message, session):
-        raw(session, "ROLLBACK")
-        book(sql_store, session, Message("orders", id="stray"))
 
-    loose = consumer_of(sql_store, sql_store.transactional(), restart)
-    strict = consumer_of(sql_store, sql_store.transactional(strict=True), restart)
-    assert isinstance(strict.process(messages("1")[0]).error, TransactionEscapedError)
-    assert sql_store.booked() == {}
-    assert loose.process(messages("2")[0]).outcome is Outcome.PROCESSED, "which is why strict=True exists"
+RESTARTS = {
+    "ROLLBACK": lambda session: raw(session, "ROLLBACK"),
+    "rollback()": lambda session: driver(session).rollback(),
+    "COMMIT": lambda session: raw(session, "COMMIT"),
+    "commit()": lambda session: driver(session).commit(),
+}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
+@pytest.mark.parametrize("options", [{}, {"savepoints": True}, {"strict": True}], ids=str)
+@pytest.mark.parametrize("then", ["goes on", "returns", "raises"])
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_a_transaction_that_the_drivers_connection_ends_is_noticed(
+    sql_store, restart, then, options, together
+):
+    def end(message, session):
+        if message.id == "2":
+            RESTARTS[restart](session)
+            if then == "goes on":
+                if sql_store.kind == "sqlite":
+                    raw(session, "BEGIN")
+                book(sql_store, session, Message("orders", id="stray"))
+            elif then == "raises":
+                raise ValueError("no such customer")
+
+    consumer = consumer_of(sql_store, sql_store.transactional(**options), end, max_attempts=9)
+    first = consumer.process_many(messages(*("1", "2", "3") if together else ("2",)))
+    again = consumer.process_many(messages("1", "2", "3"))
+    booked = sql_store.booked()
+    assert "stray" not in booked
+    assert max(booked.values()) == 1
+    if restart.lower().startswith("rollback"):
+        assert outcomes(again)[1] == "failed"
+        assert booked == {"1": 1, "3": 1}
+    elif together:  # its COMMIT has stored the keys of all, so that no effect is repeated, and a person decides
+        assert outcomes(first) == outcomes(again) == ["dead"] * 3
+        assert booked == {"1": 1, "2": 1}
+    else:
+        assert outcomes(again) == ["processed", "dead", "processed"]
+        assert booked == {"1": 1, "2": 1, "3": 1}
 
 
 def test_strict_commits_what_is_in_order(sql_store):
