@@ -660,7 +660,7 @@ FAULTS: Final = (
     Fault(
         "Kafka: a redriven letter goes where its key says",
         "adapters/kafka/sender.py",
-        "partition=first_partition(letter),",
+        "partition=first if first < self._partitions[letter.subject] else ANY_PARTITION,",
         "",
         "tests/adapters/kafka/records/test_redrive.py -k test_a_redriven_record",
     ),

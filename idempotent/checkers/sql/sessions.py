@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL
@@ -82,8 +82,8 @@ def _note_closing(session: Session, call: str) -> None:
     # A Session whose work was sent, or that has work to send, is in a transaction.
     if owner is not None and session.in_transaction():
         owner.note_discarded(
-            f"the handler closed its Session, which discards its work ({call}, or the end of `with session:`); leave it "
-            "open, the checker closes it"
+            f"the handler closed its Session, which discards its work ({call}, or the end of `with session:`); "
+            "leave it open, the checker closes it"
         )
 
 

@@ -37,7 +37,7 @@ class Unit:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
         contention: the driver's error of contention or a lost connection, if the transaction has not recovered from it.
         doubtful: a statement failed, or ran others, so the transaction may have ended without the driver's knowledge.
-        calls: a statement ran others, or a handler took the driver's connection: the transaction may have been committed.
+        calls: a statement ran others, or a handler took the driver's connection: COMMIT may have run unseen.
         escaped: how a handler tried to end, or to leave, the transaction.
         committing: COMMIT was sent.
         committed: COMMIT has succeeded.
@@ -267,7 +267,7 @@ class Unit:
             raise TransactionEscapedError(self.escaped)
 
     def note_discarded(self, how: str) -> None:
-        """Note `how` a handler has discarded its Session's work: rows that were not sent are gone without a statement."""
+        """Note `how` a handler has discarded its Session's work; rows that were not sent go without a statement."""
         if not self._may_end and self.escaped is None:
             self.escaped = how
 

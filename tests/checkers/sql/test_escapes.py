@@ -144,7 +144,9 @@ def test_a_transaction_that_the_drivers_connection_ends_is_noticed(
     if restart.lower().startswith("rollback"):
         assert outcomes(again)[1] == "failed"
         assert booked == {"1": 1, "3": 1}
-    elif together:  # its COMMIT has stored the keys of all, so that no effect is repeated, and a person decides
+    elif (
+        together
+    ):  # its COMMIT has stored the keys of all, so that no effect is repeated, and a person decides
         assert outcomes(first) == outcomes(again) == ["dead"] * 3
         assert booked == {"1": 1, "2": 1}
     else:
