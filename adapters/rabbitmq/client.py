@@ -16,6 +16,7 @@ except ImportError as error:
 import pika.data as pika_data
 import pika.exceptions as pika_errors
 import pika.frame as pika_frame
+from pika.compat import long as pika_long
 
 __all__ = [
     "LOST",
@@ -24,6 +25,7 @@ __all__ = [
     "pika_data",
     "pika_errors",
     "pika_frame",
+    "pika_long",
     "plain_error",
     "remedy_for",
 ]

@@ -73,9 +73,11 @@ def properties_of(message: Message, headers: Mapping[str, Any]) -> Any:
     return pika.BasicProperties(**{**given, "headers": sent, "delivery_mode": _PERSISTENT})
 
 
-def _identity(key: Any, message_id: str | bytes | None) -> str | bytes | None:
-    text = key if key is None or isinstance(key, (str, bytes)) else str(key)
-    return text or message_id or None
+def _identity(key: Any, message_id: str | bytes | None) -> Any:
+    """The id; one that is neither text nor a whole number stays as it is, and the consumer rejects its message."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key)
+    return message_id or None if key is None or key in ("", b"") else key
 
 
 def _sendable(value: Any) -> Any:

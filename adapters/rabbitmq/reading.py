@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from idempotent.adapters.rabbitmq.client import pika, pika_data, pika_errors, pika_frame
+from idempotent.adapters.rabbitmq.client import pika, pika_data, pika_errors, pika_frame, pika_long
 
 UNDECODABLE: Final = (
     *(ArithmeticError, ValueError, TypeError, LookupError, OSError, RecursionError),
@@ -33,10 +33,15 @@ _FIXED_SIZES: Final = {
     b"V": 0,
 }
 _SIZED: Final = frozenset((b"S", b"x", b"A", b"F"))
+_FLOATS: Final = {b"f": struct.Struct(">f"), b"d": struct.Struct(">d")}
 
 
 class TolerantConnection(pika.SelectConnection):  # type: ignore[misc] # pika has no types here
-    """A connection that survives a message whose properties pika cannot decode: `fault_in` tells which."""
+    """A connection that survives a message whose properties pika cannot decode: `fault_in` tells which.
+
+    It also gives headers with floating-point numbers their values, which pika cuts to whole numbers: two ids, 1.2 and
+    1.7, would be one. Numbers in lists and tables stay cut.
+    """
 
     def _read_frame(self) -> tuple[int, Any]:
         try:
@@ -49,6 +54,10 @@ class TolerantConnection(pika.SelectConnection):  # type: ignore[misc] # pika ha
             _, _, body_size = _HEADER.unpack_from(content)
             header = pika_frame.Header(channel, body_size, readable_properties(content[_HEADER.size :]))
             return _FRAME.size + size + 1, header
+        if isinstance(frame[1], pika_frame.Header) and _may_have_floats(frame[1].properties.headers):
+            _restore_floats(
+                frame[1].properties, self._frame_buffer[_FRAME.size + _HEADER.size : frame[0] - 1]
+            )
         return frame
 
 
@@ -72,7 +81,7 @@ def readable_properties(encoded: bytes) -> ReadableProperties:
         properties.headers = {}
         for name, value in _entries(encoded[start + _SIZE.size : end]):
             try:
-                properties.headers[name], _ = pika_data.decode_value(value, 0)
+                properties.headers[name] = _value(value)
             except UNDECODABLE as error:
                 properties.headers[name] = value
                 properties.fault = properties.fault or f"header {name!r}: {_why(error)}"
@@ -84,6 +93,23 @@ def readable_properties(encoded: bytes) -> ReadableProperties:
 def fault_in(properties: Any) -> str | None:
     """Why a part of a message's properties could not be decoded; None: all of it was."""
     return properties.fault if isinstance(properties, ReadableProperties) else None
+
+
+def _may_have_floats(headers: Mapping[str, Any] | None) -> bool:
+    """Whether pika read one of its long numbers, which floating-point numbers are to it as well."""
+    return headers is not None and any(type(value) is pika_long for value in headers.values())
+
+
+def _restore_floats(properties: Any, encoded: bytes) -> None:
+    start, end = _header_table(encoded)
+    for name, value in _entries(encoded[start + _SIZE.size : end]):
+        if value[:1] in _FLOATS:
+            properties.headers[name] = _value(value)
+
+
+def _value(encoded: bytes) -> Any:
+    kind = _FLOATS.get(encoded[:1])
+    return pika_data.decode_value(encoded, 0)[0] if kind is None else kind.unpack_from(encoded, 1)[0]
 
 
 def _header_table(encoded: bytes) -> tuple[int, int]:
