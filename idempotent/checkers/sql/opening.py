@@ -17,6 +17,9 @@ from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
 
 _CLAIM_TRIES: Final = 3
+# After any other error of a claim its connection is closed: a handler may have left a setting there, such as a
+# search_path without the table or a read-only session, that would make each later claim fail too.
+_HARMLESS: Final = (Fault.LOCKED, Fault.ABORTED)
 
 
 class Units:
@@ -59,7 +62,7 @@ class Units:
             except BaseException as error:
                 fault = self.fault(error)
                 if unit is not None:
-                    unit.close(reuse=fault is not None)
+                    unit.close(reuse=fault in _HARMLESS)
                 if fault is None:
                     raise
                 if fault is Fault.DISCONNECTED:
@@ -83,7 +86,7 @@ class Units:
         except BaseException as error:
             fault = self.fault(error)
             if unit is not None:
-                unit.close(reuse=fault is not None)
+                unit.close(reuse=fault in _HARMLESS)
             if fault is None:
                 raise
             raise as_store_error(error, self._store.engine, self._store.table) from error

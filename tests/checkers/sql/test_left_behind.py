@@ -126,3 +126,31 @@ def test_a_session_that_outlives_its_message_cannot_write_with_the_next_one(sql_
     assert sql_store.booked() == {"1": 1, "2": 1, "3": 1}
     assert len({id(connection) for _, connection in kept}) == 3
     assert consumer.process(messages("4")[0]).outcome is Outcome.PROCESSED
+
+
+BREAKING = {
+    "sqlite": ["PRAGMA query_only = ON"],
+    "mysql": ["SET SESSION TRANSACTION READ ONLY"],
+    "postgres": [
+        "SET search_path TO pg_catalog",
+        "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "SET ROLE pg_monitor",
+    ],
+}
+
+
+def test_a_setting_that_makes_claims_impossible_costs_one_try(sql_store):
+    for statement in BREAKING[sql_store.kind]:
+        checker = sql_store.transactional()
+
+        def leave(_, session, statement=statement):
+            session.execute(sa.text(statement))
+
+        broken = consumer_of(sql_store, checker, leave)
+        assert broken.process(messages(f"{statement} 1")[0]).outcome is Outcome.PROCESSED, statement
+        fine = consumer_of(sql_store, checker, lambda *_: None)
+        tries = [fine.process(messages(f"{statement} 2")[0]).outcome for _ in range(2)]
+        assert tries in (
+            [Outcome.UNAVAILABLE, Outcome.PROCESSED],
+            [Outcome.PROCESSED, Outcome.DUPLICATE],
+        ), statement
