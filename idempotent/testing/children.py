@@ -87,6 +87,10 @@ class ChildProcess:
         """Send SIGCONT."""
         self._send(signal.SIGCONT)
 
+    def terminate(self) -> None:
+        """Send SIGTERM, and do not wait."""
+        self._send(signal.SIGTERM)
+
     def kill(self) -> None:
         """Send SIGKILL to it and to what it started, and wait until it is dead and all its output is read."""
         if self._child.poll() is None:
@@ -102,7 +106,7 @@ class ChildProcess:
             ChildEndedError: it did not end within `within_s` seconds.
         """
         self.resume()
-        self._send(signal.SIGTERM)
+        self.terminate()
         try:
             code = self._child.wait(within_s)
         except subprocess.TimeoutExpired:

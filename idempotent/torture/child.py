@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import insert
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.orm import registry as registry_of_rows
 
 from idempotent.consumer import current_claim
 from idempotent.message import Message, Position
@@ -29,7 +31,7 @@ from idempotent.torture.clocks import sleep_by_the_right_clock
 from idempotent.torture.journal import Journal, JournalObserver, What
 from idempotent.torture.settings import GROUP, SLOW, Job
 from idempotent.torture.stores import Store, effects_table
-from idempotent.torture.traffic import Behaviour
+from idempotent.torture.traffic import Behaviour, headers_of, is_slow, subjects_of
 from idempotent.worker import Worker
 
 # Kills and failures alone never use up the attempts: only poison becomes a dead letter.
@@ -37,6 +39,7 @@ _ATTEMPTS: Final = 100_000
 _BACKOFF: Final = Backoff(initial_s=0.1, maximum_s=1.0)
 _FAILS: Final = 0.6
 _LONGEST_MOMENT_S: Final = 0.004
+_LONGEST_SLOW_S: Final = 0.08
 _GC_EVERY_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.2
 _STARVED_S: Final = 0.8
@@ -56,9 +59,29 @@ def _fails(behaviour: Behaviour) -> bool:
     return behaviour is Behaviour.POISON
 
 
-def _dawdle(behaviour: Behaviour, lease_s: float) -> None:
+def _dawdle(behaviour: Behaviour, lease_s: float, *, slowly: bool) -> None:
     """Take some time, so that faults of the process hit its handler."""
-    time.sleep(lease_s * SLOW if behaviour is Behaviour.SLOW else random.random() * _LONGEST_MOMENT_S)
+    moment_s = random.random() * (_LONGEST_SLOW_S if slowly else _LONGEST_MOMENT_S)
+    time.sleep(lease_s * SLOW if behaviour is Behaviour.SLOW else moment_s)
+
+
+def _behaviour_in(message: Message) -> Behaviour:
+    return Behaviour(message.json()["behaviour"])
+
+
+def _check_headers(message: Message, journal: Journal) -> None:
+    for name, value in headers_of(message.json()["number"]).items():
+        if message.headers.get(name) != value:
+            found = message.headers.get(name)
+            journal.write(What.WRONG, id=message.id, error=f"the header {name} is {found!r}")
+
+
+class _Row:
+    """A row of the effects, as an object of a Session."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
 
 
 def main() -> None:
@@ -87,24 +110,19 @@ def consume(job: Job, journal: Journal) -> None:
     for observer in (JournalObserver(journal), AckPoints()):
         registry.observers.add(observer)
     store = Store(job.checker_url, job.name, lease_s=job.lease_s)
-    register = registry.consumer(
-        job.name,
-        group=GROUP,
-        checker=crash_points(store.checker()),
-        retry_for=(FlakyError, SQLAlchemyError),
-        max_attempts=_ATTEMPTS,
-        backoff=_BACKOFF,
-    )
+    checker = crash_points(store.checker())
     begun: Counter[str] = Counter()
     table = effects_table(job.name)
+    registry_of_rows().map_imperatively(_Row, table)
 
-    def run(message: Message, write: Callable[[dict[str, Any]], object]) -> None:
+    def run(message: Message, write: Callable[[dict[str, Any]], object]) -> str:
         known_as = str(message.id)
         begun[known_as] += 1
-        behaviour = Behaviour(message.json()["behaviour"])
+        _check_headers(message, journal)
+        behaviour = _behaviour_in(message)
         place = str(message.position) if isinstance(message.position, Position) else ""
         fails = _fails(behaviour)
-        _dawdle(behaviour, job.lease_s)
+        _dawdle(behaviour, job.lease_s, slowly=is_slow(message.subject))
         if fails:
             journal.write(What.RAISED, id=known_as, position=place)
         if fails and not (store.is_transactional and behaviour is Behaviour.UNDONE):
@@ -120,18 +138,35 @@ def consume(job: Job, journal: Journal) -> None:
         )
         if fails:
             raise FlakyError("after the effect")
+        return known_as
 
-    def in_journal(message: Message) -> None:
-        run(message, lambda effect: journal.write(What.EFFECT, **effect))
+    def in_journal(message: Message) -> str:
+        return run(message, lambda effect: journal.write(What.EFFECT, **effect))
 
-    def in_database(message: Message, connection: Connection) -> None:
+    def in_database(message: Message, session: Session) -> str:
+        behaviour = _behaviour_in(message)
+        if behaviour is Behaviour.FORGETFUL:
+            session.expunge_all()
+
         def write(effect: dict[str, Any]) -> None:
-            times = {"at": time.monotonic(), "wall": time.time()}
-            connection.execute(insert(table), effect | times)
+            row = effect | {"at": time.monotonic(), "wall": time.time()}
+            if behaviour is Behaviour.UNSENT:
+                session.add(_Row(row))
+            else:
+                session.execute(insert(table), row)
 
-        run(message, write)
+        return run(message, write)
 
-    register(in_database if store.is_transactional else in_journal)
+    for subject in subjects_of(job.name):
+        registry.consumer(
+            subject,
+            group=GROUP,
+            checker=checker,
+            retry_for=(FlakyError, SQLAlchemyError),
+            max_attempts=_ATTEMPTS,
+            backoff=_BACKOFF,
+            store_result=job.results,
+        )(in_database if store.is_transactional else in_journal)
     adapter = place_at(job.broker_url, job.name, job.batch_size).adapter()
     Worker(registry, adapter, job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()
     registry.close()

@@ -42,6 +42,7 @@ class ConsumerSlot:
         self._child: ChildProcess | None = None
         self._armed: tuple[CrashPlan, float] | None = None
         self._paused: tuple[float, str, float] | None = None
+        self._stopping_since: float | None = None
         self._kills_met = 0
 
     @property
@@ -51,15 +52,15 @@ class ConsumerSlot:
 
     @property
     def busy(self) -> bool:
-        """Whether it is paused, or has not settled anything yet."""
-        return self._paused is not None or not self.at_work
+        """Whether it is paused or stopping, or has not settled anything yet."""
+        return self._paused is not None or self._stopping_since is not None or not self.at_work
 
     def start(self, *, shift_s: float = 0.0) -> None:
         """Start a process, with a clock that is wrong by this many seconds."""
         self.started += 1
         self.at_work = self.is_up = False
         self._kills_met = len(self._points_met(CrashKind.KILL))
-        self._armed = self._paused = None
+        self._armed = self._paused = self._stopping_since = None
         job = replace(self._job, process=self.process, shift_s=shift_s)
         environ = shifted_clock(shift_s) if shift_s else None
         self._child = ChildProcess("idempotent.torture.child", asdict(job), self._log, environ=environ)
@@ -82,6 +83,11 @@ class ConsumerSlot:
         detail = f"{shift_s:+g} s" if shift_s else ""
         self._record(Incident(kind, began, time.monotonic(), self.process, detail=detail))
         self.start(shift_s=shift_s)
+
+    def replace(self) -> None:
+        """SIGTERM; `look` starts a new process when this one has ended."""
+        self._stopping_since = time.monotonic()
+        self._alive.terminate()
 
     def arm(self, plan: CrashPlan, for_s: float) -> None:
         """Have it die, or pause for `for_s` seconds, at a crash point. Its own work decides when it passes there."""
@@ -158,6 +164,8 @@ class ConsumerSlot:
         # Not `self._armed`: it may have passed the point before it read the `disarm`.
         if code == -signal.SIGKILL and len(points) > self._kills_met:
             self._record(Incident(FaultKind.KILL_AT_POINT, now, now, self.process, points[-1]))
+        elif code == 0 and self._stopping_since is not None:
+            self._record(Incident(FaultKind.STOP, self._stopping_since, now, self.process))
         else:
             self._record_end(f"code {code}: {self._alive.last_words()}")
         self.start()

@@ -14,7 +14,7 @@ from idempotent.claims import ClaimRequest, Decision, Verdict
 from idempotent.errors import StoreError
 from idempotent.message import Message
 from idempotent.observe.observers import Observer
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import Action, Outcome, Result
 
 
 class What(Enum):
@@ -29,6 +29,8 @@ class What(Enum):
     """Another consumer has claimed its key, or the store did not answer: it is claimed again later."""
     SETTLED = "settled"
     """The outcome of a delivery is known; the broker does not know it yet."""
+    WRONG = "wrong"
+    """A message had other headers than it was sent with, or a duplicate another result than the first."""
     STARVED = "starved"
     """The OS did not schedule the process for a while: it was paused, or the machine is too busy."""
 
@@ -107,6 +109,8 @@ class JournalObserver(Observer):
             outcome=result.outcome.value,
             error=str(result.error or "")[:200],
         )
+        if result.outcome is Outcome.DUPLICATE and result.value not in (None, message.id):
+            self._journal.write(What.WRONG, id=message.id, error=f"the result {result.value!r}")
 
     def _write(self, message: Message) -> None:
         self._journal.write(What.HELD, id=message.id, position=str(message.position or ""))

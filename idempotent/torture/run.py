@@ -28,12 +28,12 @@ from idempotent.torture.faults.schedule import FeasibleFaults, Servers, schedule
 from idempotent.torture.journal import What
 from idempotent.torture.settings import GROUP, SLOW, Job, Settings
 from idempotent.torture.stores import Effect, Store
-from idempotent.torture.traffic import Behaviour, Traffic, behaviour_of, id_of
+from idempotent.torture.traffic import Behaviour, Traffic, behaviour_of, id_of, subjects_of
 
 _LOOK_EVERY_S: Final = 0.03
 _START_S: Final = 60.0
 _STALLED_S: Final = 90.0
-_MOST_BATCH: Final = 50
+_MOST_BATCH: Final = 200
 _FINAL: Final = frozenset(
     outcome.value for outcome in (Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.DEAD, Outcome.IGNORED)
 )
@@ -67,7 +67,8 @@ class TortureRun:
         """
         self.settings: Final = settings
         self.store: Final = Store(servers.checker_url, name, lease_s=settings.lease_s)
-        self._place = place_at(servers.broker_url, name, _MOST_BATCH)
+        self._places = [place_at(servers.broker_url, subject, _MOST_BATCH) for subject in subjects_of(name)]
+        self._place = self._places[0]
         self._in_order = self._place.has_offsets
         if self.store.by_position and not self._in_order:
             raise ConfigurationError("an OffsetChecker counts offsets, which only kafka:// has")
@@ -83,6 +84,7 @@ class TortureRun:
         self._settled: dict[tuple[str, str], float] = {}
         self._ledger: list[Effect] = []
         self._may_be_late: set[str] = set()
+        self._wrong: set[str] = set()
         self._dead_letters: list[str] = []
         self._left: list[str] = []
         processes = range(settings.processes)
@@ -116,13 +118,15 @@ class TortureRun:
         """
         self.store.prepare()
         try:
-            self._place.make()
+            for place in self._places:
+                place.make()
             try:
                 self._torture(on_tick)
                 self._read_the_servers()
             finally:
-                with suppress(AdapterError):
-                    self._place.remove()
+                for place in self._places:
+                    with suppress(AdapterError):
+                        place.remove()
         finally:
             for slot in self._slots:
                 slot.close()
@@ -146,6 +150,7 @@ class TortureRun:
             by_position=self.store.by_position,
             may_be_late=self._may_be_late,
             explanations=Explanations(guarantee, self.incidents, self._settled, self.settings.lease_s),
+            wrong=self._wrong,
         )
         return TortureReport(
             settings=self.settings,
@@ -188,6 +193,7 @@ class TortureRun:
             lease_s=self.settings.lease_s,
             concurrency=shape.concurrency,
             batch_size=shape.batch_size,
+            results=number % 2 == 0 and not self.store.by_position,
         )
         return ConsumerSlot(number, job, self._folder, self._record)
 
@@ -221,8 +227,11 @@ class TortureRun:
         for slot in self._slots:
             slot.stop()
         self._tick(on_tick)
-        checker = self.store.checker()
-        self._left = _ids(self._find_left(self._place.adapter(), self._place.subject, GROUP, checker))
+        self._left = [
+            left
+            for place in self._places
+            for left in _ids(self._find_left(place.adapter(), place.subject, GROUP, self.store.checker()))
+        ]
 
     def _process_the_rest(self, on_tick: Callable[[], object]) -> None:
         silence, asked = Silence(), 0.0
@@ -262,6 +271,8 @@ class TortureRun:
                 self._ledger.append(Effect(**{name: line[name] for name in _EFFECT_FIELDS}))
             case What.RAISED | What.HELD if self._overtaken(line["process"]):
                 self._may_be_late.add(line["id"])
+            case What.WRONG:
+                self._wrong.add(line["id"])
             case What.STARVED:
                 self._record(Incident(Mishap.STARVED, line["since"], line["at"], line["process"]))
 
@@ -276,10 +287,11 @@ class TortureRun:
     def _read_the_servers(self) -> None:
         if self.store.is_transactional:
             self._ledger = list(self.store.effects())
-        adapter = self._place.adapter()
-        source = adapter.dead_letter_subject(self._place.subject)
-        if source is not None:
-            self._dead_letters = _ids(letters(adapter, source))
+        for place in self._places:
+            adapter = place.adapter()
+            source = adapter.dead_letter_subject(place.subject)
+            if source is not None:
+                self._dead_letters += _ids(letters(adapter, source))
 
 
 def _ids(messages: Iterable[Message]) -> list[str]:

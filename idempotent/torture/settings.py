@@ -57,12 +57,15 @@ class Settings:
         chance = random.Random(f"shape {self.seed} {slot}")
         if slot % 3 == 0 or (in_order and slot % 3 == 1):
             return Shape(chance.choice((1, 3)), 1)
-        return Shape(1 if in_order else chance.choice((1, 2)), chance.choice((5, 20, 50)))
+        return Shape(1 if in_order else chance.choice((1, 2)), chance.choice((5, 20, 200)))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One consuming process: its name, what it connects to, and how it works. Its clock is `shift_s` seconds wrong."""
+    """One consuming process: its name, what it connects to, and how it works.
+
+    With `results` it stores results. Its clock is `shift_s` seconds wrong.
+    """
 
     broker_url: str
     checker_url: str
@@ -70,6 +73,7 @@ class Job:
     lease_s: float
     concurrency: int
     batch_size: int
+    results: bool = False
     process: str = ""
     journal: str = ""
     shift_s: float = 0.0

@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -30,6 +30,10 @@ class Behaviour(Enum):
     """The handler sometimes fails after the effect, if the checker rolls it back."""
     POISON = "poison"
     """The handler always fails, so the message ends as a dead letter."""
+    UNSENT = "unsent"
+    """The handler leaves its row pending in the Session."""
+    FORGETFUL = "forgetful"
+    """The handler first discards all objects of the Session, which others of its group may have left there."""
 
 
 _SHARES: Final = {
@@ -37,7 +41,20 @@ _SHARES: Final = {
     Behaviour.FLAKY: 0.01,
     Behaviour.UNDONE: 0.01,
     Behaviour.POISON: 0.0025,
+    Behaviour.UNSENT: 0.2,
+    Behaviour.FORGETFUL: 0.1,
 }
+# Another consumer should claim the key of a message that is slow or fails.
+_SENT_TWICE: Final = frozenset({Behaviour.SLOW, Behaviour.FLAKY, Behaviour.UNDONE, Behaviour.POISON})
+_SLOW_SUBJECT: Final = "_slow"
+_IN_SLOW_SUBJECT: Final = 40
+_FOREIGN: Final[Sequence[Mapping[str, str]]] = (
+    {},
+    {"lang": "py", "task": "shop.pay", "retries": "0", "origin": "gen1@host", "argsrepr": "('Zoë',)"},
+    {"ce-id": "A234-1234", "ce-specversion": "1.0", "ce-type": "paid", "ce-source": "/shop?a=b&c=d:e"},
+    {"_type": "com.example.Order", "JMSXUserID": "guest", "content_type": "application/json"},
+)
+"""Headers as Celery, CloudEvents and Spring write them."""
 
 
 def id_of(number: int) -> str:
@@ -55,10 +72,26 @@ def behaviour_of(seed: int, number: int) -> Behaviour:
     return Behaviour.PLAIN
 
 
-def message_of(subject: str, seed: int, number: int) -> Message:
+def subjects_of(name: str) -> tuple[str, str]:
+    """The subjects of a run: that of most messages, and one whose handler is slow, beside it in each process."""
+    return name, name + _SLOW_SUBJECT
+
+
+def is_slow(subject: str) -> bool:
+    """Whether the handler of this subject is slow."""
+    return subject.endswith(_SLOW_SUBJECT)
+
+
+def headers_of(number: int) -> Mapping[str, str]:
+    """The headers of a message, as other clients write them."""
+    return _FOREIGN[number % len(_FOREIGN)]
+
+
+def message_of(name: str, seed: int, number: int) -> Message:
     """The message with this number."""
     body = json.dumps({"number": number, "behaviour": behaviour_of(seed, number).value})
-    return Message(subject, body.encode(), id=id_of(number))
+    subject = subjects_of(name)[number % _IN_SLOW_SUBJECT == _IN_SLOW_SUBJECT - 1]
+    return Message(subject, body.encode(), id=id_of(number), headers=headers_of(number))
 
 
 class Traffic:
@@ -110,8 +143,7 @@ class Traffic:
             for number in numbers:
                 if self._chance.random() < self._share:
                     heapq.heappush(self._copies, (number + self._chance.randint(0, _LATEST_COPY), number))
-                elif self._share and behaviour_of(self._settings.seed, number) is not Behaviour.PLAIN:
-                    # At once, so that another consumer claims the key of a message that is slow or fails.
+                elif self._share and behaviour_of(self._settings.seed, number) in _SENT_TWICE:
                     heapq.heappush(self._copies, (number, number))
         while self._copies and (self._finishing.is_set() or self._copies[0][0] < self.begun):
             numbers.append(heapq.heappop(self._copies)[1])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from idempotent.torture import Servers
+from idempotent.torture.faults.kinds import FaultKind
 from tests.support.pairs import CHECKERS
-from tests.support.services import PrivateServer
+from tests.support.services import PrivateRabbitMq, PrivateServer
 from tests.support.services.small_disk import full
 
 
@@ -21,8 +22,18 @@ def servers_of(
         CHECKERS[checker].prefix + store.url,
         restart_broker=_restarting(broker),
         restart_store=_restarting(store),
-        full_disk=partial(full, store) if small_disk else None,
+        harms=dict(_harms(broker, store, small_disk=small_disk)),
     )
+
+
+def _harms(
+    broker: PrivateServer, store: PrivateServer, *, small_disk: bool
+) -> Iterator[tuple[FaultKind, Callable[[str], AbstractContextManager[object]]]]:
+    if small_disk:
+        yield FaultKind.FILL_DISK, lambda _: full(store)
+    if isinstance(broker, PrivateRabbitMq):
+        yield FaultKind.MEMORY_ALARM, lambda _: broker.short_of_memory()
+        yield FaultKind.FULL_LETTERS, lambda name: broker.refusing(f"^{name}.*dead$")
 
 
 def _restarting(server: PrivateServer) -> Callable[[float], object]:

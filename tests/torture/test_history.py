@@ -61,6 +61,8 @@ EXPLAINING_NOTHING = {
     "cut": incident(FaultKind.CUT_STORE, 10.5),
     "an answer lost": incident(FaultKind.LOSE_STORE_ANSWER, 10.5),
     "broker away": incident(FaultKind.RESTART_BROKER, 9.0, 16.0, ""),
+    "stopped in order": incident(FaultKind.STOP, 10.5, 11.5),
+    "dead letters refused": incident(FaultKind.FULL_LETTERS, 9.0, 16.0, ""),
     "keys lost afterwards": incident(FaultKind.FORGET, 21.0, process=""),
 }
 
@@ -127,3 +129,9 @@ def test_where_positions_are_the_keys_one_message_sent_twice_is_two():
     assert findings(twice, guarantee=Guarantee.TRANSACTIONAL, by_position=True).kept
     again = [effect(position="t/0/1"), effect(position="t/0/1", at=20.0)]
     assert len(findings(again, guarantee=Guarantee.TRANSACTIONAL, by_position=True).unexplained) == 1
+
+
+def test_other_headers_or_another_result_are_strange():
+    found = findings([effect()], wrong={"m-1"})
+    assert list(found.strange) == ["m-1"]
+    assert not found.kept

@@ -49,6 +49,7 @@ def test_a_fault_that_cannot_happen_has_a_reason(tmp_path):
     assert set(found.kinds) == {
         FaultKind.KILL,
         FaultKind.KILL_AT_POINT,
+        FaultKind.STOP,
         FaultKind.PAUSE,
         FaultKind.PAUSE_AT_POINT,
     }

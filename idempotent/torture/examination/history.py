@@ -40,7 +40,7 @@ class Findings:
         out_of_order: positions whose first effect came after that of a later message of their partition.
         dead: ids of poison among the dead letters.
         not_dead: ids of poison that did not become dead letters.
-        strange: ids with an effect or a dead letter that they should not have.
+        strange: ids with an effect, a dead letter, headers or a result that they should not have.
     """
 
     effects: int
@@ -89,6 +89,7 @@ def examine(
     by_position: bool,
     may_be_late: Collection[str],
     explanations: Explanations,
+    wrong: Collection[str] = (),
 ) -> Findings:
     """Compare what happened with what should have happened.
 
@@ -101,6 +102,7 @@ def examine(
         by_position: the checker knows messages by their place in a partition, so that one sent twice is two.
         may_be_late: ids that failed or waited in a group: later messages overtake them.
         explanations: decide which incident explains a repeat.
+        wrong: ids with other headers, or another result, than they should have.
     """
     poison, dead = set(poison), set(dead_letters)
     happened = {effect.id for effect in effects}
@@ -117,7 +119,7 @@ def examine(
         ],
         dead=sorted(dead & poison),
         not_dead=sorted((confirmed & poison) - dead),
-        strange=sorted((happened - known) | (happened & poison) | (dead - poison)),
+        strange=sorted((happened - known) | (happened & poison) | (dead - poison) | set(wrong)),
     )
 
 

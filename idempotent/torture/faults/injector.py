@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Final
 
 from idempotent.errors import StoreError
@@ -50,11 +50,11 @@ class FaultInjector:
         self._record = record
         self._order = itertools.count()
         self._later: list[tuple[float, int, Callable[[], object]]] = []
-        self._disk = ExitStack()
         # One thread that lives as long as the run: some servers die with the thread that started them.
         self._restarter = ThreadPoolExecutor(1, "torture-restarts")
         self._restarts: list[Future[None]] = []
-        self._store_turn = threading.Lock()
+        # A store does not start on a full disk, and a broker that is down does not answer.
+        self._store_turn, self._broker_turn = threading.Lock(), threading.Lock()
 
     def act(self, elapsed_s: float) -> None:
         """Carry out the faults that are due, and end those whose time is over."""
@@ -109,13 +109,13 @@ class FaultInjector:
     def _to_server(self, fault: Fault) -> None:
         match fault.kind:
             case FaultKind.RESTART_STORE:
-                self._restart(fault, self._servers.restart_store)
+                self._restart(fault, self._servers.restart_store, self._store_turn)
             case FaultKind.RESTART_BROKER:
-                self._restart(fault, self._servers.restart_broker)
-            case FaultKind.FILL_DISK:
-                self._fill_disk(fault)
-            case _:
+                self._restart(fault, self._servers.restart_broker, self._broker_turn)
+            case FaultKind.FORGET | FaultKind.EVICT:
                 self._lose_keys(fault)
+            case _:
+                self._harm(fault)
 
     def _to_connections(self, fault: Fault, process: str, proxy: Proxy | None) -> None:
         if proxy is None:
@@ -155,12 +155,11 @@ class FaultInjector:
         # A leased checker's statements commit automatically.
         return b"COMMIT" if self._store.is_transactional else b"UPDATE "
 
-    def _restart(self, fault: Fault, restart: Callable[[float], object] | None) -> None:
+    def _restart(self, fault: Fault, restart: Callable[[float], object] | None, turn: threading.Lock) -> None:
         assert restart is not None
 
         def act() -> None:
-            # A store does not start on a full disk.
-            with self._store_turn if fault.kind is FaultKind.RESTART_STORE else nullcontext():
+            with turn:
                 began = time.monotonic()
                 restart(fault.for_s)
             self._record(Incident(fault.kind, began, time.monotonic()))
@@ -176,14 +175,15 @@ class FaultInjector:
         # Some keys may be lost even so.
         self._record(Incident(fault.kind, began, time.monotonic(), detail=f"{fault.amount:.0%}"))
 
-    def _fill_disk(self, fault: Fault) -> None:
-        assert self._servers.full_disk is not None
-        if not self._store_turn.acquire(blocking=False):
-            self._at(time.monotonic() + _AGAIN_S, lambda: self._fill_disk(fault))
+    def _harm(self, fault: Fault) -> None:
+        turn = self._store_turn if fault.kind is FaultKind.FILL_DISK else self._broker_turn
+        if not turn.acquire(blocking=False):
+            self._at(time.monotonic() + _AGAIN_S, lambda: self._harm(fault))
             return
-        self._disk.callback(self._store_turn.release)
-        self._disk.enter_context(self._servers.full_disk())
-        self._end_later(fault, "", self._disk.close)
+        lasting = ExitStack()
+        lasting.callback(turn.release)
+        lasting.enter_context(self._servers.harms[fault.kind](self._store.name))
+        self._end_later(fault, "", lasting.close)
 
     def _end_later(self, fault: Fault, process: str, undo: Callable[[], object]) -> None:
         began = time.monotonic()
@@ -206,6 +206,8 @@ def _to_consumer(fault: Fault, slot: ConsumerSlot) -> None:
     match fault.kind:
         case FaultKind.PAUSE:
             slot.pause(fault.for_s)
+        case FaultKind.STOP:
+            slot.replace()
         case FaultKind.KILL_AT_POINT:
             slot.arm(CrashPlan(fault.point, fault.nth), 0.0)
         case FaultKind.PAUSE_AT_POINT:

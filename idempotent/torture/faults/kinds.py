@@ -22,6 +22,7 @@ class FaultGroup(Enum):
     """How faults are counted in tables."""
 
     KILL = "kills"
+    STOP = "stops"
     PAUSE = "pauses"
     RESTART = "restarts"
     CUT = "cuts"
@@ -44,6 +45,8 @@ class FaultKind(Enum):
     """SIGKILL at a random moment."""
     KILL_AT_POINT = "kill at a point", Target.CONSUMER, FaultGroup.KILL, 7.0
     """SIGKILL at a named crash point."""
+    STOP = "stop", Target.CONSUMER, FaultGroup.STOP, 6.0
+    """SIGTERM: the consumer finishes what it has, and ends; then a new process. Allows no repetition."""
     PAUSE = "pause", Target.CONSUMER, FaultGroup.PAUSE, 20.0
     """SIGSTOP for longer than a lease; then SIGCONT."""
     PAUSE_AT_POINT = "pause at a point", Target.CONSUMER, FaultGroup.PAUSE, 20.0
@@ -80,6 +83,10 @@ class FaultKind(Enum):
     """Redis loses some keys."""
     FILL_DISK = "fill disk", Target.SERVER, FaultGroup.OTHER, 60.0
     """The disk of the store is full for a while."""
+    MEMORY_ALARM = "memory alarm", Target.SERVER, FaultGroup.OTHER, 60.0
+    """The broker is short of memory and reads nothing from connections that publish."""
+    FULL_LETTERS = "full dead letters", Target.SERVER, FaultGroup.OTHER, 45.0
+    """The queue of dead letters refuses messages."""
 
     def __new__(cls, label: str, target: Target, group: FaultGroup, every_s: float) -> Self:
         """The label is the value."""

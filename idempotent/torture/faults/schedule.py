@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from idempotent.torture.addresses import address_of
@@ -33,14 +33,14 @@ class Servers:
         checker_url: the checker's URL.
         restart_broker: kills the broker, leaves it down for the given seconds, starts it, and returns when it answers.
         restart_store: the same for the store, which must keep everything that it had acknowledged.
-        full_disk: while the context lasts, the disk of the store is full.
+        harms: faults that last as long as a context; it is given the subject of the run.
     """
 
     broker_url: str
     checker_url: str
     restart_broker: Callable[[float], object] | None = None
     restart_store: Callable[[float], object] | None = None
-    full_disk: Callable[[], AbstractContextManager[object]] | None = None
+    harms: Mapping[FaultKind, Callable[[str], AbstractContextManager[object]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,10 @@ def _obstacle(kind: FaultKind, servers: Servers, store: Store, *, is_kafka: bool
             return "no command was given (--restart-broker)"
         case FaultKind.FORGET | FaultKind.EVICT if not store.is_redis:
             return "only Redis can lose keys"
-        case FaultKind.FILL_DISK if servers.full_disk is None:
-            return "the store's disk cannot be filled from here"
+        case FaultKind.FILL_DISK | FaultKind.MEMORY_ALARM | FaultKind.FULL_LETTERS if (
+            kind not in servers.harms
+        ):
+            return "it cannot be done to these servers from here"
         case _:
             return None
 
@@ -136,7 +138,7 @@ def _length_s(kind: FaultKind, chance: random.Random, settings: Settings) -> flo
             return chance.choice((0.0, 0.0, 0.5, 2.0))
         case FaultKind.RESTART_STORE | FaultKind.RESTART_BROKER:
             return chance.choice((0.0, 0.5, 2.0))
-        case FaultKind.FILL_DISK:
+        case FaultKind.FILL_DISK | FaultKind.MEMORY_ALARM | FaultKind.FULL_LETTERS:
             return chance.uniform(2.0, 5.0)
         case _:
             return 0.0

@@ -19,17 +19,6 @@ PROMPT_S = 20.0
 
 
 @contextmanager
-def short_of_memory(broker):
-    limit = "vm_memory_monitor:set_vm_memory_high_watermark"
-    broker.evaluate(f"{limit}(0.00001).")
-    try:
-        until(lambda: "memory" in broker.evaluate("rabbit_alarm:get_alarms()."), "an alarm")
-        yield
-    finally:
-        broker.evaluate(f'{limit}({{absolute, "2GB"}}).')
-
-
-@contextmanager
 def suspended(broker, queue):
     """A queue that takes messages and answers nothing, like one whose disk hangs."""
     name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
@@ -100,7 +89,7 @@ def test_a_broker_short_of_memory_still_gets_acknowledgements_and_delivers(spare
     bad = [Message(queue, id=f"bad-{number}") for number in range(3)]
     rabbit.send(*bad, *numbered(queue, 10))
     worker = Worker(hopeless_and_good(queue, done), rabbit.adapter(), gc_interval_s=None)
-    with short_of_memory(broker), working(worker):
+    with broker.short_of_memory(), working(worker):
         until(lambda: len(done) == 10, "the others")
     letters = {letter.id for letter in rabbit.look(f"{queue}.dead")}
     left = {message.id for message in rabbit.look(queue)}

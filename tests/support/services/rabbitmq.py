@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,33 @@ class PrivateRabbitMq(PrivateServer):
                     value = was.removeprefix("{ok, ").removesuffix("}")
                     self.evaluate(f"application:set_env(rabbit, {setting}, {value}).")
             self._tuned.clear()
+
+    @contextmanager
+    def short_of_memory(self) -> Iterator[None]:
+        """Meanwhile it reads nothing from connections that publish."""
+        limit = "vm_memory_monitor:set_vm_memory_high_watermark"
+        self.evaluate(f"{limit}(0.00001).")
+        try:
+            until = time.monotonic() + _EVALUATE_TIMEOUT_S
+            while "memory" not in self.evaluate("rabbit_alarm:get_alarms()."):
+                if time.monotonic() > until:
+                    raise ServerFailedError("no alarm, although memory is short")
+            yield
+        finally:
+            self.evaluate(f'{limit}({{absolute, "2GB"}}).')
+
+    @contextmanager
+    def refusing(self, queues: str) -> Iterator[None]:
+        """Meanwhile queues whose names match a regular expression refuse all but one message."""
+        policy, owner = '<<"/">>, <<"refusing">>', '<<"tests">>'
+        # Two policies, because the broker applies the length before the overflow, and would drop what is there.
+        for length in (1_000_000, 1):
+            limits = f'[{{<<"max-length">>, {length}}}, {{<<"overflow">>, <<"reject-publish">>}}]'
+            self.evaluate(f'rabbit_policy:set({policy}, <<"{queues}">>, {limits}, 0, <<"queues">>, {owner}).')
+        try:
+            yield
+        finally:
+            self.evaluate(f"rabbit_policy:delete({policy}, {owner}).")
 
     def stop(self) -> None:
         family = self._family()
