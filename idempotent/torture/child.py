@@ -30,7 +30,7 @@ from idempotent.testing.stage.places import place_at
 from idempotent.torture.clocks import sleep_by_the_right_clock
 from idempotent.torture.journal import Journal, JournalObserver, What
 from idempotent.torture.settings import GROUP, SLOW, Job
-from idempotent.torture.stores import Store, effects_table
+from idempotent.torture.stores import EffectStore, Outputs, effects_table, outputs_of, store_at
 from idempotent.torture.traffic import Behaviour, headers_of, is_slow, subjects_of
 from idempotent.worker import Worker
 
@@ -101,62 +101,13 @@ def main() -> None:
 
 
 def consume(job: Job, journal: Journal) -> None:
-    """Consume until a signal comes.
-
-    With a leased checker, effects go to the journal, outside of its store; with a transactional one into its database,
-    in the transaction of the key.
-    """
+    """Consume until a signal comes."""
     registry = Registry()
     for observer in (JournalObserver(journal), AckPoints()):
         registry.observers.add(observer)
-    store = Store(job.checker_url, job.name, lease_s=job.lease_s)
+    store = store_at(job.checker_url, job.broker_url, job.name, lease_s=job.lease_s)
     checker = crash_points(store.checker())
-    begun: Counter[str] = Counter()
-    table = effects_table(job.name)
-    registry_of_rows().map_imperatively(_Row, table)
-
-    def run(message: Message, write: Callable[[dict[str, Any]], object]) -> str:
-        known_as = str(message.id)
-        begun[known_as] += 1
-        _check_headers(message, journal)
-        behaviour = _behaviour_in(message)
-        place = str(message.position) if isinstance(message.position, Position) else ""
-        fails = _fails(behaviour)
-        _dawdle(behaviour, job.lease_s, slowly=is_slow(message.subject))
-        if fails:
-            journal.write(What.RAISED, id=known_as, position=place)
-        if fails and not (store.is_transactional and behaviour is Behaviour.UNDONE):
-            raise PoisonError("always") if behaviour is Behaviour.POISON else FlakyError("before the effect")
-        around(write, "effect")(
-            {
-                "id": known_as,
-                "position": place,
-                "process": job.process,
-                "attempt": begun[known_as],
-                "fence": current_claim().fence,
-            }
-        )
-        if fails:
-            raise FlakyError("after the effect")
-        return known_as
-
-    def in_journal(message: Message) -> str:
-        return run(message, lambda effect: journal.write(What.EFFECT, **effect))
-
-    def in_database(message: Message, session: Session) -> str:
-        behaviour = _behaviour_in(message)
-        if behaviour is Behaviour.FORGETFUL:
-            session.expunge_all()
-
-        def write(effect: dict[str, Any]) -> None:
-            row = effect | {"at": time.monotonic(), "wall": time.time()}
-            if behaviour is Behaviour.UNSENT:
-                session.add(_Row(row))
-            else:
-                session.execute(insert(table), row)
-
-        return run(message, write)
-
+    handlers = _Handlers(job, journal, store)
     for subject in subjects_of(job.name):
         registry.consumer(
             subject,
@@ -166,10 +117,82 @@ def consume(job: Job, journal: Journal) -> None:
             max_attempts=_ATTEMPTS,
             backoff=_BACKOFF,
             store_result=job.results,
-        )(in_database if store.is_transactional else in_journal)
+        )(handlers.chosen)
     adapter = place_at(job.broker_url, job.name, job.batch_size).adapter()
     Worker(registry, adapter, job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()
     registry.close()
+
+
+class _Handlers:
+    """The handlers of one process; they differ in where their effects go."""
+
+    def __init__(self, job: Job, journal: Journal, store: EffectStore) -> None:
+        self._job = job
+        self._journal = journal
+        self._store = store
+        self._begun: Counter[str] = Counter()
+        self._table = effects_table(job.name)
+        registry_of_rows().map_imperatively(_Row, self._table)
+
+    @property
+    def chosen(self) -> Callable[..., Any]:
+        """The handler for this store."""
+        if isinstance(self._store, Outputs):
+            return self._in_topic
+        return self._in_database if self._store.is_transactional else self._in_journal
+
+    def _in_journal(self, message: Message) -> str:
+        """With a leased checker: an effect outside of its store."""
+        return self._run(message, lambda effect: self._journal.write(What.EFFECT, **effect))
+
+    def _in_database(self, message: Message, session: Session) -> str:
+        """With a transactional checker: an effect in the transaction of the key."""
+        behaviour = _behaviour_in(message)
+        if behaviour is Behaviour.FORGETFUL:
+            session.expunge_all()
+
+        def write(effect: dict[str, Any]) -> None:
+            if behaviour is Behaviour.UNSENT:
+                session.add(_Row(_timed(effect)))
+            else:
+                session.execute(insert(self._table), _timed(effect))
+
+        return self._run(message, write)
+
+    def _in_topic(self, message: Message) -> Message:
+        """With Kafka's exactly-once: an effect in the transaction of the offset."""
+        effects: list[dict[str, Any]] = []
+        self._run(message, effects.append)
+        return Message(outputs_of(self._job.name), json.dumps(_timed(effects[0])).encode(), id=message.id)
+
+    def _run(self, message: Message, write: Callable[[dict[str, Any]], object]) -> str:
+        known_as = str(message.id)
+        self._begun[known_as] += 1
+        _check_headers(message, self._journal)
+        behaviour = _behaviour_in(message)
+        place = str(message.position) if isinstance(message.position, Position) else ""
+        fails = _fails(behaviour)
+        _dawdle(behaviour, self._job.lease_s, slowly=is_slow(message.subject))
+        if fails:
+            self._journal.write(What.RAISED, id=known_as, position=place)
+        if fails and not (self._store.is_transactional and behaviour is Behaviour.UNDONE):
+            raise PoisonError("always") if behaviour is Behaviour.POISON else FlakyError("before the effect")
+        around(write, "effect")(
+            {
+                "id": known_as,
+                "position": place,
+                "process": self._job.process,
+                "attempt": self._begun[known_as],
+                "fence": current_claim().fence,
+            }
+        )
+        if fails:
+            raise FlakyError("after the effect")
+        return known_as
+
+
+def _timed(effect: dict[str, Any]) -> dict[str, Any]:
+    return effect | {"at": time.monotonic(), "wall": time.time()}
 
 
 def _follow_plans() -> None:

@@ -27,7 +27,7 @@ from idempotent.torture.faults.kinds import Incident, Mishap
 from idempotent.torture.faults.schedule import FeasibleFaults, Servers, schedule
 from idempotent.torture.journal import What
 from idempotent.torture.settings import GROUP, SLOW, Job, Settings
-from idempotent.torture.stores import Effect, Store
+from idempotent.torture.stores import Effect, EffectStore, store_at
 from idempotent.torture.traffic import Behaviour, Traffic, behaviour_of, id_of, subjects_of
 
 _LOOK_EVERY_S: Final = 0.03
@@ -66,7 +66,9 @@ class TortureRun:
             ConfigurationError: these servers cannot be used.
         """
         self.settings: Final = settings
-        self.store: Final = Store(servers.checker_url, name, lease_s=settings.lease_s)
+        self.store: Final[EffectStore] = store_at(
+            servers.checker_url, servers.broker_url, name, lease_s=settings.lease_s
+        )
         self._places = [place_at(servers.broker_url, subject, _MOST_BATCH) for subject in subjects_of(name)]
         self._place = self._places[0]
         self._in_order = self._place.has_offsets
@@ -288,7 +290,7 @@ class TortureRun:
         if self.store.is_transactional:
             self._ledger = list(self.store.effects())
         for place in self._places:
-            adapter = place.adapter()
+            adapter = place.reader()
             source = adapter.dead_letter_subject(place.subject)
             if source is not None:
                 self._dead_letters += _ids(letters(adapter, source))

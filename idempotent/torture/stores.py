@@ -1,15 +1,23 @@
-"""Store: the keys and the effects of a run. The effects have no unique key: only the checker prevents a second one."""
+"""Where the keys and effects of a run are. Effects have no unique key: only the checker prevents a second one."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 import sqlalchemy as sa
 
+from idempotent.checkers import AttemptChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.claims import Guarantee
+from idempotent.errors import ConfigurationError
 from idempotent.testing.stage.databases import RunTable
+from idempotent.testing.stage.leftovers import letters
+from idempotent.testing.stage.places import place_at
 from idempotent.testing.stage.stores import RunStore, delete_keys
 
 
@@ -49,6 +57,91 @@ def effects_table(name: str) -> sa.Table:
         sa.Column("wall", sa.Double, nullable=False),
         mysql_engine="InnoDB",
     )
+
+
+class EffectStore(Protocol):
+    """What a run needs to know of its store: the properties of `RunStore`, and the effects."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def guarantee(self) -> Guarantee: ...
+    @property
+    def by_position(self) -> bool: ...
+    @property
+    def is_redis(self) -> bool: ...
+    @property
+    def is_transactional(self) -> bool: ...
+    @property
+    def is_file(self) -> bool: ...
+    def checker(self) -> AbstractIdempotentChecker: ...
+    def prepare(self) -> None: ...
+    def clean(self) -> None: ...
+    def effects(self) -> Iterator[Effect]: ...
+    def lose_keys(self, share: float, chance: random.Random) -> None: ...
+
+
+def store_at(checker_url: str, broker_url: str, name: str, *, lease_s: float) -> EffectStore:
+    """The store of a run: the checker's, or with Kafka's exactly-once a topic.
+
+    Raises:
+        ConfigurationError: an invalid URL, or a checker whose keys are lost when its process is killed.
+    """
+    if dict(parse_qsl(urlsplit(broker_url).query)).get("semantics") == "exactly_once":
+        return Outputs(checker_url, broker_url, name)
+    return Store(checker_url, name, lease_s=lease_s)
+
+
+def outputs_of(name: str) -> str:
+    """The topic of the effects, with Kafka's exactly-once."""
+    return f"{name}_effects"
+
+
+class Outputs:
+    """The topic to which handlers write their effects, in the transaction with the offset of the message.
+
+    The checker keeps nothing, so a message that is sent twice is two messages.
+    """
+
+    guarantee: Final = Guarantee.TRANSACTIONAL
+    by_position: Final = True
+    is_redis = False
+    is_transactional = True
+    is_file = False
+
+    def __init__(self, checker_url: str, broker_url: str, name: str) -> None:
+        if not checker_url.startswith("attempts:"):
+            raise ConfigurationError(
+                "exactly_once needs the checker attempts://, because Kafka keeps what is done"
+            )
+        self.url: Final = checker_url
+        self.name: Final = name
+        self._place = place_at(broker_url, outputs_of(name), 1)
+        self._read: list[Effect] = []
+
+    def checker(self) -> AttemptChecker:
+        """A new checker."""
+        return AttemptChecker()
+
+    def prepare(self) -> None:
+        """Create the topic."""
+        self._place.make()
+
+    def clean(self) -> None:
+        """Remove the topic."""
+        self._place.remove()
+
+    def effects(self) -> Iterator[Effect]:
+        """The committed effects, in the order of each partition."""
+        found = letters(self._place.reader(), self._place.subject)
+        self._read += [Effect(**json.loads(message.body)) for message in found]
+        return iter(self._read)
+
+    def lose_keys(self, share: float, chance: random.Random) -> None:
+        """Only Redis loses keys."""
+        raise NotImplementedError
 
 
 class Store(RunStore):

@@ -30,8 +30,10 @@ class CheckerKind:
     """A checker on a store of its own."""
 
     prefix: str
-    store: type[PrivateServer]
+    store: type[PrivateServer] | None
     options: tuple[str, ...] = ()
+    query: str = ""
+    """Of the broker's URL."""
 
 
 CHECKERS: dict[str, CheckerKind] = {
@@ -41,12 +43,15 @@ CHECKERS: dict[str, CheckerKind] = {
     # A restarted Redis must keep what it has acknowledged.
     "redis": CheckerKind("", PrivateRedis, ("--appendonly", "yes", "--appendfsync", "always")),
     "offsets-mariadb": CheckerKind("offsets+", PrivateMariaDb),
+    # Kafka itself is the store.
+    "exactly-once": CheckerKind("attempts://", None, query="semantics=exactly_once"),
 }
+_OF_KAFKA = ("offsets-mariadb", "exactly-once")
 PAIRS = [
     (broker, checker)
     for broker in BROKERS
     for checker in CHECKERS
-    if broker == "kafka" or not checker.startswith("offsets")
+    if broker == "kafka" or checker not in _OF_KAFKA
 ]
 
 

@@ -79,11 +79,15 @@ def pair(console: Console, broker: str, checker: str, settings: Settings, *, kee
     """One of them."""
     with ExitStack() as stack:
         kind = CHECKERS[checker]
-        store = kind.store(*kind.options)
+        store = None if kind.store is None else kind.store(*kind.options)
         # Redis has its keys in memory.
-        small = checker != "redis" and stack.enter_context(on_a_small_disk(store))
-        running = [started(stack, console, server) for server in (BROKERS[broker](), store)]
-        return over_servers(console, settings, servers_of(*running, checker, small_disk=small), keep=keep)
+        small = store is not None and checker != "redis" and stack.enter_context(on_a_small_disk(store))
+        server = started(stack, console, BROKERS[broker]())
+        if store is not None:
+            started(stack, console, store)
+        return over_servers(
+            console, settings, servers_of(server, store, checker, small_disk=small), keep=keep
+        )
 
 
 app = typer.Typer(pretty_exceptions_enable=False)

@@ -14,22 +14,24 @@ from tests.support.services.small_disk import full
 
 
 def servers_of(
-    broker: PrivateServer, store: PrivateServer, checker: str, *, small_disk: bool = False
+    broker: PrivateServer, store: PrivateServer | None, checker: str, *, small_disk: bool = False
 ) -> Servers:
     """Both servers are running; the store's disk can be filled if it is small."""
+    kind = CHECKERS[checker]
+    broker_url = broker.url if "://" in broker.url else f"kafka://{broker.url}"
     return Servers(
-        broker.url if "://" in broker.url else f"kafka://{broker.url}",
-        CHECKERS[checker].prefix + store.url,
+        f"{broker_url}?{kind.query}" if kind.query else broker_url,
+        kind.prefix if store is None else kind.prefix + store.url,
         restart_broker=_restarting(broker),
-        restart_store=_restarting(store),
+        restart_store=None if store is None else _restarting(store),
         harms=dict(_harms(broker, store, small_disk=small_disk)),
     )
 
 
 def _harms(
-    broker: PrivateServer, store: PrivateServer, *, small_disk: bool
+    broker: PrivateServer, store: PrivateServer | None, *, small_disk: bool
 ) -> Iterator[tuple[FaultKind, Callable[[str], AbstractContextManager[object]]]]:
-    if small_disk:
+    if small_disk and store is not None:
         yield FaultKind.FILL_DISK, lambda _: full(store)
     if isinstance(broker, PrivateRabbitMq):
         yield FaultKind.MEMORY_ALARM, lambda _: broker.short_of_memory()

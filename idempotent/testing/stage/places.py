@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.base import Adapter
@@ -50,8 +50,17 @@ class Place(ABC):
 
     def adapter(self) -> Adapter:
         """A new adapter."""
+        return self._adapter_at(self.url)
+
+    def reader(self) -> Adapter:
+        """A new adapter that only reads, whatever semantics the URL asks for."""
+        parts = urlsplit(self.url)
+        rest = [(name, value) for name, value in parse_qsl(parts.query) if name != "semantics"]
+        return self._adapter_at(parts._replace(query=urlencode(rest)).geturl())
+
+    def _adapter_at(self, url: str) -> Adapter:
         options = self._options()
-        return adapter_from_url(self.url, **{name: options[name] for name in options.keys() - self.given})
+        return adapter_from_url(url, **{name: options[name] for name in options.keys() - self.given})
 
     @abstractmethod
     def _options(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from idempotent.testing.proxy import Loss, Proxy
 from idempotent.torture.consumers import ConsumerSlot
 from idempotent.torture.faults.kinds import Fault, FaultKind, Incident, Target
 from idempotent.torture.faults.schedule import Servers
-from idempotent.torture.stores import Store
+from idempotent.torture.stores import EffectStore
 
 # A fault waits this long for a consumer to start: one that has just started shows nothing.
 _READY_S: Final = 8.0
@@ -37,7 +37,7 @@ class FaultInjector:
         slots: Sequence[ConsumerSlot],
         producer_proxy: Proxy | None,
         servers: Servers,
-        store: Store,
+        store: EffectStore,
         seed: int,
         record: Callable[[Incident], object],
     ) -> None:

@@ -12,7 +12,7 @@ from idempotent.torture.addresses import address_of
 from idempotent.torture.clocks import no_wrong_clocks
 from idempotent.torture.faults.kinds import Fault, FaultKind, Target
 from idempotent.torture.settings import Settings
-from idempotent.torture.stores import Store
+from idempotent.torture.stores import EffectStore
 
 # The steps of a consumer; a Spark batch has others.
 _STEPS: Final = ("claim", "effect", "complete", "release", "ack")
@@ -52,7 +52,7 @@ class FeasibleFaults:
     points: tuple[str, ...]
 
     @classmethod
-    def of(cls, servers: Servers, store: Store, *, is_kafka: bool) -> FeasibleFaults:
+    def of(cls, servers: Servers, store: EffectStore, *, is_kafka: bool) -> FeasibleFaults:
         """What can be done to these servers."""
         reasons = {kind: _obstacle(kind, servers, store, is_kafka=is_kafka) for kind in FaultKind}
         steps = (*_STEPS, "commit" if store.is_transactional else "renew")
@@ -63,7 +63,7 @@ class FeasibleFaults:
         )
 
 
-def _obstacle(kind: FaultKind, servers: Servers, store: Store, *, is_kafka: bool) -> str | None:
+def _obstacle(kind: FaultKind, servers: Servers, store: EffectStore, *, is_kafka: bool) -> str | None:
     """Why this fault cannot happen; None: it can."""
     urls = {Target.STORE_CONNECTION: servers.checker_url, Target.BROKER_CONNECTION: servers.broker_url}
     if kind.target in urls and address_of(urls[kind.target]) is None:
