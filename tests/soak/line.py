@@ -129,6 +129,7 @@ class Line:
                 child.wait(_END_S)
             except subprocess.TimeoutExpired:
                 child.kill()
+                child.wait(_END_S)
         self._place.remove()
         self._engine.dispose()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from contextlib import closing
@@ -12,7 +13,7 @@ from tests.support.forked import Forked
 
 
 def hang_here() -> None:
-    print("hangs", flush=True)
+    os.write(1, b"hangs")
     time.sleep(300)
 
 

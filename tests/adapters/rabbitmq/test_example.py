@@ -31,6 +31,7 @@ def test_the_example_books_each_payment_once_and_stops_when_told(rabbit, tmp_pat
         rest, errors = service.communicate(timeout=150)
     finally:
         service.kill()
+        service.communicate()
     assert service.returncode == 0, errors
     assert sorted(lines) == ["booked 1999 cents for alice\n", "booked 5 cents for bob\n"]
     assert "WorkerSummary" in rest

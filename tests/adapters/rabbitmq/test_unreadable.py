@@ -134,7 +134,7 @@ def test_a_redrive_brings_back_a_message_that_can_be_read(rabbit, queue):
         done.append((message.id, message.headers["at"]))
 
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: rabbit.depth(f"{queue}.dead"))
-    assert redrive(handle, rabbit.adapter(), idle_s=0.5).returned == 1
+    assert redrive(handle, rabbit.adapter(), idle_s=3.0).returned == 1
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
     assert done == [("bad", MILLISECONDS)]
 

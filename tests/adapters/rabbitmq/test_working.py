@@ -161,7 +161,7 @@ def test_dead_letters_can_be_brought_back(rabbit, queue):
         rabbit.publish(channel, queue, b"", pika.BasicProperties(message_id="1", content_type="text/x"))
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: rabbit.depth(f"{queue}.dead"))
     mended.append(True)
-    assert redrive(handle, rabbit.adapter(), idle_s=0.5).returned == 1
+    assert redrive(handle, rabbit.adapter(), idle_s=3.0).returned == 1
     assert not rabbit.exists(f"{queue}.dead.dead")
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
     assert done == [("1", "text/x")]

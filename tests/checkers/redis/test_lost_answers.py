@@ -16,8 +16,8 @@ def test_a_claim_whose_answer_was_lost_is_still_a_claim(make, loses_answers):
 
 
 def test_a_take_over_whose_answer_was_lost_is_still_known_as_one(make, loses_answers):
-    checker = made_with_scripts(make, loses_answers, lease_s=0.05)
-    checker._claim(ClaimRequest(KEYS.key("7")))
+    checker = made_with_scripts(make, loses_answers)
+    make(lease_s=0.05)._claim(ClaimRequest(KEYS.key("7")))
     time.sleep(0.1)
     loses_answers.lose = 1
     decision = checker.desk.claim(ClaimRequest(KEYS.key("7"), max_attempts=5))
@@ -26,8 +26,8 @@ def test_a_take_over_whose_answer_was_lost_is_still_known_as_one(make, loses_ans
 
 
 def test_a_lapse_is_counted_once_however_often_its_new_owner_asks(make):
-    checker = make(lease_s=0.05)
-    checker._claim(ClaimRequest(KEYS.key("7")))
+    checker = make()
+    make(lease_s=0.05)._claim(ClaimRequest(KEYS.key("7")))
     time.sleep(0.1)
     request = ClaimRequest(KEYS.key("7"), max_attempts=5)
     assert checker.desk.claim(request).alone

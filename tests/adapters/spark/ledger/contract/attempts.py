@@ -17,11 +17,12 @@ from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract,
 class AttemptsContract(LedgerContract):
     @pytest.mark.parametrize("prepared", [False, True])
     def test_a_run_that_another_driver_has_is_refused_until_its_lease_ends(self, prepared):
-        first = self.begin(lease_s=1.0)
+        first = self.begin()
         if prepared:
             self.ledger.prepare(first)
         with pytest.raises(RunConflictError, match=r"another driver has it.*takeover=True"):
             self.begin()
+        self.ledger.renew(first, 1.0)
         assert self.begin(wait_s=60.0).epoch == 2
 
     def test_a_driver_that_ends_in_order_lets_the_next_one_begin_at_once(self):
