@@ -90,8 +90,10 @@ class Lender:
 
     def _answer(self, service: Service, listener: Listener) -> None:
         with listener:
-            while not self._is_closed:
+            while True:
                 with listener.accept() as connection, suppress(ConnectionError):
+                    if self._is_closed:  # the connection of `close`, for which no server is to start
+                        return
                     connection.send(self._url_or_error(service))
 
     def _url_or_error(self, service: Service) -> str | Exception:

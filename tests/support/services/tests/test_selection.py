@@ -1,5 +1,6 @@
 """Where the servers of the tests come from: the environment, Docker, or a private process."""
 
+import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -21,7 +22,7 @@ from tests.support.services import (
 )
 from tests.support.services.docker import docker_answers
 from tests.support.services.selection import Source, choose
-from tests.support.services.tests.running import ROOT, runs_no_more
+from tests.support.services.tests.running import ROOT, runs_no_more, wait_for
 
 
 def yes() -> bool:
@@ -133,6 +134,28 @@ def test_processes_that_share_a_server_start_it_once(monkeypatch: pytest.MonkeyP
         assert urls == {server.url}
         assert server.folder.exists()
     assert not server.folder.exists()
+
+
+def test_the_end_of_a_lender_starts_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REDIS.variable, raising=False)
+    started = []
+
+    class Noted(PrivateRedis):
+        def start(self) -> None:
+            started.append(self)
+
+    service = replace(REDIS, private=Noted)
+    with closing(ServicePool(docker=no)) as pool:
+        lender = Lender(pool, [service])
+        lender.close()
+        wait_for(lambda: refuses(lender.ports[service.name]))
+    assert started == []
+
+
+def refuses(port: int) -> bool:
+    """Whether nobody listens there any more."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.usefixtures("nothing_installed")
