@@ -76,14 +76,6 @@ def _check_headers(message: Message, journal: Journal) -> None:
             journal.write(What.WRONG, id=message.id, error=f"the header {name} is {found!r}")
 
 
-class _Row:
-    """A row of the effects, as an object of a Session."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
-
-
 def main() -> None:
     """Read the job, and do it."""
     job = Job(**json.loads(sys.stdin.readline()))
@@ -132,7 +124,8 @@ class _Handlers:
         self._store = store
         self._begun: Counter[str] = Counter()
         self._table = effects_table(job.name)
-        registry_of_rows().map_imperatively(_Row, self._table)
+        base = registry_of_rows().generate_base()
+        self._row: Callable[..., object] = type("Row", (base,), {"__table__": self._table})
 
     @property
     def chosen(self) -> Callable[..., Any]:
@@ -153,7 +146,7 @@ class _Handlers:
 
         def write(effect: dict[str, Any]) -> None:
             if behaviour is Behaviour.UNSENT:
-                session.add(_Row(_timed(effect)))
+                session.add(self._row(**_timed(effect)))
             else:
                 session.execute(insert(self._table), _timed(effect))
 

@@ -52,7 +52,11 @@ _FOREIGN: Final[Sequence[Mapping[str, str]]] = (
     {},
     {"lang": "py", "task": "shop.pay", "retries": "0", "origin": "gen1@host", "argsrepr": "('Zoë',)"},
     {"ce-id": "A234-1234", "ce-specversion": "1.0", "ce-type": "paid", "ce-source": "/shop?a=b&c=d:e"},
-    {"_type": "com.example.Order", "spring_json_header_types": "{\"a\":\"b\"}", "content_type": "application/json"},
+    {
+        "_type": "com.example.Order",
+        "spring_json_header_types": '{"a":"b"}',
+        "content_type": "application/json",
+    },
 )
 """Headers as Celery, CloudEvents and Spring write them."""
 
