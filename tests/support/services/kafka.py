@@ -1,24 +1,19 @@
 """Apache Kafka: one node that is broker and controller, from Maven Central."""
 
 import base64
-import fcntl
-import hashlib
-import os
-import shutil
 import socket
-import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.support.services.certificate import make_certificate
 from tests.support.services.docker import Image
+from tests.support.services.maven import fetched
 from tests.support.services.process import PrivateServer, free_port
 
 USER, PASSWORD = "consumer", "s3cret-of-the-tests"
 _POM = Path(__file__).with_name("kafka-pom.xml")
-_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 # One node keeps one copy of everything, and few partitions of its own topics: they cost the start.
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -147,29 +142,12 @@ class PrivateKafka(PrivateServer):
         return self.folder / "server.properties"
 
     def _jars(self) -> Path:
-        """The folder with the programs, fetched once per machine and version."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "idempotent-tests"
-        jars = cache / f"kafka-{hashlib.sha256(_POM.read_bytes()).hexdigest()[:12]}"
-        if jars.exists():
-            return jars
-        cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / "kafka.lock"):
-            if not jars.exists():
-                fresh = Path(tempfile.mkdtemp(prefix="kafka-", dir=cache))
-                try:
-                    self._run(["mvn", "-q", "-B", "-f", str(_POM), _COPY, f"-DoutputDirectory={fresh}"])
-                    # Appears whole or not at all.
-                    fresh.rename(jars)
-                finally:
-                    shutil.rmtree(fresh, ignore_errors=True)
-        return jars
+        return jars(self._run)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def jars(run: Callable[[list[str]], Any]) -> Path:
+    """The folder with the broker's programs and Java's own client; `run` runs a command that fetches them."""
+    return fetched(_POM, "kafka", run)
 
 
 _DOCKER_PORT = free_port()

@@ -1,0 +1,1 @@
+"""Clients of other people: what a consumer here receives of them, and what they read of its dead letters."""
