@@ -15,9 +15,9 @@ from idempotent.checkers import AttemptChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Guarantee
 from idempotent.errors import ConfigurationError
+from idempotent.testing.stage.committed import committed
 from idempotent.testing.stage.databases import RunTable
-from idempotent.testing.stage.leftovers import letters
-from idempotent.testing.stage.places import place_at
+from idempotent.testing.stage.places import KafkaPlace
 from idempotent.testing.stage.stores import RunStore, delete_keys
 
 
@@ -118,8 +118,7 @@ class Outputs:
             )
         self.url: Final = checker_url
         self.name: Final = name
-        self._place = place_at(broker_url, outputs_of(name), 1)
-        self._read: list[Effect] = []
+        self._place = KafkaPlace(broker_url, outputs_of(name), 1)
 
     def checker(self) -> AttemptChecker:
         """A new checker."""
@@ -134,10 +133,13 @@ class Outputs:
         self._place.remove()
 
     def effects(self) -> Iterator[Effect]:
-        """The committed effects, in the order of each partition."""
-        found = letters(self._place.reader(), self._place.subject)
-        self._read += [Effect(**json.loads(message.body)) for message in found]
-        return iter(self._read)
+        """The committed effects, in the order of each partition.
+
+        Raises:
+            AdapterError: the broker does not answer, or a transaction stays open.
+        """
+        for body in committed(self._place.client_config, self._place.subject):
+            yield Effect(**json.loads(body))
 
     def lose_keys(self, share: float, chance: random.Random) -> None:
         """Only Redis loses keys."""

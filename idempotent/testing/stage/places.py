@@ -164,12 +164,13 @@ class KafkaPlace(Place):
             else:
                 return
 
-    def _ask(self, question: Callable[[Any], Mapping[Any, Any]]) -> None:
-        from idempotent.adapters.kafka.client import AdminClient, KafkaException, error_of, make_client
+    @property
+    def client_config(self) -> dict[str, Any]:
+        """The broker's address and the security settings, for a client of the library."""
         from idempotent.adapters.kafka.options import place_of, security_config
 
         given = self.given
-        security = security_config(
+        return security_config(
             place_of(urlsplit(self.url)._replace(query="").geturl()),
             protocol=given.get("security_protocol"),
             mechanism=given.get("sasl_mechanism"),
@@ -177,7 +178,11 @@ class KafkaPlace(Place):
             password=given.get("sasl_password"),
             ca_location=given.get("ssl_ca_location"),
         )
-        admin = make_client(AdminClient, security)
+
+    def _ask(self, question: Callable[[Any], Mapping[Any, Any]]) -> None:
+        from idempotent.adapters.kafka.client import AdminClient, KafkaException, error_of, make_client
+
+        admin = make_client(AdminClient, self.client_config)
         try:
             for answer in question(admin).values():
                 answer.result(_ANSWER_S)
