@@ -18,7 +18,7 @@ from tests.support.services import MYSQL, POSTGRES, RABBITMQ, REDIS, Service
 from tests.support.services.process import ServerFailedError, die_with_this_process, free_port
 from tests.support.services.waiting import wait_until_it_answers
 
-_PLACE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "idempotent-consumer" / "newest"
+_PLACE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "idempotent-tests" / "newest"
 _USER = "idempotent"
 _SQL = f"""
 CREATE USER IF NOT EXISTS '{_USER}'@'%' IDENTIFIED BY '{_USER}';
@@ -175,15 +175,18 @@ def running(newest: Newest) -> Iterator[str]:
 
 def main(command: list[str]) -> int:
     """Run the command with MySQL, and with `-k mysql` also with MariaDB; the first exit code that is not 0."""
+    codes = []
     with ExitStack() as opened:
         environ = os.environ | {each.service.variable: opened.enter_context(running(each)) for each in OTHERS}
         for mysql, more in ((MYSQL_9, []), (MARIADB_11, ["-k", "mysql"])):
             with running(mysql) as url:
                 done = subprocess.run([*command, *more], check=False, env=environ | {MYSQL.variable: url})
-            if done.returncode != 0:
-                return done.returncode
-    return 0
+            codes.append(done.returncode)
+    return next(filter(None, codes), 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ServerFailedError as error:
+        sys.exit(str(error))
