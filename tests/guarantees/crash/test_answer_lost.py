@@ -24,7 +24,9 @@ TRANSACTIONAL = pytest.mark.parametrize("sql_store", ["mysql", "postgres"], indi
 
 ENDED_WHEN_IDLE = {
     # MariaDB reads the first comment, MySQL the second.
-    "mysql": {"init_command": "SET SESSION /*M! idle_transaction_timeout = 3 */ /*!80000 wait_timeout = 3 */"},
+    "mysql": {
+        "init_command": "SET SESSION /*M! idle_transaction_timeout = 3 */ /*!80000 wait_timeout = 3 */"
+    },
     "postgres": {"options": "-c idle_in_transaction_session_timeout=3s"},
 }
 LONG_S = 60.0  # a lease that does not end while a test runs
