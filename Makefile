@@ -59,11 +59,10 @@ soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (
 
 # At a desk the slow tests stay out, and random ones make a tenth of their examples.
 test: CHOICE := $(if $(IN_CI),,-m 'not slow')
-test: lint types pytest $(if $(IN_CI),newest pythons brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
+test: lint types pytest $(if $(IN_CI),brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
 	@echo
 ifdef IN_CI
-	@echo "make test: passed, on this machine's servers, on the newest ones (the rest on them: make test SERVERS=newest),"
-	@echo "through the brief torture, and without servers on each other Python that was found (the line that begins with Pythons:)"
+	@echo "make test: passed, all but the newest servers (make newest) and other versions of Python (make pythons)"
 else
 	@echo "make test: passed. Left out:"
 	@echo "  slow tests                            make pytest ARGS='-m slow'"
@@ -89,7 +88,7 @@ types: $(STAMP) ## Check types
 pytest: $(STAMP) servers $(if $(NEWEST),servers-newest) ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
 	@$(NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(WITH_NEWEST) $(ON_NEWEST)) $(ARGS)
 
-newest: $(STAMP) servers servers-newest ## Test contracts, crashes, races and adapters on newer servers, as CI=true make test does
+newest: $(STAMP) servers servers-newest ## Test contracts, crashes, races and adapters on newer servers, in minutes
 	@$(RUN_NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(WITH_NEWEST) $(BRIEFLY_ON_NEWEST)
 
 pythons: python ## Run the tests that need no server on each other Python that is found here

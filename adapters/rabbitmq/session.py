@@ -96,7 +96,11 @@ class Session:
     # Deliveries
 
     def take(self, limit: int, full: Container[str]) -> list[Delivery]:
-        """At most `limit` deliveries that have arrived from queues that are not `full`."""
+        """At most `limit` deliveries that have arrived from queues that are not `full`.
+
+        Raises:
+            AMQPError, OSError: the session has ended before the broker had the automatic acknowledgements.
+        """
         deliveries: list[Delivery] = []
         while len(deliveries) < limit and (arrived := self._inbox.take(full)) is not None:
             queue, received, body = arrived
@@ -107,8 +111,10 @@ class Session:
             deliveries.append(Delivery(message_from(queue, received, body), Token(self, queue, tag), error))
             if self._consuming.ack is AckMode.AUTO:
                 self._acks.finish(tag)
-        if self._consuming.ack is AckMode.AUTO:
+        if self._consuming.ack is AckMode.AUTO and deliveries:
             self._acks.flush()
+            # Wait for an answer: acknowledgements that are lost with the connection bring their messages back.
+            self._channel.flow(active=True)
         return deliveries
 
     def pump(

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -103,12 +105,28 @@ def test_a_worker_killed_at_any_step_repeats_no_effect_and_loses_none(
 # Connections that are lost at the worst moment
 
 
-def behind_a_proxy(rabbit):
+def behind_a_proxy(rabbit, **options):
     parts = urlsplit(rabbit.url)
     proxy = Proxy("127.0.0.1", parts.port)
     place = parts.netloc.rpartition("@")[0]
-    adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}")
+    adapter = rabbit.adapter(f"amqp://{place}@127.0.0.1:{proxy.port}{parts.path}", **options)
     return proxy, adapter
+
+
+def test_auto_hands_out_no_message_whose_acknowledgement_was_lost(rabbit, queue):
+    proxy, adapter = behind_a_proxy(rabbit, ack="auto")
+    adapter.open([consumer_of(queue)])
+    try:
+        rabbit.send(*numbered(queue, 3))
+        lost = proxy.lose(struct.pack(">HH", 60, 80), Loss.QUESTION)  # basic.ack
+        taken = receive(adapter, 3)
+        assert lost.is_set()
+        assert Counter(delivery.message.id for delivery in taken) == {"m-0": 1, "m-1": 1, "m-2": 1}
+        keep_working(adapter, 0.5)
+    finally:
+        adapter.close()
+        proxy.close()
+    assert rabbit.depth(queue) == 0
 
 
 @pytest.mark.parametrize(
