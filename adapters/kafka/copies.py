@@ -10,6 +10,7 @@ from typing import Any, Final
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import CUT_HEADER, dead_letter_headers, delayed_headers
 from idempotent.adapters.kafka.attempt import Refusal
+from idempotent.adapters.kafka.client import Raw
 from idempotent.adapters.kafka.lanes import Record
 from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.outputs import Produced
@@ -102,7 +103,7 @@ class Copies:
             else:
                 # By then the broker may accept the outputs.
                 produced.refused_until = time.monotonic() + _BACKOFF.initial_s
-                log.error("copy_failed", extra={"topic": topic, "error": error})
+                _log_failed(produced.message.raw, topic, error)
 
         self._sender.copy(topic, produced.message.raw, headers, report)
 
@@ -118,7 +119,7 @@ class Copies:
 
         def report(error: str | None) -> None:
             if error is not None:
-                log.error("copy_failed", extra={"topic": topic, "error": error})
+                _log_failed(record.raw, topic, error)
             if not partition.is_open:
                 return
             if error is None and on_confirmed():
@@ -128,3 +129,7 @@ class Copies:
                 partition.retry_at(record, time.monotonic() + _BACKOFF.delay_s(record.refusals))
 
         self._sender.copy(topic, record.raw, headers, report)
+
+
+def _log_failed(original: Raw, topic: str, error: str) -> None:
+    log.error("copy_failed", extra={"position": origin_text(original), "topic": topic, "error": error})

@@ -167,7 +167,13 @@ class Copies:
     def _refuse(self, copy: Copy, error: AdapterError) -> None:
         log.error(
             "copy_refused",
-            extra={"goal": copy.goal.value, "queue": copy.token.queue, "error": describe(error)},
+            extra={
+                "message_id": copy.message.id,
+                "position": str(copy.message.position),
+                "goal": copy.goal.value,
+                "queue": copy.token.queue,
+                "error": describe(error),
+            },
         )
         copy.refusals += 1
         due = time.monotonic() + _BACKOFF.delay_s(copy.refusals)

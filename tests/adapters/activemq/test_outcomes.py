@@ -237,7 +237,7 @@ def test_what_was_only_prefetched_is_marked_as_redelivered_and_still_runs(stomp_
     assert sorted(seen) == [("a", True), ("b", True)]
 
 
-def test_nack_is_never_sent(make, stomp_url, name, monkeypatch):
+def test_no_nack_is_sent_for_a_message_that_can_be_read(make, stomp_url, name, monkeypatch):
     adapter = make()
     send(stomp_url, name, *"abcd")
     deliveries = receive(adapter, 4)
