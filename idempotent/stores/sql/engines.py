@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from idempotent.errors import ConfigurationError, MissingExtraError, mask
 from idempotent.stores.sql.cursor import NUMBERED
+from idempotent.stores.sql.url_options import demand_known_options
 
 # The driver of each database, in SQLAlchemy's words, and its parameter marker. Other drivers are refused: whether a
 # transaction is still open, for example, is read from the driver's connection, and each driver shows it differently.
@@ -72,16 +73,22 @@ def new_engine(url: URL | str, **options: Any) -> Engine:
         options: keywords of `create_engine`.
 
     Raises:
-        ConfigurationError: the URL is invalid, or names an unsupported database or driver.
+        ConfigurationError: it is no URL, is invalid, names an unsupported database or driver, or has an unknown option.
         MissingExtraError: the database's driver is not installed.
     """
     if hasattr(url, "sync_engine"):
         raise ConfigurationError(
             "an AsyncEngine cannot be used here, because handlers are synchronous: pass create_engine(url)"
         )
+    if not isinstance(url, (str, URL)):
+        raise ConfigurationError(
+            f"a checker takes an engine, a URL or a sessionmaker(engine), not a {type(url).__name__}: it opens the "
+            "connections and Sessions itself"
+        )
     try:
         parsed = make_url(url)
         _demand_driver(parsed)
+        demand_known_options(parsed)
         return create_engine(parsed, **options)
     except ModuleNotFoundError as error:
         package = error.name or "the driver"

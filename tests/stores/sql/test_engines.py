@@ -5,7 +5,7 @@ from __future__ import annotations
 import pymysql
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker, checker_from_url
 from idempotent.errors import ConfigurationError
@@ -80,3 +80,40 @@ def test_an_invalid_url_is_not_repeated(make, url):
 def test_each_name_of_a_supported_driver_is_accepted(url):
     checker = SqlChecker(url)
     checker.close()
+
+
+@pytest.mark.parametrize("make", [*CHECKERS, checker_from_url, upgrade])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///app.db?colour=red",
+        "mysql+pymysql://h/db?charset=utf8mb4&colour=red",
+        "postgresql+psycopg://h/db?connect_timeout=3&colour=red",
+    ],
+)
+def test_an_option_that_the_driver_does_not_know_is_refused(make, url):
+    with pytest.raises(ConfigurationError, match=r"'colour', which (pysqlite|pymysql|psycopg) does not know"):
+        make(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///app.db?timeout=30&check_same_thread=false",
+        "sqlite:///file:app.db?mode=rw&uri=true",
+        "mysql+pymysql://h/db?charset=utf8mb4&ssl_ca=/ca.pem&ssl_check_hostname=false&read_timeout=3",
+        "mysql+pymysql://h/db?ssl_disabled=true&unix_socket=/run/mysqld.sock",
+        "postgresql+psycopg://h/db?sslmode=require&application_name=a&options=-csearch_path%3Dapp",
+        "postgresql+psycopg://h/db?host=one:5432&host=two:5432&target_session_attrs=read-write",
+    ],
+)
+def test_the_options_of_drivers_and_of_sqlalchemy_are_accepted(url):
+    SqlChecker(url).close()
+
+
+@pytest.mark.parametrize("make", [*CHECKERS, upgrade])
+def test_what_is_no_engine_is_refused_with_what_to_give(make):
+    engine = sa.create_engine("sqlite:///app.db")
+    for other in (Session(engine), scoped_session(sessionmaker(engine)), 7, None):
+        with pytest.raises(ConfigurationError, match=rf"an engine, a URL .* not a {type(other).__name__}"):
+            make(other)

@@ -1,0 +1,49 @@
+"""The options in the query of a database's URL: those that its driver knows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from sqlalchemy.engine import URL
+
+from idempotent.errors import ConfigurationError
+
+# https://docs.sqlalchemy.org/en/20/dialects/sqlite.html: any other option is ignored, but for a URL with uri=true.
+_SQLITE: Final = frozenset(
+    {"uri", "timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements"}
+)
+
+
+def demand_known_options(url: URL) -> None:
+    """Refuse an option that the driver does not know: it would be ignored, or fail every connection.
+
+    Raises:
+        ConfigurationError: the URL has such an option.
+        ModuleNotFoundError: the driver is not installed.
+    """
+    if not url.query:
+        return
+    kind: Any = url.get_dialect()
+    module = kind.import_dbapi()
+    known = _KNOWN[kind.driver](module)
+    # SQLAlchemy translates some options of its own, and passes all others on.
+    passed = url.query if kind.name == "sqlite" else kind(dbapi=module).create_connect_args(url)[1]
+    unknown = sorted(name for name in url.query if name in passed and name not in known)
+    if unknown and "uri" not in url.query:
+        raise ConfigurationError(
+            f"the URL has the option {unknown[0]!r}, which {kind.driver} does not know; remove it, or correct its name"
+        )
+
+
+def _of_psycopg(driver: Any) -> Collection[str]:
+    of_libpq = {option.keyword.decode() for option in driver.pq.Conninfo.get_defaults()}
+    return of_libpq | inspect.signature(driver.Connection.connect).parameters.keys()
+
+
+_KNOWN: Final[Mapping[str, Callable[[Any], Collection[str]]]] = {
+    "pymysql": lambda driver: inspect.signature(driver.connections.Connection).parameters,
+    "psycopg": _of_psycopg,
+    "pysqlite": lambda _: _SQLITE,
+}
