@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from idempotent.claims import Claim, ClaimRequest, Decision, new_owner
-from idempotent.errors import DoomedTransactionError, MessageError, StoreError
+from idempotent.errors import DoomedTransactionError, MessageError, StoreError, described
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
@@ -124,11 +124,21 @@ def _ask_consumer(binding: Binding, claim: Claim) -> Result | None:
     assert callable(ask)
     assert claim.key is not None
     try:
-        if not finished(ask(claim.key)):
+        happened = finished(ask(claim.key))
+        if not isinstance(
+            happened, int
+        ):  # None, where `return` was forgotten, must not run the handler again
+            raise TypeError(
+                f"on_expired_lease returned {happened!r}; return True if the effect happened, or False"
+            )  # noqa: TRY301 - handled as every failure of the function
+        if not happened:
             return None
         binding.desk.complete(claim)
     except Exception as error:
-        log.warning("expired_lease_not_resolved", extra={"consumer": binding.name, "key": str(claim.key)})
+        log.warning(
+            "expired_lease_not_resolved",
+            extra={"consumer": binding.name, "key": str(claim.key), "error": described(error)},
+        )
         wait_s = binding.checker.lease_s or STORE_RETRY_S
         binding.desk.abandon(claim)
         return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)

@@ -113,6 +113,21 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
     assert checker.admin().get(ORDERS.key("1")).attempts == 1
 
 
+@pytest.mark.parametrize("answer", [None, "no", object()])
+def test_an_answer_that_is_neither_true_nor_false_does_not_run_the_handler(answer, caplog):
+    clock = [1000.0]
+    checker = MemoryChecker(clock=lambda: clock[0])
+    ran = []
+    consumer = consumer_of(checker, ran.append, on_expired_lease=lambda _: answer)
+    checker.desk.abandon(checker.desk.claim(consumer.binding.requests.of(message())).claim)
+    clock[0] += 3600
+    result = consumer.process(message())
+    assert result.outcome is Outcome.UNAVAILABLE
+    assert ran == []
+    (logged,) = [record for record in caplog.records if record.msg == "expired_lease_not_resolved"]
+    assert "return True if the effect happened, or False" in logged.error
+
+
 def test_more_expired_failures_than_a_batch_all_go(sql_store):
     if sql_store.kind != "sqlite":
         pytest.skip("one dialect shows it, and the others take longer")
