@@ -124,14 +124,7 @@ def _ask_consumer(binding: Binding, claim: Claim) -> Result | None:
     assert callable(ask)
     assert claim.key is not None
     try:
-        happened = finished(ask(claim.key))
-        if not isinstance(
-            happened, int
-        ):  # None, where `return` was forgotten, must not run the handler again
-            raise TypeError(
-                f"on_expired_lease returned {happened!r}; return True if the effect happened, or False"
-            )  # noqa: TRY301 - handled as every failure of the function
-        if not happened:
+        if not _effect_happened(ask(claim.key)):
             return None
         binding.desk.complete(claim)
     except Exception as error:
@@ -143,6 +136,13 @@ def _ask_consumer(binding: Binding, claim: Claim) -> Result | None:
         binding.desk.abandon(claim)
         return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
     return Result(Outcome.DUPLICATE)
+
+
+def _effect_happened(answer: object) -> bool:
+    """What a consumer answered. None, where `return` was forgotten, must not run the handler again."""
+    if not isinstance(finished(answer), int):
+        raise TypeError(f"on_expired_lease returned {answer!r}; return True if the effect happened, or False")
+    return bool(answer)
 
 
 def _count_lapse(

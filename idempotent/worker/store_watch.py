@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Collection
 from typing import Final, Self
 
@@ -35,7 +34,6 @@ class StoreWatch:
         self._checkers = tuple(checkers)
         self._fail_fast = fail_fast
         self._errors: dict[AbstractIdempotentChecker, Exception] = {}
-        self._asked_at: float | None = None
         self._has_asked = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idempotent-stores", daemon=True)
@@ -43,9 +41,7 @@ class StoreWatch:
     @property
     def ready(self) -> bool:
         """Whether every store gave its last answer in time, and can be used."""
-        asked_at = self._asked_at
-        is_late = asked_at is not None and time.monotonic() - asked_at > _ANSWER_S
-        return self._has_asked.is_set() and not self._errors and not is_late
+        return self._has_asked.is_set() and not self._errors
 
     def __enter__(self) -> Self:
         """Wait for the first answers.
@@ -57,9 +53,7 @@ class StoreWatch:
         answered = self._has_asked.wait(_ANSWER_S)
         if self._fail_fast and not self.ready:
             self._stopped.set()
-            if answered:
-                raise next(iter(self._errors.values()))
-            raise StoreUnavailableError(f"the store did not answer within {_ANSWER_S:.0f} seconds")
+            raise next(iter(self._errors.values())) if answered else _silent()
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -69,23 +63,32 @@ class StoreWatch:
     def _run(self) -> None:
         while True:
             for checker in self._checkers:
-                self._asked_at = time.monotonic()
+                # The question itself may wait for as long as the store is silent.
+                late = threading.Timer(_ANSWER_S, self._note, (checker, _silent()))
+                late.daemon = True
+                late.start()
                 self._ask(checker)
-                self._asked_at = None
+                late.cancel()
             self._has_asked.set()
             if self._stopped.wait(_EVERY_WHILE_DOWN_S if self._errors else _EVERY_S):
                 return
 
     def _ask(self, checker: AbstractIdempotentChecker) -> None:
-        kind = type(checker).__name__
         try:
             checker.ping()
         except Exception as error:  # also that of a checker of the application
-            before = self._errors.get(checker)
-            self._errors[checker] = error
-            if str(before) != str(error):
-                log.error("store_unusable", extra={"checker": kind, "error": str(error)})  # noqa: TRY400 - the reason is in the message
+            self._note(checker, error)
         else:
             if self._errors.pop(checker, None) is not None:
                 # As loud as the outage, or a log of warnings never shows its end.
-                log.warning("store_usable_again", extra={"checker": kind})
+                log.warning("store_usable_again", extra={"checker": type(checker).__name__})
+
+    def _note(self, checker: AbstractIdempotentChecker, error: Exception) -> None:
+        before = self._errors.get(checker)
+        self._errors[checker] = error
+        if str(before) != str(error):
+            log.error("store_unusable", extra={"checker": type(checker).__name__, "error": str(error)})
+
+
+def _silent() -> StoreUnavailableError:
+    return StoreUnavailableError(f"the store did not answer within {_ANSWER_S:g} seconds")

@@ -65,7 +65,11 @@ def test_readiness_follows_the_store(
 
 
 def test_a_store_that_never_answers_makes_the_worker_unready_and_does_not_stop_it(
-    registry: Registry, broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Registry,
+    broker: MemoryBroker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("idempotent.worker.store_watch._ANSWER_S", 0.1)
     go = threading.Event()
@@ -81,6 +85,9 @@ def test_a_store_that_never_answers_makes_the_worker_unready_and_does_not_stop_i
     running = Running(worker)
     until(lambda: path.exists() and path.read_text() == "store\n")
     until(lambda: not broker.backlog(SUBJECT))
+    (said,) = [record for record in caplog.records if record.message == "store_unusable"]
+    assert said.error == "the store did not answer within 0.1 seconds"
     go.set()
+    until(lambda: "store_usable_again" in caplog.messages)
     worker.stop()
     running.join()
