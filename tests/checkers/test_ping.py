@@ -1,10 +1,13 @@
 """`ping`: whether a store can take keys, asked before the first message."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
+from redis import Redis
 
+from idempotent.admin import Level
 from idempotent.checkers import (
     MemoryChecker,
     OffsetChecker,
@@ -14,7 +17,8 @@ from idempotent.checkers import (
 )
 from idempotent.errors import SchemaError, StoreError, StoreUnavailableError
 from idempotent.schema import DEFAULT_TABLE
-from tests.support.stores import Store
+from tests.support.services import PrivateRedis
+from tests.support.stores import SHARED, Store, open_store
 
 CHECKERS = [SqlChecker, TransactionalSqlChecker, OffsetChecker]
 
@@ -64,6 +68,12 @@ def test_redis_answers(redis_url: str) -> None:
     checker.close()
 
 
+def test_the_rights_of_a_consumer_are_enough(request: pytest.FixtureRequest) -> None:
+    for kind in SHARED:
+        with contextmanager(open_store)(kind, request, least=True) as store:
+            store.leased().ping()
+
+
 @pytest.mark.parametrize(
     "url",
     ["mysql+pymysql://nobody:wrong@127.0.0.1:1/shop", "postgresql+psycopg://nobody:wrong@127.0.0.1:1/shop"],
@@ -93,3 +103,33 @@ def test_a_wrong_password_is_an_error(request: pytest.FixtureRequest, kind: str)
 
 def test_a_checker_without_a_store_has_nothing_to_ask() -> None:
     MemoryChecker().ping()
+
+
+READ_ONLY = {
+    "mysql": {"init_command": "SET SESSION TRANSACTION READ ONLY"},
+    "postgres": {"options": "-cdefault_transaction_read_only=on"},
+}
+
+
+@pytest.mark.parametrize("kind", CHECKERS)
+def test_a_database_that_takes_no_writes_is_an_error(
+    sql_store: Store, kind: Callable[..., SqlChecker]
+) -> None:
+    if sql_store.kind == "sqlite":
+        pytest.skip("a question that writes would wait for each transaction that does")
+    url = sa.make_url(sql_store.url).update_query_dict(READ_ONLY[sql_store.kind])
+    checker = kind(url, table=sql_store.table)
+    with pytest.raises(StoreError, match=r"(?i)read[ -]only"):
+        checker.ping()
+    assert any(finding.level is Level.ERROR for finding in checker.findings())
+    checker.close()
+
+
+def test_a_replica_of_redis_is_an_error(private_redis: Callable[[], PrivateRedis]) -> None:
+    primary, replica = private_redis(), private_redis()
+    with Redis.from_url(replica.url) as client:
+        client.replicaof("127.0.0.1", str(primary.port))
+    checker = RedisChecker(replica.url)
+    with pytest.raises(StoreError, match="it is a replica"):
+        checker.ping()
+    checker.close()

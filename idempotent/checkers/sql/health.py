@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from idempotent.admin import Finding, Level
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.errors import mask
+from idempotent.errors import StoreError, mask
 from idempotent.stores.sql.cursor import DriverConnection, query
 from idempotent.stores.sql.faults import as_store_error
 
@@ -32,7 +32,7 @@ def sql_findings(store: SqlStore) -> list[Finding]:
         settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
         return [*settings(driver), _backlog(driver, dialect.quoted(store.table), dialect.now_us)]
 
-    return [*tables, *_autocommit(store), *store.connections.run(look)]
+    return [*tables, *_autocommit(store), *_refused(store), *store.connections.run(look)]
 
 
 def _tables(store: SqlStore) -> list[Finding]:
@@ -60,6 +60,17 @@ def _tables(store: SqlStore) -> list[Finding]:
             )
         )
     return found
+
+
+def _refused(store: SqlStore) -> Iterator[Finding]:
+    try:
+        store.ping()
+    except StoreError as error:
+        yield Finding(
+            Level.ERROR,
+            str(error),
+            "connect to a server that takes writes, as a user who may change these tables",
+        )
 
 
 def _autocommit(store: SqlStore) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from idempotent.checkers.sql.keytable import KeyTable
 from idempotent.checkers.sql.statements import Durations
 from idempotent.schema import dedup_tables, validate_table_name
 from idempotent.stores.sql.connections import Connections
-from idempotent.stores.sql.cursor import query
+from idempotent.stores.sql.cursor import execute, query
 from idempotent.stores.sql.engines import engine_from
 from idempotent.stores.sql.silence import LONGEST_S
 
@@ -46,16 +46,20 @@ class SqlStore:
         return KeyTable(self.connections.dialect, self.table, durations)
 
     def ping(self, *, keeps_positions: bool = False) -> None:
-        """Read nothing from each column of the tables of keys, or of positions, and of failures.
+        """Read nothing from, and write nothing to, the tables of keys, or of positions, and of failures: all columns.
 
         Raises:
-            StoreError: the database did not answer, refused the login, or lacks a table or a column.
+            StoreError: the database did not answer, refused the login, takes no writes, or lacks a table or a column.
         """
         tables = dedup_tables(MetaData(), self.table)
         for table in (tables.offsets if keeps_positions else tables.keys, tables.failures):
             nothing = table.select().where(false())
             statement = nothing.compile(dialect=self.engine.dialect, compile_kwargs={"literal_binds": True})
             self.connections.run(query, str(statement))
+            if self.engine.dialect.name != "sqlite":  # there it would wait for each transaction that writes
+                column = next(iter(table.c)).name
+                name = self.connections.dialect.quoted(table.name)
+                self.connections.run(execute, f"UPDATE {name} SET {column} = {column} WHERE 1 = 0")
 
     def close(self) -> None:
         """Close idle connections, and the engine if it was made here. Idempotent."""
