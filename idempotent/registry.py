@@ -227,6 +227,11 @@ class Registry:
         if "://" in checker:
             return self._from_urls.setdefault(checker, _from_url(checker))
         known = ", ".join(sorted(self.checkers)) or "none"
+        if "@" in checker:
+            raise UnknownCheckerError(
+                "the checker is no registered name, and as a URL it lacks '://'. It is not shown, because it may "
+                f"contain a password. Known names: {known}"
+            )
         raise UnknownCheckerError(
             f"no checker is named {checker!r}; known: {known}. "
             f"Register it: registry.checker({checker!r}, SqlChecker(...))"

@@ -165,3 +165,11 @@ def test_the_kill_switch_refuses_a_word_that_it_does_not_know(monkeypatch, word)
 def test_the_kill_switch_knows_all_and_names(monkeypatch, word):
     monkeypatch.setenv("IDEMPOTENT_DISABLED", word)
     assert declare(print_message).binding.disabled is bool(word)
+
+
+@pytest.mark.parametrize("name", ["me:secret@host/db", "redis:secret@host", "secret@host"])
+def test_a_url_that_is_mistaken_for_a_name_is_not_shown(name):
+    consumer = Registry().consumer("orders", checker=name)(print_message)
+    with pytest.raises(UnknownCheckerError, match="lacks '://'") as refused:
+        consumer.process(message())
+    assert "secret" not in str(refused.value)
