@@ -58,6 +58,7 @@ def test_a_task_that_was_redriven_is_handled(send, serve_queue):
     assert service.effects[0].json()[0] == [7]
 
 
+@pytest.mark.slow
 def test_a_worker_of_celery_runs_a_dead_letter(send, rabbit, queue, serve_queue, tmp_path):
     send(task_id=TASK_ID)
     serve_queue(key=task_id).bury()

@@ -84,6 +84,7 @@ def test_java_reads_a_dead_letter_as_the_record_that_it_was(java, broker, topic,
     assert letter.headers["x-idempotent-origin"] == f"{topic}/0/0"
 
 
+@pytest.mark.slow
 def test_of_one_key_java_and_librdkafka_choose_different_partitions(java, broker, wide):
     java.send(broker, wide, *(f"{key}-1" for key in KEYS))
     of_java = places(broker, wide)
@@ -101,6 +102,7 @@ def published(broker, topic, **options):
     return places(broker, topic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2_random"])
 def test_a_redriven_record_returns_to_javas_partition_and_a_letter_lies_where_the_partitioner_says(
     java, broker, wide, partitioner

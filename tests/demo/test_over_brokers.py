@@ -47,6 +47,7 @@ def test_each_flight_is_booked_once_over_rabbitmq(private_rabbitmq, mysql_url):
     assert report.counts.duplicates > 0
 
 
+@pytest.mark.slow
 def test_each_flight_is_booked_once_over_activemq(private_activemq, mysql_url):
     server = private_activemq()
     report = report_of(server, server.url, f"transactional+{mysql_url}")
@@ -100,6 +101,7 @@ def demo(*words, **environ):
     )
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_it_did_and_no_password(rabbitmq_url):
     done = demo("--broker", rabbitmq_url)
     assert done.returncode == 0, done.stdout + done.stderr

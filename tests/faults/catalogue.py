@@ -803,8 +803,8 @@ FAULTS: Final = (
     Fault(
         "the coroutine of an async on_expired_lease counts as yes",
         _PROCESSING,
-        "if not finished(ask(claim.key)):",
-        "if not ask(claim.key):",
+        "if not isinstance(finished(answer), int):",
+        "if answer is None:",
         "tests/processing/test_unfinished.py -k test_an_answer_about_a_lapsed_lease",
     ),
     Fault(

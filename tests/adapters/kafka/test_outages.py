@@ -17,6 +17,7 @@ from tests.adapters.kafka.member import ACK, GROUP, bodies, nothing, nothing_com
 from tests.support.services import PrivateKafka
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(spare, caplog):
     kafka = spare(PrivateKafka)
     broker = Broker(kafka.url)

@@ -208,6 +208,7 @@ def test_an_outage_of_the_broker_loses_and_doubles_no_output(spare, outages):
     line.check_once_and_in_order(count)
 
 
+@pytest.mark.slow
 def test_without_a_broker_a_worker_still_ends_in_time(spare):
     kafka = spare(PrivateKafka)
     line = Line(Broker(kafka.url))

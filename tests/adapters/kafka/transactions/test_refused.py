@@ -75,6 +75,7 @@ def test_an_output_that_is_too_large_takes_none_with_it_that_shares_its_batch(br
     assert {int(letter.body) for letter in line.letters()} == bad
 
 
+@pytest.mark.slow
 def test_outputs_that_nobody_takes_hold_back_their_partition_alone_until_their_letter_is_safe(
     broker, caplog, monkeypatch
 ):

@@ -107,6 +107,7 @@ def test_a_committed_batch_that_spark_brings_again_is_not_handled_again(spark, s
     assert len(handled) == len(set(handled)) == 3
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_under_an_old_sink_id_is_an_error_and_drops_nothing(spark, stream, process, handled):
     stream.run(spark, process())
     stream.arrives("fourth", range(200, 250))
