@@ -283,7 +283,7 @@ class Worker:
         self._unrecorded.report()
         self._abandoned = self._pool.in_flight.total()
         if self._abandoned:
-            hint = "" if self._stores.ready else "a store does not answer, so these effects may be repeated"
+            hint = None if self._stores.ready else "a store does not answer, so these effects may be repeated"
             log.error("drain_timed_out", extra={"running": self._abandoned, "hint": hint})
         else:
             self._pool.join(1.0)

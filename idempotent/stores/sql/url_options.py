@@ -23,15 +23,15 @@ def demand_known_options(url: URL) -> None:
         ConfigurationError: the URL has such an option.
         ModuleNotFoundError: the driver is not installed.
     """
-    if not url.query:
-        return
     kind: Any = url.get_dialect()
+    if not url.query or (kind.name == "sqlite" and "uri" in url.query):
+        return
     module = kind.import_dbapi()
     known = _KNOWN[kind.driver](module)
     # SQLAlchemy translates some options of its own, and passes all others on.
     passed = url.query if kind.name == "sqlite" else kind(dbapi=module).create_connect_args(url)[1]
     unknown = sorted(name for name in url.query if name in passed and name not in known)
-    if unknown and "uri" not in url.query:
+    if unknown:
         raise ConfigurationError(
             f"the URL has the option {unknown[0]!r}, which {kind.driver} does not know; remove it, or correct its name"
         )

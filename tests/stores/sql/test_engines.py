@@ -89,6 +89,7 @@ def test_each_name_of_a_supported_driver_is_accepted(url):
         "sqlite:///app.db?colour=red",
         "mysql+pymysql://h/db?charset=utf8mb4&colour=red",
         "postgresql+psycopg://h/db?connect_timeout=3&colour=red",
+        "mysql+pymysql://h/db?colour=red&uri=true",
     ],
 )
 def test_an_option_that_the_driver_does_not_know_is_refused(make, url):
