@@ -822,7 +822,7 @@ FAULTS: Final = (
         "tests/test_declaration.py -k test_the_kill_switch_refuses",
     ),
     Fault(
-        "a body that is no JSON is tried again",
+        "a body that is not JSON is tried again",
         "idempotent/policy.py",
         " and not _matches(error, (MessageError,), all)",
         "",

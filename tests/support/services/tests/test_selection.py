@@ -153,7 +153,7 @@ def test_the_end_of_a_lender_starts_no_server(monkeypatch: pytest.MonkeyPatch) -
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens there any more."""
+    """Whether no process listens there any more."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
