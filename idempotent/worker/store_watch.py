@@ -34,6 +34,9 @@ class StoreWatch:
         self._checkers = tuple(checkers)
         self._fail_fast = fail_fast
         self._errors: dict[AbstractIdempotentChecker, Exception] = {}
+        # The checker whose answer is waited for. The lock keeps a late note from overtaking the answer.
+        self._asked: AbstractIdempotentChecker | None = None
+        self._lock = threading.Lock()
         self._has_asked = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idempotent-stores", daemon=True)
@@ -64,8 +67,9 @@ class StoreWatch:
         while True:
             for checker in self._checkers:
                 # The question itself may wait for as long as the store is silent.
-                late = threading.Timer(_ANSWER_S, self._note, (checker, _silent()))
+                late = threading.Timer(_ANSWER_S, self._note_late, (checker,))
                 late.daemon = True
+                self._asked = checker
                 late.start()
                 self._ask(checker)
                 late.cancel()
@@ -74,14 +78,23 @@ class StoreWatch:
                 return
 
     def _ask(self, checker: AbstractIdempotentChecker) -> None:
+        failed: Exception | None = None
         try:
             checker.ping()
         except Exception as error:  # also that of a checker of the application
-            self._note(checker, error)
-        else:
-            if self._errors.pop(checker, None) is not None:
+            failed = error
+        with self._lock:
+            self._asked = None
+            if failed is not None:
+                self._note(checker, failed)
+            elif self._errors.pop(checker, None) is not None:
                 # As loud as the outage, or a log of warnings never shows its end.
                 log.warning("store_usable_again", extra={"checker": type(checker).__name__})
+
+    def _note_late(self, checker: AbstractIdempotentChecker) -> None:
+        with self._lock:
+            if self._asked is checker and not self._stopped.is_set():
+                self._note(checker, _silent())
 
     def _note(self, checker: AbstractIdempotentChecker, error: Exception) -> None:
         before = self._errors.get(checker)

@@ -9,6 +9,7 @@ from idempotent import Registry, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import SchemaError, StoreError, StoreUnavailableError
+from idempotent.worker.store_watch import StoreWatch
 from tests.worker.running import SUBJECT, WAIT_S, Running, publish, until
 
 
@@ -91,3 +92,34 @@ def test_a_store_that_never_answers_makes_the_worker_unready_and_does_not_stop_i
     until(lambda: "store_usable_again" in caplog.messages)
     worker.stop()
     running.join()
+
+
+def test_an_answer_just_in_time_is_not_followed_by_a_complaint() -> None:
+    checker = MemoryChecker()
+    with StoreWatch([checker]) as watch:
+        watch._note_late(checker)  # its timer has fired, and the answer was first
+        assert watch.ready
+
+
+def test_after_the_end_a_store_that_is_still_silent_is_not_complained_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idempotent.worker.store_watch._EVERY_S", 0.0)
+    monkeypatch.setattr("idempotent.worker.store_watch._LAST_WAIT_S", 0.0)
+    asked_again, go = threading.Event(), threading.Event()
+
+    class SilentLater(MemoryChecker):
+        questions = 0
+
+        def ping(self) -> None:
+            self.questions += 1
+            if self.questions > 1:
+                asked_again.set()
+                assert go.wait(WAIT_S)
+
+    checker = SilentLater()
+    with StoreWatch([checker]) as watch:
+        assert asked_again.wait(WAIT_S)
+    watch._note_late(checker)  # as its timer does
+    go.set()
+    assert "store_unusable" not in caplog.messages
