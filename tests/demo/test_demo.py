@@ -139,9 +139,11 @@ def test_interrupted_it_leaves_no_file_and_no_process(number, temporary):
         text=True,
     )
     until = time.monotonic() + 60
-    while not list(temporary.glob("*/*.log")) and time.monotonic() < until:
+    consumers = []
+    # The file is there before the consumer that writes it.
+    while not (consumers and list(temporary.glob("*/*.log"))) and time.monotonic() < until:
         time.sleep(0.05)
-    consumers = psutil.Process(running.pid).children()
+        consumers = psutil.Process(running.pid).children()
     running.send_signal(number)
     printed, _ = running.communicate(timeout=60)
     assert consumers
