@@ -225,7 +225,7 @@ class KafkaAdapter(Adapter):
                 log.warning("output_refused", extra={"id": delivery.message.id, "error": str(error)})
                 self._copies.dead_letter(delivery, Result(Outcome.REJECTED, error=error))
                 return True
-        self._finish(token.partition, token.record)
+        self._finish(token.partition, token.record, result.outcome)
         return True
 
     def _delay(self, delivery: Delivery, after_s: float) -> bool:
@@ -294,7 +294,7 @@ class KafkaAdapter(Adapter):
         on_refused = self._copies.dead_letter_of_input
         return Transactions(config, is_ours_alone=own_id is None, on_refused=on_refused)
 
-    def _finish(self, partition: Partition, record: Record) -> None:
-        partition.finish(record)
+    def _finish(self, partition: Partition, record: Record, outcome: Outcome | None = None) -> None:
+        partition.finish(record, outcome)
         if self._group is not None:
             self._group.assignment.count_finished()

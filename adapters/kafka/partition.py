@@ -19,6 +19,7 @@ from idempotent.adapters.watermark import Watermark
 from idempotent.choices import choice
 from idempotent.errors import ConfigurationError
 from idempotent.message import Position
+from idempotent.outcomes import Outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +84,7 @@ class Partition:
         self._first: int | None = None
         self._next: int | None = None
         self.is_begun = not is_stored
+        self._has_effect = False
 
     def restart_at(self, offset: int) -> None:
         """Note that the client fetches from this offset now."""
@@ -141,7 +143,9 @@ class Partition:
     def _delivery(self, record: Record, topic_id: str) -> Delivery:
         token = self._out[record.offset] = Token(self, record)
         position = Position(topic_id, self.number, record.offset, record.expected, epoch_of(record.raw))
-        redelivered = record.turns > 1 or self.subject != self.topic
+        # Kafka marks no redelivery, but a group goes on where its last process died: what is delivered before the first
+        # new effect may have killed it, and is counted before it runs only with this mark.
+        redelivered = record.turns > 1 or self.subject != self.topic or not self._has_effect
         return Delivery(message_of(record.raw, self.subject, position, redelivered), token)
 
     def take_back(self, token: Token) -> bool:
@@ -155,8 +159,9 @@ class Partition:
         """Whether all messages before this one are finished."""
         return self._watermark.is_next(record.offset)
 
-    def finish(self, record: Record) -> None:
+    def finish(self, record: Record, outcome: Outcome | None = None) -> None:
         """Finish a message: its offset may be committed when all earlier messages are finished."""
+        self._has_effect = self._has_effect or outcome is Outcome.PROCESSED
         self._busy -= 1
         self._bytes -= record.size
         self._lanes.finish(record)

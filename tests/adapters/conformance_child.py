@@ -1,6 +1,8 @@
 """A process that consumes from any broker, to be killed at any time or at a named step."""
 
+import os
 import random
+import signal
 import time
 
 import sqlalchemy as sa
@@ -43,6 +45,8 @@ def consume(url: str, subject: str, database: str, max_attempts: int, batch_size
     def handle(message: Message, connection: sa.Connection) -> None:
         if message.body == b"poison":
             raise ValueError("poison")
+        if message.body == b"deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
         if random.random() < 0.1:
             time.sleep(0.002)
         write(connection, message.id)

@@ -120,6 +120,22 @@ def test_attempts_are_counted_over_processes(place, subject, start):
         assert letter.headers["x-idempotent-reason"].endswith("ValueError: poison")
 
 
+def test_a_message_that_kills_its_process_is_a_dead_letter_in_the_end(place, subject, start, effects):
+    place.send(Message(subject, b"deadly", id="1"))
+    child, deaths = start(), 0
+    while not place.dead_letters(subject):
+        if child.poll() is not None:
+            assert is_killed(child)
+            child, deaths = start(), deaths + 1
+        # Two attempts, and a first delivery that is not counted where the broker marks redeliveries.
+        assert deaths <= 3
+        time.sleep(0.1)
+    place.send(Message(subject, b"x", id="2"))
+    until(lambda: effects() == ["2"], "the message behind it")
+    finish(place, subject, start, child)
+    assert {letter.id for letter in place.dead_letters(subject)} == {"1"}
+
+
 @pytest.mark.parametrize("point", ["before_ack", "after_ack"])
 def test_a_crash_around_a_dead_letter_loses_nothing(place, subject, start, effects, point):
     place.send(Message(subject, b"poison", id="1"))

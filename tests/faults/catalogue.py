@@ -593,6 +593,13 @@ FAULTS: Final = (
         "tests/guarantees/crash/test_killed.py -k 'in_a_transaction_is_dead and sqlite'",
     ),
     Fault(
+        "Kafka: a message that kills its process is not counted",
+        "adapters/kafka/partition.py",
+        " or not self._has_effect\n",
+        "\n",
+        "tests/adapters/test_conformance.py -k 'kills_its_process and kafka'",
+    ),
+    Fault(
         "a redelivered message that succeeds stays counted",
         _PROCESSING,
         "        if not raised:\n            binding.transactions.uncount(request.key)\n",

@@ -29,7 +29,7 @@ class AdapterContractBase(ABC):
     """Whether `receive` keeps back the messages of `full_subjects`."""
 
     tells_redelivery: ClassVar[bool] = True
-    """Whether the broker marks redeliveries."""
+    """Whether the broker marks redeliveries, and nothing else, as redelivered."""
 
     @abstractmethod
     def make_adapter(self, **options: Any) -> Adapter:
