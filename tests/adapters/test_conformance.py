@@ -136,6 +136,7 @@ def test_a_message_that_kills_its_process_is_a_dead_letter_in_the_end(place, sub
     assert {letter.id for letter in place.dead_letters(subject)} == {"1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before_ack", "after_ack"])
 def test_a_crash_around_a_dead_letter_loses_nothing(place, subject, start, effects, point):
     place.send(Message(subject, b"poison", id="1"))

@@ -129,6 +129,7 @@ def test_a_file_that_is_not_there_has_a_code_of_its_own(cli, shop):
     assert "nope.jsonl" in answer.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ["1", "10"])
 def test_ctrl_c_finishes_what_runs_and_the_next_run_goes_on(shop, batch):
     orders = [(str(number), {"sleep_s": 0.005}) for number in range(300)]

@@ -72,6 +72,7 @@ def test_of_transactions_only_the_committed_are_handled(java, broker, topic, ser
     assert broker.committed("billing", topic) == 7
 
 
+@pytest.mark.slow
 def test_java_reads_a_dead_letter_as_the_record_that_it_was(java, broker, topic, serve_topic):
     java.transact(broker, topic, "kunde-ö-1")
     serve_topic().bury()

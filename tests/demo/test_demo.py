@@ -83,6 +83,7 @@ def test_so_it_is_on_postgresql(temporary, postgres_url):
     demand_truth(report_of(temporary, "--checker", f"transactional+{postgres_url}"))
 
 
+@pytest.mark.slow
 def test_a_leased_checker_on_redis_loses_nothing_and_repeats_only_what_was_in_flight(temporary, redis_url):
     report = report_of(temporary, "--checker", redis_url)
     ours = report["with_checker"]
@@ -100,6 +101,7 @@ def test_with_the_checker_switched_off_the_demo_fails_and_says_what_differs(temp
     assert "unexplained" in done.stdout
 
 
+@pytest.mark.slow
 def test_in_a_pipe_it_prints_plain_words(temporary):
     done = demo(temporary, "--kills", "0")
     assert done.returncode == 0
@@ -107,6 +109,7 @@ def test_in_a_pipe_it_prints_plain_words(temporary):
     assert "each of the 2,000 flights is booked exactly once" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_removes_its_own_tables_and_no_others(temporary):
     file = temporary / "shop.db"
     with sqlite3.connect(file) as connection:
@@ -118,6 +121,7 @@ def test_it_removes_its_own_tables_and_no_others(temporary):
     connection.close()
 
 
+@pytest.mark.slow
 def test_kept_files_hold_what_was_booked(temporary):
     assert "Kept: " in demo(temporary, "--kills", "0", "--keep").stdout
     (folder,) = temporary.iterdir()
@@ -129,6 +133,7 @@ def test_kept_files_hold_what_was_booked(temporary):
     assert counts[0] == 2000 < counts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_file_and_no_process(number, temporary):
     running = subprocess.Popen(

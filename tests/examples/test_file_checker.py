@@ -119,6 +119,7 @@ def test_processes_that_race_make_each_effect_once(start, tmp_path):
     assert unsettled == [0] * 4
 
 
+@pytest.mark.slow
 def test_the_key_of_a_killed_process_is_held_until_its_lease_ends(start, tmp_path, example):
     killed = start(lease_s=3.0, keys=1, crash_at="before_complete")
     assert killed.stdout.readline() == "ready\n"

@@ -532,6 +532,7 @@ def test_idemkit_contention_counts_as_no_attempt(store):
         assert isinstance(result.error, DeadKeyError)
 
 
+@pytest.mark.slow
 def test_idemkit_contention_with_a_transaction_counts_as_no_attempt(sql_store):
     """The same, where an open transaction holds the key."""
     if sql_store.kind == "sqlite":

@@ -102,6 +102,7 @@ def track(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Track]:
         yield Track(store, mode, tmp_path / "ledger")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("track", checkers(SHARED, "transactional"), indirect=True)
 def test_eight_processes_racing_on_the_same_keys_have_each_effect_once(track):
     answers = track.processes([track.race(seed) for seed in range(WORKERS)])
@@ -110,6 +111,7 @@ def test_eight_processes_racing_on_the_same_keys_have_each_effect_once(track):
     track.demand_once(answers, WORKERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("track", checkers(ALL, "transactional", "savepoints"), indirect=True)
 def test_eight_threads_racing_on_the_same_keys_have_each_effect_once(track):
     track.demand_once(track.threads([track.race(seed) for seed in range(WORKERS)]), WORKERS)

@@ -73,6 +73,7 @@ def _redis(store, proxy, port):
     return RedisChecker(client, prefix=f"{store.table}:", lease_s=LEASE_S), silence
 
 
+@pytest.mark.slow
 def test_a_renewal_on_a_silent_connection_is_replaced_before_the_lease_ends(cut_off, caplog):
     checker, silence, admin = cut_off
     waited_s = []

@@ -13,11 +13,13 @@ def place(rabbitmq_url):
     return place_at(rabbitmq_url, f"flood_{secrets.token_hex(4)}", 50)
 
 
+@pytest.mark.slow
 def test_all_is_as_it_should_be(place):
     found = Flood(place, 100).run(lambda _: None)
     assert not any(found.values()), found
 
 
+@pytest.mark.slow
 def test_a_good_one_that_does_not_run_and_a_bad_one_that_is_no_letter_are_seen(place):
     class Deaf(Flood):
         def _handle(self, message):

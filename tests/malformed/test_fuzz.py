@@ -5,6 +5,7 @@ import pytest
 from tests.malformed.fuzz import DONE, run
 
 
+@pytest.mark.slow
 def test_it_drives_the_properties():
     pytest.importorskip("atheris")
     ended = run("test_an_attempt_is_a_number_of_ours_or_none", 2)

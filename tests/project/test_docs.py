@@ -71,6 +71,7 @@ def test_the_python_of_a_page_runs(page: Path, shop: Path) -> None:
         run_python("-c", program, timeout_s=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_commands_of_a_page_run(page: Path, shop: Path, request: pytest.FixtureRequest) -> None:
     document = Sybil([CodeBlockParser("sh", run_block)]).parse(page)

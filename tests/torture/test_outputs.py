@@ -75,6 +75,7 @@ def test_an_output_that_is_committed_twice_is_not_explained(ledger, transactions
     assert not found.kept
 
 
+@pytest.mark.slow
 def test_what_lies_behind_an_open_transaction_is_waited_for(ledger, transactions):
     begin(transactions, ledger, "1")
     commit = threading.Timer(OPEN_FOR_S, lambda: transactions.commit_transaction(30))

@@ -14,6 +14,7 @@ from tests.adapters.activemq.stomp_client import in_queue
 from tests.support.services import PrivateActiveMq
 
 
+@pytest.mark.slow
 def test_over_tls_everything_works_as_without(spare, name):
     server = spare(PrivateActiveMq, "tls")
     body = secrets.token_bytes(300_000)

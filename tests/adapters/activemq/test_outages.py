@@ -26,6 +26,7 @@ from tests.adapters.activemq.opening import ACK, IN_TIME_S, opened, receives_not
 from tests.support.services import PrivateActiveMq
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ack", ["individual", "dups_ok", "transacted"])
 def test_a_broker_killed_and_restarted_in_the_middle_costs_no_effect_and_repeats_none(spare, name, ack):
     server = spare(PrivateActiveMq)
@@ -105,6 +106,7 @@ def test_a_settlement_that_is_not_confirmed_in_time_counts_as_lost(spare, name):
         assert again.message.id == "a"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [False, None], ids=["told", "found out"])
 def test_without_a_scheduler_failed_messages_wait_here_unacknowledged(spare, name, told):
     server = spare(PrivateActiveMq, "no-scheduler")

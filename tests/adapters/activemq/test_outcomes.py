@@ -176,6 +176,7 @@ def test_after_an_orderly_stop_nothing_that_was_done_comes_again(stomp_url, name
 HEARTBEAT_S = 1.5
 
 
+@pytest.mark.slow
 def test_a_handler_of_three_heartbeats_neither_loses_the_connection_nor_runs_twice(stomp_url, name):
     registry, effects = Registry(), []
 

@@ -60,6 +60,7 @@ def test_a_letter_that_is_published_again_is_the_same_message(broker, topic, ope
     assert again.message.raw.key() == b"customer"
 
 
+@pytest.mark.slow
 def test_a_dead_letter_that_nobody_took_loses_nothing(broker, opened):
     topic = f"orders-{secrets.token_hex(6)}"
     broker.make(topic)

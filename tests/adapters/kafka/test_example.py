@@ -67,6 +67,7 @@ def test_the_example_ships_each_order_once_and_stops_when_told(broker, tmp_path)
     assert sorted(parcels) == sorted(ids)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_pipeline_writes_each_invoice_once(broker, tmp_path):
     broker.make("invoices")
     try:

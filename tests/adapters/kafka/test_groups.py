@@ -43,6 +43,7 @@ def test_consumers_of_two_groups_do_not_fit_one_adapter(kafka_bootstrap):
         KafkaAdapter(kafka_bootstrap).open(consumers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -79,6 +80,7 @@ def test_workers_that_come_and_go_repeat_nothing_and_lose_nothing(broker, strate
     assert "commit_failed" not in caplog.messages
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_while_it_joins_leaves_its_group(broker, topic, opened):
     group = f"group-{secrets.token_hex(6)}"
     with through_proxy(broker) as (proxy, bootstrap):
@@ -106,6 +108,7 @@ def test_what_is_revoked_is_committed_as_far_as_it_is_finished(broker, topic, op
     assert adapter.stale_settlements == 2
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_not_committed(broker, topic, opened, caplog):
     send(broker, topic, 2)
     adapter = opened(topic, ordering="none", commit_interval_s=999, consumer_config=IMPATIENT)
@@ -119,6 +122,7 @@ def test_what_is_lost_is_not_committed(broker, topic, opened, caplog):
     assert adapter.stale_settlements == 1
 
 
+@pytest.mark.slow
 def test_a_handler_may_take_longer_than_the_group_waits_for_a_member(broker, topic):
     send(broker, topic, 1)
     done = []

@@ -86,6 +86,7 @@ def once(*numbers):
     return dict.fromkeys(numbers, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 20])
 def test_it_reads_on_where_the_store_says_whatever_kafka_has_committed(broker, store, batch_size):
     shop = Shop(broker, store)

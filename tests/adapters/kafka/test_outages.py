@@ -48,6 +48,7 @@ def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(spare, caplog)
     assert sum(broker.committed(GROUP, topic, number) for number in range(2)) == 400
 
 
+@pytest.mark.slow
 def test_while_the_broker_is_down_calls_come_back_in_time(spare):
     kafka = spare(PrivateKafka)
     broker = Broker(kafka.url)

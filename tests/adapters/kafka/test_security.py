@@ -82,6 +82,7 @@ def test_what_no_waiting_mends_stops_and_says_why(kafka, opened, caplog, options
     assert SECRET not in str(raised.value) + caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail_fast", [False, True], ids=["patient", "fail_fast"])
 @pytest.mark.parametrize(
     ("door", "protocol", "words"),

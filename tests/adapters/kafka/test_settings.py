@@ -69,6 +69,7 @@ def test_published_messages_arrive_whatever_is_waited_for(broker, topic, opened,
     assert (delivery.message.id, delivery.message.raw.key()) == ("m-1", b"m-1")
 
 
+@pytest.mark.slow
 def test_a_key_goes_where_javas_clients_send_it_if_asked(broker, opened):
     # Key and murmur2 from the tests of Kafka's own client.
     hashes = {

@@ -252,6 +252,7 @@ def test_a_broker_that_comes_later_is_waited_for_call_by_call(spare):
     adapter.close()
 
 
+@pytest.mark.slow
 def test_a_frozen_broker_does_not_keep_the_adapter_from_closing(spare):
     broker = spare(PrivateRabbitMq)
     rabbit = Rabbit(broker.url)

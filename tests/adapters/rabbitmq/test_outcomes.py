@@ -61,6 +61,7 @@ def test_one_word_acknowledges_many(rabbit, queue, opened):
     assert rabbit.depth(queue) == 0
 
 
+@pytest.mark.slow
 def test_an_unfinished_delivery_is_never_covered_by_that_word(rabbit, queue, opened):
     adapter = opened(queue, ack="batched", ack_batch=2)
     rabbit.send(*numbered(queue, 9))

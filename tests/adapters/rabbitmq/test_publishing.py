@@ -61,6 +61,7 @@ def hopeless_and_good(queue, done):
     return registry
 
 
+@pytest.mark.slow
 def test_a_dead_letter_queue_that_does_not_answer_stops_nothing_else(tuned_rabbitmq):
     rabbit, done = Rabbit(tuned_rabbitmq.url), []
     queue = rabbit.declare(rabbit.name())
@@ -82,6 +83,7 @@ def test_a_dead_letter_queue_that_does_not_answer_stops_nothing_else(tuned_rabbi
     rabbit.clean_up()
 
 
+@pytest.mark.slow
 def test_a_broker_short_of_memory_still_gets_acknowledgements_and_delivers(spare):
     broker = spare(PrivateRabbitMq)
     rabbit, done = Rabbit(broker.url), []

@@ -123,6 +123,7 @@ def test_an_id_that_is_neither_text_nor_a_whole_number_rejects_its_message(rabbi
     assert letters[0].headers["x-idempotent-key"] == "1.2"
 
 
+@pytest.mark.slow
 def test_a_redrive_brings_back_a_message_that_can_be_read(rabbit, queue):
     with rabbit.channel() as channel:
         rabbit.publish(channel, queue, b"", Raw("bad", at=MILLISECONDS))

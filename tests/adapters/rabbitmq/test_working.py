@@ -18,6 +18,7 @@ from tests.adapters.rabbitmq.member import run_for
 from tests.adapters.rabbitmq.rabbit import keep_working, numbered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting", [0, 1], ids=["with room for more", "full"])
 def test_a_handler_longer_than_three_heartbeats_costs_no_connection(rabbit, queue, waiting):
     rabbit.send(*numbered(queue, 1 + waiting))
@@ -146,6 +147,7 @@ def test_a_connection_that_ends_each_time_is_not_tried_without_a_pause(rabbit, q
     assert 2 <= adapter._attempts <= 12
 
 
+@pytest.mark.slow
 def test_dead_letters_can_be_brought_back(rabbit, queue):
     checker, done = MemoryChecker(), []
     registry = Registry()

@@ -53,6 +53,7 @@ def values(spark, out):
     return sorted(row["v"] for row in spark.read.parquet(str(out)).collect())
 
 
+@pytest.mark.slow
 def test_a_driver_that_was_taken_over_publishes_nothing_and_says_so(spark, begin, frame, staging, out):
     zombie = begin()
     few = zombie.dedup(frame.where("v < 100"), key="k", unique=True)

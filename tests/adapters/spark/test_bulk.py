@@ -53,6 +53,7 @@ def commit(begin, run_id, frame, claims, **options):
             return ids_of(new)
 
 
+@pytest.mark.slow
 def test_keys_of_committed_runs_are_duplicates_in_every_evaluation(begin, frame, claims):
     assert commit(begin, "r1", frame(0, 100), claims) == Counter(range(100))
     with begin("r2") as second:
@@ -67,6 +68,7 @@ def test_keys_of_committed_runs_are_duplicates_in_every_evaluation(begin, frame,
         assert ids_of(new_of(again, frame(50, 150), claims)) == Counter(range(100, 150))
 
 
+@pytest.mark.slow
 def test_keys_of_an_aborted_run_do_not_count(begin, frame, claims):
     with begin("r1") as first:
         assert new_of(first, frame(0, 100), claims).count() == 100

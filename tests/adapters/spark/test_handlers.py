@@ -45,6 +45,7 @@ def once(effects):
     return len(effects.times) == ROWS and set(effects.times.values()) == {1}
 
 
+@pytest.mark.slow
 def test_an_effect_happens_once_over_actions_runs_and_copies(frame, begin, effects):
     def handle(row):
         effects.add(row["k"])
@@ -186,6 +187,7 @@ def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_proces
         idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_while_a_handler_is_at_work(spark, redis_store, effects):
     """Two tasks want the same key, and its handler takes longer than a lease. The ledger's contract has each store."""
     both = spark.sparkContext.parallelize([{"k": "k0"}] * 2, 2)

@@ -114,6 +114,7 @@ def test_a_key_that_rows_do_not_have_is_named(sqlite_store, in_this_process):
                 list(idempotent_partitions(run, key="id")([row]))
 
 
+@pytest.mark.slow
 def test_another_payload_under_the_same_key_is_reported(spark, redis_store):
     first = spark.createDataFrame([("a", 1, 9), ("b", 1, 9), ("c", 1, 9)], "k string, v int, seen int")
     later = spark.createDataFrame([("a", 1, 8), ("b", 2, 8), ("d", 1, 8)], "k string, v int, seen int")
@@ -150,6 +151,7 @@ def test_a_hot_key_costs_one_claim_for_each_chunk(private_redis, spark):
         assert "set" not in commands
 
 
+@pytest.mark.slow
 def test_counters_tell_what_became_of_the_rows(frame, sqlite_store):
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
         run.claim(run.dedup(frame.where("v < 300"), key="k"))

@@ -25,6 +25,7 @@ def replace(store):
     migrated.sqlite_url(file)
 
 
+@pytest.mark.slow
 def test_a_file_that_was_replaced_under_live_workers_is_noticed(frame, sqlite_store):
     with begin(sqlite_store) as run:
         new = run.dedup(frame, key="k", unique=True)
@@ -49,6 +50,7 @@ def test_what_was_done_in_another_store_is_not_done_in_this_one(frame, sqlite_st
             few.foreachPartition(idempotent_foreach(run, key="k", handler=handle))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["redis", "mysql"])
 def test_a_store_that_dies_in_the_middle_fails_the_task(frame, kind, request):
     server = request.getfixturevalue({"redis": "private_redis", "mysql": "private_mariadb"}[kind])()
@@ -80,6 +82,7 @@ def test_a_run_that_took_longer_than_claims_live_is_not_committed(frame, sqlite_
         assert not run.is_prepared
 
 
+@pytest.mark.slow
 def test_a_redis_that_was_emptied_is_noticed_by_executors_and_by_the_driver(frame, private_redis):
     server = private_redis()
     with begin(StoreConfig(server.url)) as run, Redis.from_url(server.url) as client:

@@ -38,6 +38,7 @@ def statuses(run, frame):
     return {row["_idem"]: row["count"] for row in tagged.groupBy("_idem").count().collect()}
 
 
+@pytest.mark.slow
 def test_fail_refuses_keys_of_an_open_run(begin, first, frame):
     second = begin("second", on_conflict="fail")
     with pytest.raises(Exception, match=r"RunConflictError.*keys are owned by another run that is OPEN"):
@@ -84,6 +85,7 @@ def test_wait_waits_until_the_other_run_has_ended(begin, first, frame, end, left
     assert counted == [left]
 
 
+@pytest.mark.slow
 def test_wait_gives_up_at_its_end_and_says_who_is_in_the_way(begin, first, frame):
     with (
         first.publishing(),

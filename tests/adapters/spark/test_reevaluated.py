@@ -67,17 +67,20 @@ def _checkpointed(rdd):
     return [rdd.count(), rdd.count()]
 
 
+@pytest.mark.slow
 def test_every_action_on_a_frame_sees_the_same_new_rows(frame, run, checkpoints):
     for name, (seen, expected) in frame_actions(run.dedup(frame, key="k")).items():
         assert seen == expected, name
 
 
+@pytest.mark.slow
 def test_every_action_on_an_rdd_sees_the_same_new_rows(frame, run, checkpoints):
     only_new = idempotent_partitions(run, key="k", chunk=100)
     for name, (seen, expected) in rdd_actions(lambda: frame.rdd.mapPartitions(only_new)).items():
         assert seen == expected, name
 
 
+@pytest.mark.slow
 def test_every_action_on_filtered_batches_sees_the_same_new_rows(frame, sqlite_store):
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
         new = frame.mapInArrow(idempotent_batches(run, key="k"), frame.schema)
@@ -85,6 +88,7 @@ def test_every_action_on_filtered_batches_sees_the_same_new_rows(frame, sqlite_s
         assert [new.count(), new.count()] == [ROWS, ROWS]
 
 
+@pytest.mark.slow
 def test_a_naive_filter_loses_rows(frame, tmp_path, checkpoints):
     """Why claims belong to a run: every number here should be 1000, but for `take` and the union's 2000.
 

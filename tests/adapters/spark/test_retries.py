@@ -39,6 +39,7 @@ def test_a_handler_that_raises_is_called_again_for_its_key_alone(frame, run, eff
     assert set(effects.times.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_after_an_effect_repeats_that_one_alone(frame, run, effects):
     def handle(row):
         effects.add(row["k"])

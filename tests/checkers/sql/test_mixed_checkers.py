@@ -59,6 +59,7 @@ def test_a_key_parked_in_a_group_stays_parked(store):
     assert store.booked() == {"2": 1, "3": 1}
 
 
+@pytest.mark.slow
 def test_a_leased_claim_waits_a_moment_for_a_key_in_a_transaction(server):
     """And is then told to come again, however long the other handler takes."""
     holder = server.transactional()
@@ -73,6 +74,7 @@ def test_a_leased_claim_waits_a_moment_for_a_key_in_a_transaction(server):
     assert checker.desk.claim(ClaimRequest(KEY)).verdict is Verdict.DUPLICATE
 
 
+@pytest.mark.slow
 def test_a_leased_group_leaves_out_a_key_in_a_transaction(server):
     holder = server.transactional()
     claim = holder.desk.claim(ClaimRequest(KEY)).claim

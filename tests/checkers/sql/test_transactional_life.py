@@ -216,6 +216,7 @@ class TransactionalLife(RuleBasedStateMachine):
             assert (record and record.status) == (row and row.status)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, request):

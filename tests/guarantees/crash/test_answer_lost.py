@@ -187,6 +187,7 @@ def test_a_commit_that_nothing_proves_is_decided_by_the_next_claim(transactional
     assert transactional.effects() == {"warm": 1, "1": 1}
 
 
+@pytest.mark.slow
 @TRANSACTIONAL
 def test_a_transaction_that_nobody_ends_is_ended_by_a_server_that_was_told_to(transactional, proxy):
     behind = Behind(transactional, proxy, **ENDED_WHEN_IDLE[transactional.store.kind])

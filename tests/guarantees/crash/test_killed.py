@@ -25,6 +25,7 @@ def test_before_the_claim_nothing_is_held(leased):
     assert leased.effects() == {"1": 1}
 
 
+@pytest.mark.slow
 def test_after_the_claim_the_key_is_held_till_the_lease_ends_and_then_runs_once(leased):
     consumer = leased.consumer(lease_s=LONG_S)
     assert deliver(consumer, "warm").outcome is Outcome.PROCESSED  # connect before the lease runs

@@ -52,6 +52,7 @@ def error_of(adapter):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", ["effectively_once", "exactly_once"])
 def test_records_that_were_removed_stop_a_worker_that_promises_effects_once(
     broker, topic, open_as, semantics

@@ -17,6 +17,7 @@ RECORDS = [(b"\0\xff", b"customer"), (None, b"customer"), (b"1", None), (b"", b"
 HEADERS = [("colour", b"\xff\xfe"), ("twice", b"1"), ("twice", b"2"), ("none", None), ("empty", b"")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"ordering": "none", "retry_topic": True}], ids=["direct", "retried"]
 )

@@ -73,6 +73,7 @@ def test_whatever_goes_wrong_with_a_transaction_nothing_is_lost_or_doubled(broke
     assert line.arrived() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "happens"),
     [
@@ -119,6 +120,7 @@ class Mute:
         self.may_end.wait(2 * DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_call_that_never_comes_back_is_given_up_with_its_client(broker, monkeypatch):
     monkeypatch.setattr(kafka_attempt, "_PATIENCE_S", 1.0)
     line = Line(broker)
@@ -138,6 +140,7 @@ def test_a_call_that_never_comes_back_is_given_up_with_its_client(broker, monkey
     assert line.arrived() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_an_aborted_transaction_leaves_neither_output_nor_offset_and_the_message_runs_again(broker):
     line = Line(broker)
     line.send(1)

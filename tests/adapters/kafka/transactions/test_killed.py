@@ -49,6 +49,7 @@ def test_processes_killed_at_any_time_give_each_output_once_and_in_order(kafka_b
     line.check_once_and_in_order(rounds * EACH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["begin_transaction", "send_offsets_to_transaction", "commit_transaction"])
 @pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGKILL])
 def test_a_process_stopped_within_a_transaction_is_fenced_by_whoever_takes_over(
@@ -75,6 +76,7 @@ def test_a_process_stopped_within_a_transaction_is_fenced_by_whoever_takes_over(
     line.check_once_and_in_order(200)
 
 
+@pytest.mark.slow
 def test_an_heir_waits_for_a_transaction_that_may_still_be_committed(kafka_bootstrap, tmp_path):
     line = Line(Broker(kafka_bootstrap))
     line.send(100)

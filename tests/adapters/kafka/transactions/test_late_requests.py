@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from contextlib import contextmanager
 
+import pytest
+
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.proxy import Loss
 from tests.adapters.kafka.line import Line
@@ -38,6 +40,7 @@ def line_behind_a_proxy(broker, count, **options):
         yield line, adapter, producer, proxy
 
 
+@pytest.mark.slow
 def test_an_end_that_comes_late_ends_no_other_transaction(broker):
     with line_behind_a_proxy(broker, 2) as (line, adapter, producer, proxy):
         seen = proxy.lose(END_TXN, Loss.LATE)

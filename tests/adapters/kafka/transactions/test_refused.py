@@ -22,6 +22,7 @@ class Broken:
         raise ZeroDivisionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -58,6 +59,7 @@ def test_a_message_whose_outputs_cannot_be_sent_is_a_dead_letter(broker, value, 
     assert reason.replace("\0", "") in letter.headers[REASON_HEADER].replace("\0", "")
 
 
+@pytest.mark.slow
 def test_an_output_that_is_too_large_takes_none_with_it_that_shares_its_batch(broker):
     line = Line(broker, **{"max.message.bytes": 2000})
     line.send(20)

@@ -113,6 +113,7 @@ def test_a_failed_message_runs_again_and_gives_its_output_once(broker):
     assert line.arrived() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_partition_waits_when_its_outputs_are_not_sent(broker, monkeypatch):
     line = Line(broker)
     line.send(3000)
@@ -159,6 +160,7 @@ def test_what_stays_after_a_revoke_is_committed_without_another_message(broker, 
     assert sorted(line.arrived()) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_outputs_of_a_lost_partition_are_nobodys(broker):
     line = Line(broker)
     line.send(2)
@@ -173,6 +175,7 @@ def test_outputs_of_a_lost_partition_are_nobodys(broker):
     assert (line.arrived(), line.committed()) == ([0, 1], 2)
 
 
+@pytest.mark.slow
 def test_a_transaction_of_an_earlier_generation_is_refused(broker):
     line = Line(broker)
     line.send(1)
@@ -185,6 +188,7 @@ def test_a_transaction_of_an_earlier_generation_is_refused(broker):
         assert (line.arrived(), line.committed()) == ([], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [{}, {"partition.assignment.strategy": "range"}, {"group.protocol": "consumer"}],

@@ -165,6 +165,7 @@ class AdmitsAll(Standing):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "found"),
     [

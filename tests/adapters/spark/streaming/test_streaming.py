@@ -74,6 +74,7 @@ def test_published_folders_can_be_read_by_spark(spark, stream, process):
     assert spark.read.parquet(stream.out).count() == 200
 
 
+@pytest.mark.slow
 def test_a_batch_whose_handler_raised_after_publishing_is_handled_again_with_the_same_rows(
     spark, stream, process, handled
 ):
@@ -91,6 +92,7 @@ def test_a_batch_whose_handler_raised_after_publishing_is_handled_again_with_the
     assert handled == [f"{CONSUMER}-{number}" for number in (0, 1, 1, 2)]
 
 
+@pytest.mark.slow
 def test_a_committed_batch_that_spark_brings_again_is_not_handled_again(spark, stream, process, handled):
     commit = process()
 

@@ -46,6 +46,7 @@ def test_a_stopped_server_is_gone_and_comes_back_with_its_port(private_rabbitmq)
     assert not server.folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
 def test_it_dies_with_the_process_that_started_it(private_rabbitmq):
     del private_rabbitmq  # skips where there is no RabbitMQ
