@@ -142,27 +142,37 @@ def test_attempts_that_take_over_hold_each_once(place):
     assert count == dict.fromkeys(hashes, 1)
 
 
-def test_no_claim_is_made_once_prepare_has_returned(place):
-    """Tasks that are still claiming when the driver prepares: each key is either claimed before or never."""
-    ledger, hashes = place.ledger(), keys(4000)
-    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
-    halfway = threading.Barrier(5)
+def demand_that_claims_end(place, ref, change):
+    """Four tasks claim 4,000 keys, and `change(ledger)` in the midst of it: none is claimed once it has returned.
+
+    It returns the reference by which to count them.
+    """
+    hashes, halfway = keys(4000), threading.Barrier(5)
 
     def work(number):
         mine = place.ledger()
         if number == 4:
             halfway.wait(150)
-            mine.prepare(ref)
-            return sum(mine.counts(ref).values())
+            return sum(mine.counts(change(mine)).values())
         for at in range(number * 1000, (number + 1) * 1000, 20):
             if at % 1000 == 200:
                 halfway.wait(150)
             mine.claim(ref, hashes[at : at + 20])
         return None
 
-    at_prepare = at_once(work, 5)[4]
-    assert 800 <= at_prepare <= 4000
-    assert sum(ledger.counts(ref).values()) == at_prepare
+    then = at_once(work, 5)[4]
+    assert 800 <= then <= 4000
+    assert sum(place.ledger().counts(ref).values()) == then
+
+
+def test_no_claim_is_made_once_prepare_has_returned(place):
+    ref = place.ledger().begin("orders", "r1", lease_s=LEASE_S).ref
+
+    def prepare(ledger):
+        ledger.prepare(ref)
+        return ref
+
+    demand_that_claims_end(place, ref, prepare)
 
 
 @pytest.mark.parametrize(
@@ -207,27 +217,11 @@ def test_a_change_waits_for_claims_under_way(kind, options, change, request):
         assert ledger.claim(ref, keys(1)) == [None]
 
 
-def test_no_claim_is_made_once_a_takeover_has_returned(place):
-    """Tasks of a driver that is fenced while they claim: each key is either claimed before or never."""
-    ledger, hashes = place.ledger(), keys(4000)
-    ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
-    halfway = threading.Barrier(5)
-
-    def work(number):
-        mine = place.ledger()
-        if number == 4:
-            halfway.wait(150)
-            later = mine.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref
-            return sum(mine.counts(later).values())
-        for at in range(number * 1000, (number + 1) * 1000, 20):
-            if at % 1000 == 200:
-                halfway.wait(150)
-            mine.claim(ref, hashes[at : at + 20])
-        return None
-
-    at_takeover = at_once(work, 5)[4]
-    assert 800 <= at_takeover <= 4000
-    assert sum(ledger.counts(ref).values()) == at_takeover
+def test_no_claim_of_a_fenced_driver_is_made_once_a_takeover_has_returned(place):
+    ref = place.ledger().begin("orders", "r1", lease_s=LEASE_S).ref
+    demand_that_claims_end(
+        place, ref, lambda ledger: ledger.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref
+    )
 
 
 def test_renewals_get_through_while_tasks_claim(place):
