@@ -1,7 +1,7 @@
 # `make` alone prints what there is.
 PYTHON ?= python3
 # Most tests wait for something most of the time; the servers are shared by all.
-WORKERS ?= 3
+WORKERS ?= 4
 ARGS ?=
 CHECKER ?=
 BROKER ?=
