@@ -69,8 +69,8 @@ def _behaviour_in(message: Message) -> Behaviour:
     return Behaviour(message.json()["behaviour"])
 
 
-def _check_headers(message: Message, journal: Journal) -> None:
-    for name, value in headers_of(message.json()["number"]).items():
+def _check_headers(message: Message, journal: Journal, *, has_bytes: bool) -> None:
+    for name, value in headers_of(message.json()["number"], has_bytes=has_bytes).items():
         if message.headers.get(name) != value:
             found = message.headers.get(name)
             journal.write(What.WRONG, id=message.id, error=f"the header {name} is {found!r}")
@@ -99,7 +99,8 @@ def consume(job: Job, journal: Journal) -> None:
         registry.observers.add(observer)
     store = store_at(job.checker_url, job.broker_url, job.name, lease_s=job.lease_s)
     checker = crash_points(store.checker())
-    handlers = _Handlers(job, journal, store)
+    place = place_at(job.broker_url, job.name, job.batch_size)
+    handlers = _Handlers(job, journal, store, has_bytes=place.has_bytes)
     for subject in subjects_of(job.name):
         registry.consumer(
             subject,
@@ -110,18 +111,18 @@ def consume(job: Job, journal: Journal) -> None:
             backoff=_BACKOFF,
             store_result=job.results,
         )(handlers.chosen)
-    adapter = place_at(job.broker_url, job.name, job.batch_size).adapter()
-    Worker(registry, adapter, job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()
+    Worker(registry, place.adapter(), job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()
     registry.close()
 
 
 class _Handlers:
     """The handlers of one process; they differ in where their effects go."""
 
-    def __init__(self, job: Job, journal: Journal, store: EffectStore) -> None:
+    def __init__(self, job: Job, journal: Journal, store: EffectStore, *, has_bytes: bool) -> None:
         self._job = job
         self._journal = journal
         self._store = store
+        self._has_bytes = has_bytes
         self._begun: Counter[str] = Counter()
         self._table = effects_table(job.name)
         base = registry_of_rows().generate_base()
@@ -161,7 +162,7 @@ class _Handlers:
     def _run(self, message: Message, write: Callable[[dict[str, Any]], object]) -> str:
         known_as = str(message.id)
         self._begun[known_as] += 1
-        _check_headers(message, self._journal)
+        _check_headers(message, self._journal, has_bytes=self._has_bytes)
         behaviour = _behaviour_in(message)
         place = str(message.position) if isinstance(message.position, Position) else ""
         fails = _fails(behaviour)

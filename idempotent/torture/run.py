@@ -26,14 +26,14 @@ from idempotent.torture.faults.injector import FaultInjector
 from idempotent.torture.faults.kinds import Incident, Mishap
 from idempotent.torture.faults.schedule import FeasibleFaults, Servers, schedule
 from idempotent.torture.journal import What
+from idempotent.torture.places import MOST_BATCH, places_of
 from idempotent.torture.settings import GROUP, SLOW, Job, Settings
 from idempotent.torture.stores import Effect, EffectStore, store_at
-from idempotent.torture.traffic import Behaviour, Traffic, behaviour_of, id_of, subjects_of
+from idempotent.torture.traffic import Behaviour, Traffic, behaviour_of, id_of
 
 _LOOK_EVERY_S: Final = 0.03
 _START_S: Final = 60.0
 _STALLED_S: Final = 90.0
-_MOST_BATCH: Final = 200
 _FINAL: Final = frozenset(
     outcome.value for outcome in (Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.DEAD, Outcome.IGNORED)
 )
@@ -69,7 +69,7 @@ class TortureRun:
         self.store: Final[EffectStore] = store_at(
             servers.checker_url, servers.broker_url, name, lease_s=settings.lease_s
         )
-        self._places = [place_at(servers.broker_url, subject, _MOST_BATCH) for subject in subjects_of(name)]
+        self._places = places_of(servers.broker_url, name)
         self._place = self._places[0]
         self._in_order = self._place.has_offsets
         if self.store.by_position and not self._in_order:
@@ -94,7 +94,7 @@ class TortureRun:
         self._slots = [self._slot(number) for number in processes]
         self._producer_proxy, self._producer_url = proxied(servers.broker_url)
         self.traffic: Final = Traffic(
-            name, settings, resends=not self.store.by_position, unfinished=self._unfinished
+            self._place, settings, resends=not self.store.by_position, unfinished=self._unfinished
         )
         self.producer: Final = Producer(self._producers_adapter, self.traffic)
         self._injector = FaultInjector(
@@ -200,7 +200,7 @@ class TortureRun:
         return ConsumerSlot(number, job, self._folder, self._record)
 
     def _producers_adapter(self) -> Adapter:
-        return place_at(self._producer_url, self._place.subject, _MOST_BATCH).adapter()
+        return place_at(self._producer_url, self._place.subject, MOST_BATCH).adapter()
 
     def _torture(self, on_tick: Callable[[], object]) -> None:
         began = self.began = time.monotonic()

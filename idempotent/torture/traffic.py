@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from idempotent.message import Message
+from idempotent.testing.stage.places import Place
 from idempotent.torture.settings import Settings
 
 _LARGEST_BATCH: Final = 20
@@ -48,7 +49,7 @@ _SHARES: Final = {
 _SENT_TWICE: Final = frozenset({Behaviour.SLOW, Behaviour.FLAKY, Behaviour.UNDONE, Behaviour.POISON})
 _SLOW_SUBJECT: Final = "_slow"
 _IN_SLOW_SUBJECT: Final = 40
-_FOREIGN: Final[Sequence[Mapping[str, str]]] = (
+_FOREIGN: Final[Sequence[Mapping[str, str | bytes]]] = (
     {},
     {"lang": "py", "task": "shop.pay", "retries": "0", "origin": "gen1@host", "argsrepr": "('Zoë',)"},
     {"ce-id": "A234-1234", "ce-specversion": "1.0", "ce-type": "paid", "ce-source": "/shop?a=b&c=d:e"},
@@ -59,6 +60,8 @@ _FOREIGN: Final[Sequence[Mapping[str, str]]] = (
     },
 )
 """Headers as Celery, CloudEvents and Spring write them."""
+_BYTES: Final = {"b3": b"\x80\xff\x00\xfe"}
+"""A header that is no text, as tracers write them."""
 
 
 def id_of(number: int) -> str:
@@ -86,22 +89,24 @@ def is_slow(subject: str) -> bool:
     return subject.endswith(_SLOW_SUBJECT)
 
 
-def headers_of(number: int) -> Mapping[str, str]:
-    """The headers of a message, as other clients write them."""
-    return _FOREIGN[number % len(_FOREIGN)]
+def headers_of(number: int, *, has_bytes: bool) -> Mapping[str, str | bytes]:
+    """The headers of a message, as other clients write them; `has_bytes`: also those that are no text."""
+    kinds = (*_FOREIGN, _BYTES) if has_bytes else _FOREIGN
+    return kinds[number % len(kinds)]
 
 
-def message_of(name: str, seed: int, number: int) -> Message:
-    """The message with this number."""
+def message_of(name: str, seed: int, number: int, *, has_bytes: bool) -> Message:
+    """The message with this number; `has_bytes` as for its headers."""
     body = json.dumps({"number": number, "behaviour": behaviour_of(seed, number).value})
     subject = subjects_of(name)[number % _IN_SLOW_SUBJECT == _IN_SLOW_SUBJECT - 1]
-    return Message(subject, body.encode(), id=id_of(number), headers=headers_of(number))
+    return Message(subject, body.encode(), id=id_of(number), headers=headers_of(number, has_bytes=has_bytes))
 
 
 class Traffic:
     """Batches of messages for a `Producer`, until `finish`.
 
     Args:
+        place: where most of them go.
         resends: whether messages are sent twice on purpose.
         unfinished: returns how many messages are sent and not processed.
 
@@ -112,12 +117,12 @@ class Traffic:
     """
 
     def __init__(
-        self, subject: str, settings: Settings, *, resends: bool, unfinished: Callable[[], int]
+        self, place: Place, settings: Settings, *, resends: bool, unfinished: Callable[[], int]
     ) -> None:
         self.begun = 0
         self.confirmed = 0
         self.duplicates = 0
-        self._subject = subject
+        self._place = place
         self._settings = settings
         self._share = settings.duplicates if resends else 0.0
         self._unfinished = unfinished
@@ -152,4 +157,5 @@ class Traffic:
         while self._copies and (self._finishing.is_set() or self._copies[0][0] < self.begun):
             numbers.append(heapq.heappop(self._copies)[1])
             self.duplicates += 1
-        return [message_of(self._subject, self._settings.seed, number) for number in numbers]
+        place, seed = self._place, self._settings.seed
+        return [message_of(place.subject, seed, number, has_bytes=place.has_bytes) for number in numbers]

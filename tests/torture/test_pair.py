@@ -48,7 +48,7 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
     """A processed message comes again after its key was lost, and the process that claims it dies: wait for a lease."""
     settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=5.0)
     run = TortureRun(settings, Servers(rabbitmq_url, redis_url), "torture_waits", tmp_path)
-    copy = message_of("torture_waits", settings.seed, 0)
+    copy = message_of("torture_waits", settings.seed, 0, has_bytes=True)
     checker = run.store.checker()
     dead = Registry().consumer(copy.subject, group=GROUP, checker=checker)(lambda _: None)
     sent = []
@@ -72,7 +72,7 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
 def test_what_comes_after_the_silence_is_processed_too(rabbitmq_url, redis_url, tmp_path):
     """Not even a silence as long as a lease proves that the broker has nothing."""
     settings = Settings(seed=3, seconds=1.0, processes=1, lease_s=1.0)
-    copy = message_of("torture_late", settings.seed, 0)
+    copy = message_of("torture_late", settings.seed, 0, has_bytes=True)
     sent = []
 
     def after_one_more(*about):

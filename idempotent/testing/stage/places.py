@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -31,6 +33,8 @@ class Place(ABC):
     """After this time without a delivery none is left, not even one that a killed consumer had."""
     has_offsets: bool = False
     """Messages have offsets in partitions: the broker keeps their order, and `rewind` can reset a group."""
+    has_bytes: bool = True
+    """The value of a header may be bytes that are no text."""
 
     def __init__(self, url: str, subject: str, batch_size: int) -> None:
         self.url: Final = url
@@ -85,6 +89,8 @@ class RabbitMqPlace(Place):
     """Queues, made by the adapter."""
 
     broker = "RabbitMQ"
+    queues: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Queues that `make` makes before the adapter does, by name, with their arguments."""
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -94,7 +100,18 @@ class RabbitMqPlace(Place):
             "heartbeat_s": _HEARTBEAT_S,
         }
 
+    def make(self) -> None:
+        with self._channel("created") as channel:
+            for queue, arguments in self.queues.items():
+                channel.queue_declare(queue, durable=True, arguments=dict(arguments))
+
     def remove(self) -> None:
+        with self._channel("removed") as channel:
+            for queue in (self.subject, f"{self.subject}.dead", f"{self.subject}.retry.due", *self.queues):
+                channel.queue_delete(queue)
+
+    @contextmanager
+    def _channel(self, done: str) -> Iterator[Any]:
         from idempotent.adapters.rabbitmq.client import LOST
         from idempotent.adapters.rabbitmq.server import server_at
 
@@ -107,17 +124,17 @@ class RabbitMqPlace(Place):
         )
         try:
             connection = server.connect(0)
-            for queue in (self.subject, f"{self.subject}.dead", f"{self.subject}.retry.due"):
-                connection.channel().queue_delete(queue)
+            yield connection.channel()
             connection.close()
         except LOST as error:
-            raise AdapterError(f"the queue {self.subject} could not be removed: {error!r}") from error
+            raise AdapterError(f"the queue {self.subject} could not be {done}: {error!r}") from error
 
 
 class ActiveMqPlace(Place):
     """A queue that the first message creates. STOMP cannot remove it; it is empty at the end."""
 
     broker = "ActiveMQ"
+    has_bytes = False
 
     def _options(self) -> dict[str, Any]:
         return {"prefetch": 2 * self.batch_size, "backoff": _BACKOFF, "heartbeat_s": float(_HEARTBEAT_S)}
