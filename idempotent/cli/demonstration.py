@@ -45,7 +45,7 @@ P = TypeVar("P", bound=Preparable)
 
 def demonstrate(run: Callable[[Console], Shown], *, as_json: bool) -> None:
     """Run a demo that prints its own report, and end with its exit code."""
-    console = Console(highlight=False, quiet=as_json)
+    console = Console(highlight=False, emoji=False, quiet=as_json)
     # What an adapter has to say about a broker that is away is no news here.
     logging.getLogger("idempotent").addHandler(logging.NullHandler())
     # SIGTERM, like Ctrl-C, lets the demo remove what it created.

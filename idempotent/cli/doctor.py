@@ -13,7 +13,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.stores import checker_at
+from idempotent.cli.stores import checker_at, store_words
 from idempotent.cli.terminal.output import Unit, console, count, emit, plain, progress, say
 from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import SchemaError, StoreError, mask
@@ -75,7 +75,8 @@ def doctor(
         bar.add_task("checking", total=None)
         try:
             with checker_at(url, table=table, prefix=prefix) as checker:
-                findings += _look(checker, redelivery_horizon)
+                named = store_words(url, table=table, prefix=prefix)
+                findings += _look(checker, redelivery_horizon, named)
         except SchemaError as error:
             findings.append(Finding(Level.ERROR, str(error)))
         except StoreError as error:
@@ -88,14 +89,14 @@ def doctor(
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _look(checker: AbstractIdempotentChecker, horizon_s: float | None) -> Iterator[Finding]:
+def _look(checker: AbstractIdempotentChecker, horizon_s: float | None, named: str) -> Iterator[Finding]:
     findings = checker.findings()
     yield from findings
     if any(finding.final for finding in findings):
         return
     admin = checker.admin()
     yield from _retention(admin, horizon_s)
-    yield from _waiting(admin)
+    yield from _waiting(admin, named)
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
@@ -129,7 +130,7 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
             )
 
 
-def _waiting(admin: KeyAdmin) -> Iterator[Finding]:
+def _waiting(admin: KeyAdmin, named: str) -> Iterator[Finding]:
     counted = admin.stats()
     dead = sum(stats.count for stats in counted if stats.status is KeyStatus.DEAD)
     lapsed = sum(stats.lapsed for stats in counted)
@@ -137,13 +138,13 @@ def _waiting(admin: KeyAdmin) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             f"dead, waiting for a person: {count(dead, 'key')}",
-            "idempotent keys list --status dead",
+            f"idempotent keys list --status dead{named}",
         )
     if lapsed:
         yield Finding(
             Level.WARNING,
             f"in progress, but their lease has ended: {count(lapsed, 'key')}; the next delivery decides",
-            "idempotent keys list --lapsed",
+            f"idempotent keys list --lapsed{named}",
         )
     if not dead and not lapsed:
         yield Finding(Level.OK, "no key waits for a person")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.urls import StoreKind, scheme_of
-from idempotent.errors import ConfigurationError, StoreUnavailableError
+from idempotent.errors import ConfigurationError, StoreUnavailableError, mask
 from idempotent.keys import Key, key_from_text
 from idempotent.schema import validate_table_name
 from idempotent.stores.sql.engines import engine_from
@@ -61,6 +63,13 @@ def checker_at(
         yield checker
     finally:
         checker.close()
+
+
+def store_words(url: str, *, table: str | None, prefix: str | None) -> str:
+    """The options that name this store to another command, with a space before each; a password is masked."""
+    is_known = url == os.environ.get("IDEMPOTENT_URL")
+    named = {"--url": None if is_known else mask(url), "--table": table, "--prefix": prefix}
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in named.items() if value is not None)
 
 
 def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:

@@ -1,9 +1,11 @@
 """`idempotent keys` on every store."""
 
 import re
+import shlex
 
 import pytest
 
+from idempotent.errors import mask
 from idempotent.keys import KeySpace
 from tests.cli.support import BILLING, MAIL, at, dead, done, fill, live
 
@@ -201,6 +203,30 @@ def test_an_error_with_brackets_is_shown_as_it_is(cli, sqlite_store):
     assert "KeyError: [bold]x[/bold] [/]" in cli("keys", "list", *at(sqlite_store)).out
     shown = cli("keys", "show", "orders.paid:billing:[red]1", *at(sqlite_store))
     assert "orders.paid:billing:[red]1" in shown.out
+
+
+def test_a_key_is_shown_as_it_is_typed_and_becomes_no_picture(cli, sqlite_store):
+    """Rich turns the name of an emoji between colons into the emoji."""
+    for group in ("package", "key", "one"):
+        key = KeySpace("orders", group).key(":smile:")
+        dead(sqlite_store, key, "KeyError: :bomb:")
+        assert f"orders:{group}::smile:" in cli("keys", "list", *at(sqlite_store)).out
+        shown = cli("keys", "show", f"orders:{group}::smile:", *at(sqlite_store)).out
+        assert f"keys resolve 'orders:{group}::smile:' --done" in shown
+        assert "KeyError: :bomb:" in shown
+        assert cli("keys", "resolve", f"orders:{group}::smile:", "--done", *at(sqlite_store)).code == 0
+
+
+def test_what_is_to_be_typed_names_the_store(cli, store, monkeypatch):
+    fill(store)
+    named = " ".join(at(store)[2:])
+    monkeypatch.delenv("IDEMPOTENT_URL", raising=False)
+    shown = cli("keys", "show", "orders.paid:billing:dead", *at(store)).out
+    assert f"--done --url {shlex.quote(mask(store.url))} {named}" in " ".join(shown.split())
+    monkeypatch.setenv("IDEMPOTENT_URL", store.url)
+    assert f"--done {named}" in cli("keys", "show", "orders.paid:billing:dead", *at(store)).out
+    hints = " ".join(cli("doctor", *at(store)).out.replace("│", "").split())
+    assert f"idempotent keys list --status dead {named}" in hints
 
 
 @pytest.mark.parametrize("name", ["nocolon", "", ":billing", "orders.paid:", "orders.paid:billing:1"])

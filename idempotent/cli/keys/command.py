@@ -30,7 +30,7 @@ from idempotent.cli.options import (
     TableOption,
     UrlOption,
 )
-from idempotent.cli.stores import checker_at, parsed_key
+from idempotent.cli.stores import checker_at, parsed_key, store_words
 from idempotent.cli.terminal.output import Unit, console, emit, note, plain, progress, say
 from idempotent.cli.terminal.output import table as new_table
 
@@ -116,8 +116,9 @@ def show(
     console().print(record_table(record))
     if record.lapsed or record.status is KeyStatus.DEAD:
         quoted = plain(f"'{record.text}'")
-        say(f"[dim]It happened:        [/dim]idempotent keys resolve {quoted} --done")
-        say(f"[dim]Let it run again:   [/dim]idempotent keys resolve {quoted} --retry")
+        named = plain(store_words(url, table=table, prefix=prefix))
+        say(f"[dim]It happened:        [/dim]idempotent keys resolve {quoted} --done{named}")
+        say(f"[dim]Let it run again:   [/dim]idempotent keys resolve {quoted} --retry{named}")
 
 
 @app.command(epilog=epilog("idempotent keys stats --url redis://localhost", "idempotent keys stats --json"))

@@ -63,7 +63,7 @@ def console(*, stderr: bool = False) -> Console:
     """A console on the current stdout or stderr."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False)
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def say(text: str) -> None:
