@@ -76,11 +76,13 @@ def run(
     rejected or dead messages.
     """
     registry = registry_at(target)
+    # All of stderr is JSON then: no progress, no remark.
+    quiet = as_json or log_format is LogFormat.JSON
     try:
         register_checkers(registry, checker or ())
         adapter = adapter_from_url(broker, **({"fail_fast": True} if fail_fast else {}))
         with watched(
-            Unit.UNBOUNDED, "waiting for messages", log_level, quiet=as_json, log_format=log_format
+            Unit.UNBOUNDED, "waiting for messages", log_level, quiet=quiet, log_format=log_format
         ) as tally:
             worker = Worker(
                 registry,
@@ -94,7 +96,7 @@ def run(
                 health_file=health_file,
                 on_result=tally,
             )
-            if not as_json:
+            if not quiet:
                 names = ", ".join(map(plain, sorted(consumers or registry.consumers)))
                 tally.bar.console.print(
                     f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
@@ -110,10 +112,12 @@ def run(
     }
     show_outcomes(tally, f"{target} on {broker}", more, as_json=as_json)
     if summary.abandoned:
-        note("[yellow]Some handlers did not finish in time.[/yellow] See --drain-timeout.")
+        if not quiet:
+            note("[yellow]Some handlers did not finish in time.[/yellow] See --drain-timeout.")
         raise typer.Exit(ExitCode.ATTENTION)
     if summary.unrecorded:
-        note("[yellow]The store did not record everything that was processed.[/yellow] See the log.")
+        if not quiet:
+            note("[yellow]The store did not record everything that was processed.[/yellow] See the log.")
         raise typer.Exit(ExitCode.ATTENTION)
     if adapter.finished and (summary[Outcome.DEAD] or summary[Outcome.REJECTED]):
         raise typer.Exit(ExitCode.ATTENTION)

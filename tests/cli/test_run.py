@@ -110,16 +110,17 @@ def test_without_fail_fast_a_broker_that_is_not_there_is_waited_for_and_said_to_
     assert child.returncode == 0
 
 
-def test_the_log_can_be_read_by_machines(cli, shop):
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_the_log_can_be_read_by_machines(cli, shop, more):
     file = write(shop / "orders.jsonl", ("1", {"bad": True}))
     with command(
-        *("run", "shop_consumers", *broker(file), *CHECKER, "--log-format", "json", "--json"),
+        *("run", "shop_consumers", *broker(file), *CHECKER, "--log-format", "json", *more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=shop,
     ) as child:
         _, err = child.communicate(timeout=60)
-    lines = [json.loads(line) for line in err.decode().splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in err.decode().splitlines()]
     (dead,) = [line for line in lines if line["event"] == "message_dead"]
     assert dead["level"] == "warning"
     assert dead["consumer"] == "orders.paid:billing"
