@@ -14,7 +14,7 @@ from idempotent.errors import ConfigurationError, DoomedTransactionError, Transa
 from idempotent.stores.sql.cursor import execute
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
-from idempotent.stores.sql.ending import ENDING, HIDING
+from idempotent.stores.sql.ending import Ends, ends
 from idempotent.stores.sql.faults import Fault, fault_of
 
 _GUARD: Final = "idempotent_guard"
@@ -37,7 +37,7 @@ class Unit:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
         contention: the driver's error of contention or a lost connection, if the transaction has not recovered from it.
         doubtful: a statement failed, or ran others, so the transaction may have ended without the driver's knowledge.
-        calls: a statement ran others, or a handler took the driver's connection: COMMIT may have run unseen.
+        calls: a statement ran others, or may have, or a handler took the driver's connection: COMMIT may have run.
         escaped: how a handler tried to end, or to leave, the transaction.
         committing: COMMIT was sent.
         committed: COMMIT has succeeded.
@@ -52,8 +52,6 @@ class Unit:
         self._dialect = dialect
         self._sessions = sessions
         self._strict = strict
-        self._ending = ENDING[dialect.name]
-        self._hiding = HIDING.get(dialect.name)
         self._may_end = False
         self._guarded = False
         self._keyed = False
@@ -232,9 +230,10 @@ class Unit:
         """
         if self._may_end:
             return
-        if self._ending.match(statement):
+        end = ends(self._dialect.name, statement)
+        if end is Ends.ALWAYS:
             self.refuse(" ".join(statement.split()[:2]).upper())
-        if self._hiding is not None and self._hiding.match(statement):
+        if end is Ends.PERHAPS:
             self.calls = self.doubtful = True
 
     def note_error(self, error: BaseException) -> None:

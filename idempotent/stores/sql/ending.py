@@ -1,8 +1,10 @@
-"""Which statements end a transaction, or may end it, told by their first words."""
+"""Which statements end a transaction, or may end it, told by their words."""
 
 from __future__ import annotations
 
 import re
+from enum import Enum, auto
+from functools import lru_cache
 from typing import Final
 
 # ROLLBACK TO a savepoint does not end a transaction.
@@ -15,11 +17,42 @@ _IMPLICIT: Final = (
     r"|unlock\s+tables?|analyze|optimize|repair|flush|set\s+(?:session\s+|@@(?:session\.)?)?autocommit"
 )
 _BLANK: Final = r"(?:[\s;]|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n|#[^\n]*\n)*"
-ENDING: Final = {
+_ENDING: Final = {
     "mysql": re.compile(rf"{_BLANK}(?:{_ENDS}{_IMPLICIT})\b", re.IGNORECASE),
     "postgresql": re.compile(rf"{_BLANK}(?:{_ENDS})\b", re.IGNORECASE),
     "sqlite": re.compile(rf"{_BLANK}(?:{_ENDS})\b", re.IGNORECASE),
 }
-"""Statements that end a transaction, by dialect."""
-HIDING: Final = {"mysql": re.compile(rf"{_BLANK}(?:call|execute)\b", re.IGNORECASE)}
-"""Statements that run others, which may end the transaction. PostgreSQL refuses that inside a transaction."""
+# Behind other statements, in a comment that MySQL runs, within a compound statement.
+_WITHIN: Final = (
+    r"\b(?:commit|rollback(?!\s+(?:work\s+)?to\b)|abort|begin|start\s+transaction|prepare\s+transaction)\b"
+)
+_HIDING: Final = {
+    "mysql": re.compile(rf"\A{_BLANK}(?:call|execute)\b|/\*M?!|\bautocommit\b|{_WITHIN}", re.IGNORECASE),
+    "postgresql": re.compile(rf"{_WITHIN}|;\s*(?:end\b|/\*|--)", re.IGNORECASE),
+}
+_LONGEST_KEPT: Final = 2000
+
+
+class Ends(Enum):
+    """What a statement does to its transaction."""
+
+    NOT = auto()
+    PERHAPS = auto()
+    """It runs others, or words in it could end the transaction. They may as well be part of a text."""
+    ALWAYS = auto()
+
+
+def ends(dialect: str, statement: str) -> Ends:
+    """Whether a statement ends the transaction in the database of this dialect."""
+    # Applications send the same few statements again and again.
+    return _known(dialect, statement) if len(statement) <= _LONGEST_KEPT else _ends(dialect, statement)
+
+
+def _ends(dialect: str, statement: str) -> Ends:
+    if _ENDING[dialect].match(statement):
+        return Ends.ALWAYS
+    hiding = _HIDING.get(dialect)
+    return Ends.PERHAPS if hiding is not None and hiding.search(statement) else Ends.NOT
+
+
+_known: Final = lru_cache(maxsize=1024)(_ends)
