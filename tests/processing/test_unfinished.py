@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
+import itertools
+from collections import deque
 from concurrent.futures import Future
 
 import pytest
@@ -49,6 +52,16 @@ PENDING = {
     "future": lambda _: Future(),
     "future of asyncio": of_a_loop,
     "awaitable": lambda _: Later(),
+    "starmap": lambda _: itertools.starmap(print, [("x",)]),
+    "chain": lambda _: itertools.chain(map(print, "x")),
+    "islice": lambda _: itertools.islice(map(print, "x"), 1),
+    "zip": lambda _: zip(map(print, "x"), "y", strict=True),
+    "enumerate": lambda _: enumerate(map(print, "x")),
+    "partial": lambda _: functools.partial(print, "x"),
+    "list of coroutines": lambda message: [coroutine(message), coroutine(message)],
+    "tuple of futures": lambda _: (Future(),),
+    "coroutine in a dictionary": lambda message: {"sent": [{"by": coroutine(message)}]},
+    "deque of generators": lambda message: deque([generator(message)]),
 }
 
 
@@ -88,7 +101,26 @@ def test_a_batch_fails_with_it_too(handler):
     assert [result.outcome for result in results] == [Outcome.FAILED] * 2
 
 
-@pytest.mark.parametrize("returned", [None, 0, "x", b"", [], {}, range(3), {1}, object(), ONE, Message])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        None,
+        0,
+        "x",
+        b"",
+        [],
+        {},
+        range(3),
+        {1},
+        object(),
+        ONE,
+        Message,
+        [1, "x"],
+        ({"a": [None]},),
+        iter([1]),
+        io.StringIO(),
+    ],
+)
 def test_what_is_finished_is_processed(returned):
     consumer = consumer_of(lambda _: returned)
     assert consumer.process(ONE).outcome is Outcome.PROCESSED
