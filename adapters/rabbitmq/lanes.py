@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from idempotent.adapters.rabbitmq.client import pika, pika_errors
+from idempotent.adapters.rabbitmq.messages import sendable
 from idempotent.adapters.rabbitmq.topology import Place
 from idempotent.errors import AdapterError
 
@@ -120,10 +121,12 @@ class Lane:
         self._channel = channel
         self._tag = 0
         channel.add_on_close_callback(self._on_closed)
-        channel.add_on_return_callback(
-            lambda _, method, properties, body: self._returned.append((method.routing_key, body, properties))
-        )
+        channel.add_on_return_callback(self._on_return)
         channel.confirm_delivery(self._on_confirm, callback=lambda _: self._begin())
+
+    def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        properties.headers = sendable(properties.headers or {})
+        self._returned.append((method.routing_key, body, properties))
 
     def _begin(self) -> None:
         """Publish, after a declaration of the queues that expire without one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 from idempotent.adapters.copies import KEY_HEADER
@@ -64,13 +65,21 @@ def properties_of(message: Message, headers: Mapping[str, Any]) -> Any:
     given: dict[str, Any] = {}
     if isinstance(message.raw, Received):
         given = {name: getattr(message.raw.properties, name) for name in _COPIED}
-    sent = {name: _sendable(value) for name, value in headers.items() if name not in _NOT_COPIED}
+    sent = {name: sendable(value) for name, value in headers.items() if name not in _NOT_COPIED}
     if message.id is not None and given.get("message_id") is None:
         if isinstance(message.id, str) and len(message.id.encode()) <= _SHORT_STRING_BYTES:
             given["message_id"] = message.id
         else:
             sent.setdefault(KEY_HEADER, message.id)
     return pika.BasicProperties(**{**given, "headers": sent, "delivery_mode": _PERSISTENT})
+
+
+class _Exact(Decimal):
+    """A number that pika writes with its trailing zeros: as a part of a key, 1.10 and 1.1 are two."""
+
+    def normalize(self, context: Any = None) -> Decimal:  # noqa: ARG002 - pika calls it
+        """The number itself."""
+        return self
 
 
 def _identity(key: Any, message_id: str | bytes | None) -> Any:
@@ -80,14 +89,16 @@ def _identity(key: Any, message_id: str | bytes | None) -> Any:
     return message_id or None if key is None or key in ("", b"") else key
 
 
-def _sendable(value: Any) -> Any:
+def sendable(value: Any) -> Any:
     """A header's value in a form that pika can write: it reads more types than it writes."""
     if isinstance(value, float):
         return repr(value)
+    if isinstance(value, Decimal):
+        return _Exact(value)
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {name: _sendable(item) for name, item in value.items()}
+        return {name: sendable(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [_sendable(item) for item in value]
+        return [sendable(item) for item in value]
     return value

@@ -10,7 +10,7 @@ from idempotent.adapters.rabbitmq.reading import fault_in, readable_properties
 from idempotent.checkers import MemoryChecker
 from idempotent.redrive import redrive
 from tests.adapters.rabbitmq.member import run_for
-from tests.adapters.rabbitmq.rabbit import receive
+from tests.adapters.rabbitmq.rabbit import SOON, receive
 
 MILLISECONDS = b"T" + struct.pack(">Q", 1_790_000_000_000)
 DEEP = 2000
@@ -101,6 +101,30 @@ def test_numbers_with_fractions_are_not_cut(rabbit, queue, opened, options):
     first, second = receive(adapter, 2)
     assert dict(first.message.headers) == {"single": 1.5, "double": 1.7, "whole": 2**40}
     assert isinstance(second.message.headers["single"], float)
+
+
+def test_a_copy_has_the_decimals_of_its_original(rabbit, queue):
+    numbers = {
+        "amount": b"D\2" + struct.pack(">i", 110),
+        "debt": b"D\3" + struct.pack(">i", -500),
+        "whole": b"D\0\0\0\0\7",
+    }
+    nested = b"A" + struct.pack(">I", 6) + numbers["amount"]
+    with rabbit.channel() as channel:
+        rabbit.publish(channel, queue, b"", Raw("1", **numbers, list=nested))
+    seen = []
+    registry = Registry()
+
+    @registry.consumer(queue, group="g", checker=MemoryChecker(), backoff=SOON)
+    def handle(message: Message) -> None:
+        seen.append({name: str(message.headers[name]) for name in (*numbers, "list")})
+        if len(seen) == 1:
+            raise ValueError("not now")
+
+    run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: len(seen) == 2)
+    assert (
+        seen[0] == seen[1] == {"amount": "1.10", "debt": "-0.500", "whole": "7", "list": "[Decimal('1.10')]"}
+    )
 
 
 def test_an_id_that_is_neither_text_nor_a_whole_number_rejects_its_message(rabbit, queue):
