@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from idempotent.checkers.sql.ledgers import Ledger
@@ -52,7 +53,7 @@ class Commits:
             unit.flush()
             self._demand_alive(unit, claims)
             for completion in keyed:
-                self._ledger.store_result(unit.driver, completion)
+                self._ledger.complete(unit.driver, completion, time.monotonic() - unit.began)
             unit.commit()
         except Exception as error:
             if not unit.committing:

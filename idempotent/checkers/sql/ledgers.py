@@ -51,8 +51,8 @@ class Ledger(ABC):
         """Claim in an open transaction, waiting at most `wait_s` seconds for other transactions."""
 
     @abstractmethod
-    def store_result(self, driver: DriverConnection, completion: Completion) -> None:
-        """Store what a handler returned, in its transaction."""
+    def complete(self, driver: DriverConnection, completion: Completion, took_s: float) -> None:
+        """Store in a handler's transaction what it returned, and that the claim was made `took_s` seconds ago."""
 
     @abstractmethod
     def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
@@ -104,8 +104,9 @@ class KeyLedger(Ledger):
         mode = ClaimMode(KeyStatus.DONE, locking=True, wait_s=wait_s)
         return self._keys.claiming.claim(driver, requests, mode)
 
-    def store_result(self, driver: DriverConnection, completion: Completion) -> None:
-        if completion.result is not None:
+    def complete(self, driver: DriverConnection, completion: Completion, took_s: float) -> None:
+        # The claim made the key DONE: only a result, or an expiry that is near by now, needs another statement.
+        if completion.result is not None or took_s > self._durations.retention_s / 2:
             self._keys.complete(driver, completion)
 
     def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -39,6 +40,7 @@ class Unit:
         doubtful: a statement failed, or ran others, so the transaction may have ended without the driver's knowledge.
         calls: a statement ran others, or may have, or a handler took the driver's connection: COMMIT may have run.
         escaped: how a handler tried to end, or to leave, the transaction.
+        began: when it began, by the monotonic clock.
         committing: COMMIT was sent.
         committed: COMMIT has succeeded.
 
@@ -64,6 +66,7 @@ class Unit:
         self.doubtful = False
         self.calls = False
         self.escaped: str | None = None
+        self.began: Final = time.monotonic()
         self._connections = connections
         self._detached: Final = connections.take()
         self.connection: Final = self._detached.connection.lend()

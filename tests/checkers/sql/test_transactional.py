@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, sessionmaker
 
 from idempotent import Outcome, Registry
+from idempotent.admin import KeyFilter
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from tests.checkers.sql.booking import book, consumer_of, keys, messages, outcomes
 
@@ -201,3 +204,12 @@ def test_a_connection_error_of_another_service_is_the_handlers_failure_and_count
 
     consumer = consumer_of(sql_store, sql_store.transactional(), call, max_attempts=2)
     assert outcomes(consumer.process(m) for m in messages("1", "1")) == ["failed", "dead"]
+
+
+@pytest.mark.parametrize("took_s", [0.0, 1.2])
+def test_after_a_handler_of_half_the_retention_a_key_is_kept_for_all_of_it(sql_store, took_s):
+    checker = sql_store.transactional(retention_s=2.0)
+    consumer_of(sql_store, checker, lambda *_: time.sleep(took_s)).process(messages("1")[0])
+    (record,) = checker.admin().list(KeyFilter())
+    kept_s = (record.expires_at_us - record.fence) / 1_000_000
+    assert (kept_s > 3.0) == (took_s > 1.0)

@@ -78,7 +78,7 @@ class OffsetLedger(Ledger):
             decisions |= self._claim_run(driver, partition, rest, wait_s)
         return decisions
 
-    def store_result(self, driver: DriverConnection, completion: Completion) -> None:
+    def complete(self, driver: DriverConnection, completion: Completion, took_s: float) -> None:
         """Do nothing: a partition cannot store results."""
 
     def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
