@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from idempotent.adapters.base import Adapter
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, MessageError
 from idempotent.policy import OnExpiredLease
@@ -54,6 +55,20 @@ def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -
             "no consumers to serve: import the module that has the functions decorated with @consumer"
         )
     return by_subject
+
+
+def check_dead_letters(adapter: Adapter, subjects: Iterable[str]) -> None:
+    """Check that no consumer gets its own dead letters: a failing one would send each back to itself, for ever.
+
+    Raises:
+        ConfigurationError: the adapter sends the dead letters of a subject to that subject.
+    """
+    for subject in subjects:
+        if adapter.dead_letter_subject(subject) in (subject, f"/queue/{subject}"):
+            raise ConfigurationError(
+                f"the dead letters of {subject!r} would go to {subject!r} itself, and run again without end; choose "
+                "another dead-letter queue, topic or destination"
+            )
 
 
 def unknown_subject(subject: str, known: Collection[str]) -> MessageError:

@@ -26,7 +26,7 @@ from idempotent.worker.message_log import MessageLog
 from idempotent.worker.pool import Done, HandlerPool
 from idempotent.worker.python_gc import relaxed_python_gc
 from idempotent.worker.rooms import Rooms
-from idempotent.worker.routes import routes, unknown_subject
+from idempotent.worker.routes import check_dead_letters, routes, unknown_subject
 from idempotent.worker.services import inside
 from idempotent.worker.signals import on_stop_signal
 from idempotent.worker.store_watch import StoreWatch
@@ -136,6 +136,7 @@ class Worker:
             raise ConfigurationError("a Worker runs once; create a new one")
         self._started = True
         self._routes = routes(self._registry, self._names, self._batch_size)
+        check_dead_letters(self._adapter, self._routes)
         consumers = tuple(self._routes.values())
         checkers = {consumer.checker for consumer in consumers}
         self._stores = StoreWatch(checkers, fail_fast=self._fail_fast)
