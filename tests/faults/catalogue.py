@@ -829,6 +829,13 @@ FAULTS: Final = (
         "tests/checkers/sql/test_transactional.py -k 'half_the_retention and sqlite'",
     ),
     Fault(
+        "a forked child holds its parent's transaction",
+        "idempotent/stores/sql/inherited.py",
+        "in_child(_lead_nowhere)\n",
+        "",
+        "tests/processing/test_forking.py -k 'outlives and postgres'",
+    ),
+    Fault(
         "RabbitMQ: a decimal header is cut in a copy",
         "adapters/rabbitmq/messages.py",
         "        return _Exact(value)\n",

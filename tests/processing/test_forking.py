@@ -3,12 +3,18 @@
 import os
 import signal
 import sys
+from contextlib import contextmanager
 
+import psutil
 import pytest
 from sqlalchemy.orm import Session
 
 from idempotent import Outcome, Registry
+from idempotent.testing.adapter_contract import until
+from tests.processing.forking_child import die_and_leave_a_child
 from tests.processing.shop import messages, outcomes
+from tests.support.forked import Forked
+from tests.support.stores import open_store
 
 
 def raises():
@@ -58,3 +64,20 @@ def forking_consumer(shop, leave, *, batch):
 
     make = Registry().consumer("orders", checker=shop.checker, batch=batch)
     return make(handle_with_session if shop.transactional else handle)
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
+def test_a_child_that_outlives_its_killed_parent_holds_no_transaction(kind, request, tmp_path):
+    note = tmp_path / "child"
+    with contextmanager(open_store)(kind, request) as store:
+        parent = Forked(die_and_leave_a_child, store.url, store.table, str(note), folder=tmp_path)
+        assert parent.wait(60) == -signal.SIGKILL
+        child = psutil.Process(int(note.read_text()))
+        try:
+            consumer = Registry().consumer("orders", checker=store.transactional())(lambda _: None)
+            until(
+                lambda: consumer.process(*messages("1")).outcome is Outcome.PROCESSED, "the server's rollback"
+            )
+            assert child.is_running()
+        finally:
+            child.kill()

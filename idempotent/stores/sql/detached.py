@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.dialects import dialect_for
+from idempotent.stores.sql.inherited import keep_from_children
 from idempotent.stores.sql.lent import LentConnection, check_in, check_out
 from idempotent.stores.sql.silence import LONGEST_S, limit_silence
 
@@ -132,6 +133,7 @@ class DetachedConnections:
             if self._autocommit:  # the others are the handlers' as well, who chose their character set
                 dialect.use_utf8(raw)
             limit_silence(raw, self._silence_s)
+            keep_from_children(raw)
             driver = DriverConnection(raw)
             if self._waits_briefly and dialect.lock_limit:
                 execute(driver, dialect.lock_limit)

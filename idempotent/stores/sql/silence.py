@@ -8,6 +8,8 @@ import os
 import socket
 from typing import Any, Final
 
+from idempotent.stores.sql.inherited import socket_of
+
 LONGEST_S: Final = 10.0
 _DEAD_AFTER_PROBES: Final = 2
 
@@ -22,7 +24,7 @@ def limit_silence(raw: Any, seconds: float) -> None:
         raw: the driver's connection.
         seconds: rounded up to whole seconds, as the options are.
     """
-    end = getattr(raw, "_sock", raw)  # PyMySQL shows its socket nowhere else
+    end = socket_of(raw)
     if not hasattr(end, "fileno"):
         return  # SQLite's
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(end.fileno())) as twin:
