@@ -129,16 +129,36 @@ class _Passings:
             self._counts.clear()
 
 
+class _Armed:
+    """The plan of this process: that of the environment, until `arm` gives another one.
+
+    `arm` does not write into the environment: the C library reads it without a lock, for instance when another thread
+    looks up the address of a server, and that ends the process with a segmentation fault.
+    """
+
+    def __init__(self) -> None:
+        self._is_given = False
+        self._plan: CrashPlan | None = None
+
+    def give(self, plan: CrashPlan | None) -> None:
+        self._plan, self._is_given = plan, True
+
+    @property
+    def plan(self) -> CrashPlan | None:
+        return self._plan if self._is_given else CrashPlan.from_environment()
+
+
 _passings: Final = _Passings()
+_armed: Final = _Armed()
 
 
 def reach(point: str, plan: CrashPlan | None = None) -> None:
-    """Pass a point, and die there if the plan (by default the environment's) says so.
+    """Pass a point, and die there if the plan (by default that of `arm`, or the environment's) says so.
 
     Raises:
         ConfigurationError: an unknown point, or an invalid plan in the environment.
     """
-    plan = plan or CrashPlan.from_environment()
+    plan = plan or _armed.plan
     if point not in POINTS:
         raise ConfigurationError(f"unknown crash point {point!r}; known: {', '.join(sorted(POINTS))}")
     if plan is None or plan.point != point or _passings.count(point) != plan.nth:
@@ -149,12 +169,9 @@ def reach(point: str, plan: CrashPlan | None = None) -> None:
 
 
 def arm(plan: CrashPlan | None) -> None:
-    """Set the plan of the running process, as the environment does; passings count from now. None: no plan."""
+    """Set the plan of the running process, in place of the environment's; passings count from now. None: no plan."""
     _passings.forget()
-    if plan is None:
-        os.environ.pop(CRASH_VARIABLE, None)
-    else:
-        os.environ[CRASH_VARIABLE] = f"{plan.kind.value}:{plan.point}:{plan.nth}"
+    _armed.give(plan)
 
 
 def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -> Callable[P, T]:

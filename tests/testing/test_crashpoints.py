@@ -12,7 +12,7 @@ import pytest
 
 from idempotent.errors import ConfigurationError
 from idempotent.testing import CrashPlan, reach
-from idempotent.testing.crashpoints import CRASH_VARIABLE, POINTS, CrashKind
+from idempotent.testing.crashpoints import CRASH_VARIABLE, POINTS, CrashKind, arm
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -216,3 +216,11 @@ def test_without_a_plan_every_point_is_passed(monkeypatch):
     monkeypatch.delenv(CRASH_VARIABLE, raising=False)
     for point in POINTS:
         reach(point)
+
+
+def test_a_plan_given_to_a_running_process_does_not_change_its_environment(monkeypatch):
+    """The C library reads the environment without a lock."""
+    monkeypatch.delenv(CRASH_VARIABLE, raising=False)
+    arm(CrashPlan("after_claim", nth=99))
+    assert CRASH_VARIABLE not in os.environ
+    arm(None)
