@@ -209,14 +209,13 @@ class Unit:
                 unwatch(self.connection)
             if self._session is not None:
                 self._sessions.close(self._session)
-            reusable = self.committed or self._transaction.is_active
             if not self.committed:
                 # On the driver's connection too: after a refused commit() SQLAlchemy considers the transaction
                 # finished, but the server would keep its locks until it notices the closed connection.
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.raw.rollback()
-            reusable = reuse and reusable and self._detached.intact
+            reusable = reuse and self._detached.intact
         except Exception:
             reusable = False
         self.connection.end()
