@@ -183,8 +183,8 @@ class TortureRun:
         return self.traffic.begun - len(self._done)
 
     def _overtaken(self, process: str) -> bool:
-        """Whether later messages overtake one that fails or waits in this process: in groups known by their keys."""
-        return not self.store.by_position and self._shapes[int(process.partition(".")[0])].batch_size > 1
+        """Whether later messages overtake one that fails or waits in this process: in most groups."""
+        return not self.store.keeps_order and self._shapes[int(process.partition(".")[0])].batch_size > 1
 
     def _slot(self, number: int) -> ConsumerSlot:
         shape = self._shapes[number]

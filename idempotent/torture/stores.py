@@ -71,6 +71,8 @@ class EffectStore(Protocol):
     @property
     def by_position(self) -> bool: ...
     @property
+    def keeps_order(self) -> bool: ...
+    @property
     def is_redis(self) -> bool: ...
     @property
     def is_transactional(self) -> bool: ...
@@ -107,6 +109,7 @@ class Outputs:
 
     guarantee: Final = Guarantee.TRANSACTIONAL
     by_position: Final = True
+    keeps_order: Final = False
     is_redis = False
     is_transactional = True
     is_file = False
@@ -152,6 +155,11 @@ class Store(RunStore):
     def __init__(self, url: str, name: str, *, lease_s: float) -> None:
         super().__init__(url, name, lease_s=lease_s)
         self._effects: Final = None if self.is_redis else RunTable(self.store_url, effects_table(name))
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether no message of a group takes effect before an earlier one of its partition that failed or waits."""
+        return self.by_position
 
     def prepare(self) -> None:
         super().prepare()

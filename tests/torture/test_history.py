@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from idempotent.claims import Guarantee
+from idempotent.message import Position
 from idempotent.torture.examination.expected import Explanations
 from idempotent.torture.examination.history import examine
 from idempotent.torture.faults.kinds import FaultKind, Incident, Mishap
@@ -122,6 +123,13 @@ def test_a_partition_is_in_order_unless_a_later_message_was_first():
     late = effect("m-1", at=3.0, position="t/0/7")
     assert findings([second, late]).out_of_order == ["t/0/7"]
     assert findings([second, late], may_be_late=["m-1"]).kept
+
+
+def test_a_partition_is_out_of_order_whatever_the_leader_epochs_of_its_messages():
+    first = effect("m-1", at=3.0, position=str(Position("t", 0, 7, 7, 0)))
+    second = effect("m-2", at=2.0, position=str(Position("t", 0, 8, 8, 0)))
+    third = effect("m-3", at=1.0, position=str(Position("t", 0, 9, 9, 1)))
+    assert findings([third, second, first]).out_of_order == ["t/0/8/0", "t/0/7/0"]
 
 
 def test_where_positions_are_the_keys_one_message_sent_twice_is_two():

@@ -140,15 +140,21 @@ def _out_of_order(effects: Sequence[Effect], *, by_position: bool) -> list[Effec
     furthest: dict[str, int] = {}
     late = []
     for effect in sorted(effects, key=lambda effect: effect.at):
-        partition, _, offset = effect.position.rpartition("/")
         key = effect.position if by_position else effect.id
-        if not partition or key in seen:
+        if not effect.position or key in seen:
             continue
         seen.add(key)
-        if int(offset) < furthest.get(partition, -1):
+        partition, offset = _place(effect.position)
+        if offset < furthest.get(partition, -1):
             late.append(effect)
-        furthest[partition] = max(furthest.get(partition, -1), int(offset))
+        furthest[partition] = max(furthest.get(partition, -1), offset)
     return late
+
+
+def _place(position: str) -> tuple[str, int]:
+    """The partition and the offset of a `Position` as text, whose leader epoch says nothing about the order."""
+    topic, partition, offset, *_ = position.split("/")
+    return f"{topic}/{partition}", int(offset)
 
 
 def traces(
