@@ -1,4 +1,4 @@
-"""The queues or topics of a run. With RabbitMQ most messages go through a queue that is short of everything."""
+"""The queues or topics of a run. With RabbitMQ most messages go through a queue with a delivery limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from idempotent.torture.traffic import subjects_of
 MOST_BATCH: Final = 200
 _DELIVERIES: Final = 10
 """More than the kills and lost connections that a message meets, fewer than a worker's checks of a key that is busy."""
-_DELAYS_S: Final = (0.1, 0.25, 0.5, 1.0)
 
 
 def places_of(broker_url: str, name: str) -> Sequence[Place]:
@@ -24,23 +23,17 @@ def places_of(broker_url: str, name: str) -> Sequence[Place]:
 
 
 def _limited(queue: str) -> Mapping[str, Mapping[str, Any]]:
-    """A quorum queue with a delivery limit, behind which the broker makes a dead letter; and full delay queues.
+    """A quorum queue with a delivery limit, behind which the broker makes a dead letter.
 
-    The dead letter is strange there: only crashes and lost connections may use up the limit. A delay queue takes one
-    message, so the copies of most failed ones are refused.
+    The dead letter is strange there: only crashes and lost connections may use up the limit.
     """
-    from idempotent.adapters.rabbitmq.options import QueueType
-    from idempotent.adapters.rabbitmq.topology import Topology
+    from idempotent.adapters.rabbitmq.topology import DEAD_SUFFIX
 
-    topology = Topology(declare=True, queue_type=QueueType.CLASSIC, dead_letter_queue=None)
-    delays = [topology.delay_place(queue, delay_s) for delay_s in _DELAYS_S]
-    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     return {
         queue: {
             "x-queue-type": "quorum",
             "x-delivery-limit": _DELIVERIES,
             "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": topology.dead(queue),
-        },
-        **{delay.queue: {**(delay.arguments or {}), **full} for delay in delays},
+            "x-dead-letter-routing-key": queue + DEAD_SUFFIX,
+        }
     }

@@ -36,6 +36,9 @@ def _harms(
     if isinstance(broker, PrivateRabbitMq):
         yield FaultKind.MEMORY_ALARM, lambda _: broker.short_of_memory()
         yield FaultKind.FULL_LETTERS, lambda name: broker.refusing(f"^{name}.*dead$")
+        # Not the queue to which they return: a classic queue that expires a message drops it if that one is full.
+        # Delays are short, so a queue with room for one message would refuse few.
+        yield FaultKind.FULL_RETRIES, lambda name: broker.refusing(f"^{name}.*retry.[0-9]+$", above=0)
 
 
 def _restarting(server: PrivateServer) -> Callable[[float], object]:

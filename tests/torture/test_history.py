@@ -64,6 +64,7 @@ EXPLAINING_NOTHING = {
     "broker away": incident(FaultKind.RESTART_BROKER, 9.0, 16.0, ""),
     "stopped in order": incident(FaultKind.STOP, 10.5, 11.5),
     "dead letters refused": incident(FaultKind.FULL_LETTERS, 9.0, 16.0, ""),
+    "retries refused": incident(FaultKind.FULL_RETRIES, 9.0, 16.0, ""),
     "keys lost afterwards": incident(FaultKind.FORGET, 21.0, process=""),
 }
 

@@ -1,6 +1,5 @@
 """The queues that RabbitMQ has for a run."""
 
-import pika.exceptions
 import pytest
 
 from idempotent.testing.adapter_contract import until
@@ -33,11 +32,3 @@ def test_what_is_returned_too_often_becomes_a_dead_letter_of_the_broker(rabbit, 
             return channel.queue_declare(f"{queue}.dead", passive=True).method.message_count == 1
 
         until(is_dead, "a dead letter")
-
-
-def test_a_delay_queue_refuses_the_second_message(rabbit, queue):
-    with rabbit.channel() as channel:
-        channel.confirm_delivery()
-        channel.basic_publish("", f"{queue}.retry.1000", b"1")
-        with pytest.raises(pika.exceptions.NackError):
-            channel.basic_publish("", f"{queue}.retry.1000", b"2")

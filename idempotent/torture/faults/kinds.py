@@ -87,6 +87,8 @@ class FaultKind(Enum):
     """The broker is short of memory and reads nothing from connections that publish."""
     FULL_LETTERS = "full dead letters", Target.SERVER, FaultGroup.OTHER, 45.0
     """The queue of dead letters refuses messages."""
+    FULL_RETRIES = "full retries", Target.SERVER, FaultGroup.OTHER, 45.0
+    """The queues of delayed messages refuse messages: a failed one cannot wait there, and must stay where it is."""
 
     def __new__(cls, label: str, target: Target, group: FaultGroup, every_s: float) -> Self:
         """The label is the value."""

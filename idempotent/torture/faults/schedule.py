@@ -14,6 +14,10 @@ from idempotent.torture.faults.kinds import Fault, FaultKind, Target
 from idempotent.torture.settings import Settings
 from idempotent.torture.stores import EffectStore
 
+HARMS: Final = frozenset(
+    {FaultKind.FILL_DISK, FaultKind.MEMORY_ALARM, FaultKind.FULL_LETTERS, FaultKind.FULL_RETRIES}
+)
+"""Faults that `Servers.harms` carries out."""
 # The steps of a consumer; a Spark batch has others.
 _STEPS: Final = ("claim", "effect", "complete", "release", "ack")
 # No faults in the first and the last part: consumers start, and the effects of the faults show.
@@ -81,9 +85,7 @@ def _obstacle(kind: FaultKind, servers: Servers, store: EffectStore, *, is_kafka
             return "no command was given (--restart-broker)"
         case FaultKind.FORGET | FaultKind.EVICT if not store.is_redis:
             return "only Redis can lose keys"
-        case FaultKind.FILL_DISK | FaultKind.MEMORY_ALARM | FaultKind.FULL_LETTERS if (
-            kind not in servers.harms
-        ):
+        case _ if kind in HARMS and kind not in servers.harms:
             return "it cannot be done to these servers from here"
         case _:
             return None
@@ -138,7 +140,10 @@ def _length_s(kind: FaultKind, chance: random.Random, settings: Settings) -> flo
             return chance.choice((0.0, 0.0, 0.5, 2.0))
         case FaultKind.RESTART_STORE | FaultKind.RESTART_BROKER:
             return chance.choice((0.0, 0.5, 2.0))
-        case FaultKind.FILL_DISK | FaultKind.MEMORY_ALARM | FaultKind.FULL_LETTERS:
+        case FaultKind.FULL_RETRIES:
+            # The messages that fail are sent twice: lost ones show only if both arrive in this time.
+            return chance.uniform(6.0, 12.0)
+        case _ if kind in HARMS:
             return chance.uniform(2.0, 5.0)
         case _:
             return 0.0

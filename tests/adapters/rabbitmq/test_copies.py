@@ -175,6 +175,18 @@ def test_a_refused_copy_is_made_as_soon_as_it_is_taken(rabbit, queue, opened):
     assert rabbit.depth(queue) == 0
 
 
+def test_a_message_whose_delay_queue_is_full_stays_where_it_is(rabbit, queue, opened):
+    delay = rabbit.declare(f"{queue}.retry.100", **{"x-max-length": 0, "x-overflow": "reject-publish"})
+    adapter = opened(queue)
+    rabbit.send(Message(queue, id="1"))
+    adapter.settle(receive(adapter)[0], failed(0.1))
+    keep_working(adapter, 0.5)
+    assert rabbit.depth(delay) == 0
+    hang_up(adapter)
+    (again,) = receive(adapter)
+    assert (again.message.id, again.message.redelivered) == ("1", True)
+
+
 def test_after_a_lost_connection_a_refused_copy_is_the_brokers_affair_again(rabbit, queue, opened):
     dead = rabbit.declare(f"{queue}.dead", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     adapter = opened(queue)

@@ -116,11 +116,11 @@ class PrivateRabbitMq(PrivateServer):
             self.evaluate(f'{limit}({{absolute, "2GB"}}).')
 
     @contextmanager
-    def refusing(self, queues: str) -> Iterator[None]:
-        """Meanwhile queues whose names match a regular expression refuse all but one message."""
+    def refusing(self, queues: str, *, above: int = 1) -> Iterator[None]:
+        """Meanwhile queues whose names match a regular expression refuse messages above a number of them."""
         policy, owner = '<<"/">>, <<"refusing">>', '<<"tests">>'
         # Two policies, because the broker applies the length before the overflow, and would drop what is there.
-        for length in (1_000_000, 1):
+        for length in (1_000_000, above):
             limits = f'[{{<<"max-length">>, {length}}}, {{<<"overflow">>, <<"reject-publish">>}}]'
             self.evaluate(f'rabbit_policy:set({policy}, <<"{queues}">>, {limits}, 0, <<"queues">>, {owner}).')
         try:
