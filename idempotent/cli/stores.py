@@ -20,12 +20,11 @@ from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.errors import ConfigurationError, StoreUnavailableError, mask
 from idempotent.keys import Key, key_from_text
 from idempotent.schema import validate_table_name
+from idempotent.stores.sql.answers import limit_answers
 from idempotent.stores.sql.engines import engine_from
 from idempotent.stores.sql.faults import as_store_error
 
 _CONNECT_TIMEOUT_S: Final = 10
-# The longest wait for one answer of MySQL or MariaDB; a frozen server accepts connections and never answers. The URL
-# may say otherwise: `?read_timeout=600`.
 _ANSWER_TIMEOUT_S: Final = 30
 # Longer than a migration waits for another one.
 _MIGRATION_TIMEOUT_S: Final = 90
@@ -58,7 +57,7 @@ def checker_at(
         options = {} if table is None else {"table": validate_table_name(table)}
     checker = open_checker(url, **options)
     if isinstance(checker, (SqlChecker, InTransactions)):
-        _limit_answers(checker.store.engine, _ANSWER_TIMEOUT_S)
+        limit_answers(checker.store.engine, _ANSWER_TIMEOUT_S)
     try:
         yield checker
     finally:
@@ -97,7 +96,7 @@ def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[En
         demand_file(url)
     engine = engine_from(scheme.store_url(url))
     _limit_connecting(engine)
-    _limit_answers(engine, _MIGRATION_TIMEOUT_S)
+    limit_answers(engine, _MIGRATION_TIMEOUT_S)
     try:
         yield engine
     except SQLAlchemyError as error:
@@ -130,16 +129,6 @@ def _limit_connecting(engine: Engine) -> None:
     def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
         # libpq waits for an unreachable host as long as TCP does, which is minutes.
         params.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
-
-
-def _limit_answers(engine: Engine, seconds: int) -> None:
-    if engine.dialect.name not in ("mysql", "mariadb"):
-        return  # PostgreSQL's connect_timeout includes the first answers; SQLite has no server
-
-    @event.listens_for(engine, "do_connect")
-    def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
-        params.setdefault("read_timeout", seconds)
-        params.setdefault("write_timeout", seconds)
 
 
 def parsed_key(text: str) -> Key:
