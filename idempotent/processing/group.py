@@ -52,7 +52,8 @@ class _Group:
             self._binding.options.on_expired_lease is not OnExpiredLease.RETRY or self._binding.disabled
         )
         if self._binding.counts_starts and any(message.redelivered for message in self._messages):
-            if self._binding.checker.keeps_positions:
+            # Where messages have an order, none of the others may run before a redelivered one.
+            if any(isinstance(message.position, Position) for message in self._messages):
                 always_alone = True
             else:
                 firsts = self._not_redelivered(firsts)

@@ -9,6 +9,7 @@ from idempotent import Message, Outcome
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.errors import DoomedTransactionError
 from idempotent.keys import KeySpace
+from idempotent.message import Position
 from tests.checkers.sql.booking import consumer_of
 
 KEY = KeySpace("orders", "default").key("1")
@@ -44,6 +45,18 @@ def test_a_redelivered_message_that_succeeds_leaves_no_attempt(sql_store, strict
     assert consumer.process(AGAIN).outcome is Outcome.DUPLICATE
     assert attempts_of(sql_store) == 0
     assert sql_store.booked() == {"1": 1}
+
+
+@pytest.mark.parametrize("marked", [(1,), (2,), (1, 3)])
+def test_in_a_partition_a_redelivered_message_is_not_overtaken_by_its_group(sql_store, marked):
+    seen = []
+    consumer = consumer_of(sql_store, sql_store.transactional(), lambda message, _: seen.append(message.id))
+    group = [
+        Message("orders", id=str(n), redelivered=n in marked, position=Position("topic", 0, n, n))
+        for n in range(1, 5)
+    ]
+    assert {result.outcome for result in consumer.process_many(group)} == {Outcome.PROCESSED}
+    assert seen == ["1", "2", "3", "4"]
 
 
 def test_a_redelivered_message_that_fails_costs_one_attempt(sql_store):
