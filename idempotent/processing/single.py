@@ -77,6 +77,8 @@ def _run_counted(binding: Binding, message: Message, request: ClaimRequest, clai
     try:
         decision = binding.transactions.count_start(request, claim, binding.options.max_attempts)
     except StoreError as error:
+        if binding.observers.watch_claims:
+            binding.observers.claimed(binding.name, message, request, error)
         return unavailable(error)
     if decision.claim is None:
         return refused(binding, message, request, decision)

@@ -5,11 +5,12 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from idempotent import Message, Outcome
-from idempotent.claims import ClaimRequest, Failure
-from idempotent.errors import DoomedTransactionError
+from idempotent import Message, Outcome, Registry
+from idempotent.claims import ClaimRequest, Decision, Failure
+from idempotent.errors import DoomedTransactionError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.message import Position
+from idempotent.observe import Observer
 from tests.checkers.sql.booking import consumer_of
 
 KEY = KeySpace("orders", "default").key("1")
@@ -57,6 +58,27 @@ def test_in_a_partition_a_redelivered_message_is_not_overtaken_by_its_group(sql_
     ]
     assert {result.outcome for result in consumer.process_many(group)} == {Outcome.PROCESSED}
     assert seen == ["1", "2", "3", "4"]
+
+
+def test_an_observer_is_told_that_a_start_was_not_counted(altered_sql_store):
+    answers = []
+
+    class Watching(Observer):
+        def claimed(self, consumer, message, request, answer):
+            answers.append(type(answer))
+
+    store = altered_sql_store
+    consumer = Registry(observers=[Watching()]).consumer("orders", checker=store.transactional())(
+        lambda _: None
+    )
+    there, away = f"{store.table}_failures", f"{store.table}_away"
+    with store.admin_engine.begin() as connection:
+        connection.execute(sa.text(f"ALTER TABLE {there} RENAME TO {away}"))
+    assert consumer.process(AGAIN).outcome is Outcome.UNAVAILABLE
+    with store.admin_engine.begin() as connection:
+        connection.execute(sa.text(f"ALTER TABLE {away} RENAME TO {there}"))
+    assert answers[0] is Decision
+    assert issubclass(answers[1], StoreError)
 
 
 def test_a_redelivered_message_that_fails_costs_one_attempt(sql_store):
