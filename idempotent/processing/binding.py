@@ -18,6 +18,7 @@ from idempotent.keys import KeySpace
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.observe.observers import Observers
+from idempotent.observe.sparse import Sparse
 from idempotent.processing.finished import finished
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
@@ -58,6 +59,7 @@ class Binding:
         desk: claims, completes and releases its keys.
         transactions: the checker's transaction hooks.
         requests: makes the requests for its keys.
+        store_failures: which failures of the store are logged.
         counts_starts: a redelivered message is counted before it runs, because no lease tells that its process died.
     """
 
@@ -81,6 +83,7 @@ class Binding:
         self.transactions: Final = transactions_of(checker)
         self.counts_starts: Final = isinstance(checker, TransactionHooks)
         self.requests: Final = Requests(keys, options, by_position=checker.keeps_positions)
+        self.store_failures: Final = Sparse()
 
     def invoke(self, claim: Claim, message: Message) -> Any:
         """Run the handler on one message and return its value. Exceptions pass through."""

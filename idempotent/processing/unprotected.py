@@ -32,8 +32,9 @@ def refused(binding: Binding, message: Message, request: ClaimRequest, decision:
 
 def store_failed(binding: Binding, message: Message, error: StoreError) -> Result:
     """UNAVAILABLE, because the store did not answer; run the message unprotected if the consumer allows it."""
-    about = {"consumer": binding.name, "message_id": message.id, "position": message.position}
-    log.warning("store_failed", extra={**about, "error": str(error)})
+    more = binding.store_failures.take()
+    if more is not None:
+        log.warning("store_failed", extra={**_about(binding, message), "error": str(error), "more": more})
     if binding.options.on_store_error is OnStoreError.PROCESS:
         return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
     if binding.disabled:
@@ -44,8 +45,7 @@ def store_failed(binding: Binding, message: Message, error: StoreError) -> Resul
 def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
     """Run the handler without a key; counted and logged every time."""
     binding.observers.count(binding.name, why)
-    about = {"consumer": binding.name, "message_id": message.id, "position": message.position}
-    log.warning("ran_without_protection", extra={**about, "why": why.value})
+    log.warning("ran_without_protection", extra={**_about(binding, message), "why": why.value})
     try:
         claim = binding.transactions.claim_nothing()
     except StoreError as error:
@@ -68,6 +68,11 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
     except Exception as error:
         return _failed_without_key(binding, error)
     return processed(value)
+
+
+def _about(binding: Binding, message: Message) -> dict[str, object]:
+    position = None if message.position is None else str(message.position)
+    return {"consumer": binding.name, "message_id": message.id, "position": position}
 
 
 def _failed_without_key(binding: Binding, error: Exception) -> Result:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from typing import Final, Self
 
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -17,6 +18,7 @@ _EVERY_WHILE_DOWN_S: Final = 1.0
 # An answer that takes longer counts as no answer, until it comes.
 _ANSWER_S: Final = 10.0
 _LAST_WAIT_S: Final = 1.0
+_REMIND_S: Final = 60
 
 
 class StoreWatch:
@@ -27,13 +29,23 @@ class StoreWatch:
     Args:
         checkers: the checkers whose stores are asked.
         fail_fast: raise on entering when a store cannot be used.
+        clock: seconds, by which an outage is measured.
     """
 
-    def __init__(self, checkers: Collection[AbstractIdempotentChecker], *, fail_fast: bool = False) -> None:
+    def __init__(
+        self,
+        checkers: Collection[AbstractIdempotentChecker],
+        *,
+        fail_fast: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Ask nothing yet."""
         self._checkers = tuple(checkers)
         self._fail_fast = fail_fast
         self._errors: dict[AbstractIdempotentChecker, Exception] = {}
+        self._clock = clock
+        self._down_since: dict[AbstractIdempotentChecker, float] = {}
+        self._said_at: dict[AbstractIdempotentChecker, int] = {}
         # The checker whose answer is waited for. The lock keeps a late note from overtaking the answer.
         self._asked: AbstractIdempotentChecker | None = None
         self._lock = threading.Lock()
@@ -88,8 +100,10 @@ class StoreWatch:
             if failed is not None:
                 self._note(checker, failed)
             elif self._errors.pop(checker, None) is not None:
+                self._said_at.pop(checker, None)
+                down_s = round(self._clock() - self._down_since.pop(checker))
                 # As loud as the outage, or a log of warnings never shows its end.
-                log.warning("store_usable_again", extra={"checker": type(checker).__name__})
+                log.warning("store_usable_again", extra={"checker": type(checker).__name__, "down_s": down_s})
 
     def _note_late(self, checker: AbstractIdempotentChecker) -> None:
         with self._lock:
@@ -99,8 +113,12 @@ class StoreWatch:
     def _note(self, checker: AbstractIdempotentChecker, error: Exception) -> None:
         before = self._errors.get(checker)
         self._errors[checker] = error
-        if str(before) != str(error):
-            log.error("store_unusable", extra={"checker": type(checker).__name__, "error": str(error)})
+        since = self._down_since.setdefault(checker, self._clock())
+        down_s = round(self._clock() - since)
+        if str(before) != str(error) or down_s - self._said_at.get(checker, 0) >= _REMIND_S:
+            self._said_at[checker] = down_s
+            about = {"checker": type(checker).__name__, "error": str(error), "down_s": down_s}
+            log.error("store_unusable", extra=about)
 
 
 def _silent() -> StoreUnavailableError:

@@ -822,6 +822,13 @@ FAULTS: Final = (
         "tests/checkers/sql/test_transactional.py -k 'half_the_retention and sqlite'",
     ),
     Fault(
+        "an outage of the store writes a line for each message",
+        "idempotent/observe/sparse.py",
+        "            if now - self._last < _EVERY_S:\n",
+        "            if False:\n",
+        "tests/observe/test_sparse.py",
+    ),
+    Fault(
         "a forked child holds its parent's transaction",
         "idempotent/stores/sql/inherited.py",
         "in_child(_lead_nowhere)\n",

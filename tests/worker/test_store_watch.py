@@ -123,3 +123,22 @@ def test_after_the_end_a_store_that_is_still_silent_is_not_complained_of(
     watch._note_late(checker)  # as its timer does
     go.set()
     assert "store_unusable" not in caplog.messages
+
+
+def test_an_outage_is_logged_again_each_minute_with_its_length(caplog: pytest.LogCaptureFixture) -> None:
+    now, checker = [0.0], Switched()
+    checker.error = StoreUnavailableError("connection refused")
+    watch = StoreWatch([checker], clock=lambda: now[0])
+    for _ in range(130):
+        watch._ask(checker)
+        now[0] += 1
+    checker.error = None
+    watch._ask(checker)
+    watch._ask(checker)
+    said = [(record.message, record.__dict__["down_s"]) for record in caplog.records]
+    assert said == [
+        ("store_unusable", 0),
+        ("store_unusable", 60),
+        ("store_unusable", 120),
+        ("store_usable_again", 130),
+    ]
