@@ -16,6 +16,7 @@ except ImportError as error:
 import pika.data as pika_data
 import pika.exceptions as pika_errors
 import pika.frame as pika_frame
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.compat import long as pika_long
 
 __all__ = [
@@ -35,8 +36,8 @@ __all__ = [
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
 
-LOST: Final = (pika_errors.AMQPError, pika_errors.ChannelError, OSError)
-"""What pika raises when a connection or one of its channels is lost."""
+LOST: Final = (pika_errors.AMQPError, pika_errors.ChannelError, AMQPConnectorException, OSError)
+"""What pika raises when a connection or one of its channels is lost, or when a frozen broker does not open one."""
 
 
 def remedy_for(error: BaseException) -> str | None:
