@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from idempotent.errors import MissingExtraError
 
 try:
@@ -22,3 +24,7 @@ __all__ = [
     "convert_frame",
     "pack",
 ]
+
+# stomp.py logs every frame with its headers and body. Setting a level on this logger brings that back.
+if logging.getLogger("stomp.py").level == logging.NOTSET:
+    logging.getLogger("stomp.py").setLevel(logging.CRITICAL)

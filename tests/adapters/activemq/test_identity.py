@@ -1,5 +1,6 @@
 """Ids, bytes and names, exactly as they were sent."""
 
+import logging
 import subprocess
 import sys
 
@@ -152,3 +153,15 @@ except MissingExtraError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == 'stomp.py is not installed. Type: pip install "idempotent-consumer[stomp]"\n'
+
+
+def test_no_log_has_the_body_or_the_headers_of_a_message(make, name, caplog):
+    caplog.set_level(logging.DEBUG)
+    adapter = make()
+    adapter.publish(Message(name, b"4111-1111", id="1", headers={"card": "5500-0000"}))
+    (delivery,) = receive(adapter, 1)
+    assert delivery.message.body == b"4111-1111"
+    adapter.settle(delivery, ACK)
+    adapter.close()
+    assert "4111-1111" not in caplog.text
+    assert "5500-0000" not in caplog.text
