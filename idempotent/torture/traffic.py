@@ -61,7 +61,7 @@ _FOREIGN: Final[Sequence[Mapping[str, str | bytes]]] = (
 )
 """Headers as Celery, CloudEvents and Spring write them."""
 _BYTES: Final = {"b3": b"\x80\xff\x00\xfe"}
-"""A header that is no text, as tracers write them."""
+"""A header that is not text, as tracing systems write it."""
 
 
 def id_of(number: int) -> str:
