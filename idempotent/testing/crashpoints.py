@@ -165,7 +165,10 @@ def reach(point: str, plan: CrashPlan | None = None) -> None:
         return
     # Not print(): a buffer would be lost with the process.
     os.write(2, f"{plan.kind.value} at {point}\n".encode())
-    os.kill(os.getpid(), signal.SIGKILL if plan.kind is CrashKind.KILL else signal.SIGSTOP)
+    # To this thread: the process would end, or stop, a moment later.
+    signal.pthread_kill(
+        threading.get_ident(), signal.SIGKILL if plan.kind is CrashKind.KILL else signal.SIGSTOP
+    )
 
 
 def arm(plan: CrashPlan | None) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class Job:
 
     def reach(self, step: str) -> None:
         if step == self.kill_at:
-            os.kill(os.getpid(), self.signal)
+            # To this thread: the process would stop a moment later, perhaps within its next transaction.
+            signal.pthread_kill(threading.get_ident(), self.signal)
         time.sleep(random.uniform(0, self.slow_s))
 
 
