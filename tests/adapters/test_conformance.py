@@ -92,7 +92,7 @@ def test_a_worker_killed_at_a_step_repeats_no_effect_and_loses_none(place, subje
 def test_workers_killed_at_random_repeat_no_effect_and_lose_none(place, subject, start, effects):
     place.send(*numbered(subject, MANY))
     for _ in range(KILLS):
-        child, before = start(batch_size=20), len(effects())
+        child, before = start(max_attempts=MANY, batch_size=20), len(effects())
         until(lambda before=before: len(effects()) > before, "a beginning")
         time.sleep(random.uniform(0.0, 0.3))
         child.send_signal(signal.SIGKILL)
