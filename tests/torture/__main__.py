@@ -20,6 +20,7 @@ from idempotent.torture import Settings, TortureReport
 from idempotent.torture.command import over_servers
 from idempotent.torture.examination.report import write_figures
 from tests.support.pairs import BROKERS, CHECKERS, PAIRS, started
+from tests.support.services import PrivateServer
 from tests.support.services.small_disk import on_a_small_disk
 from tests.torture.servers import servers_of
 
@@ -85,9 +86,20 @@ def pair(console: Console, broker: str, checker: str, settings: Settings, *, kee
         server = started(stack, console, BROKERS[broker]())
         if store is not None:
             started(stack, console, store)
-        return over_servers(
-            console, settings, servers_of(server, store, checker, small_disk=small), keep=keep
-        )
+        try:
+            return over_servers(
+                console, settings, servers_of(server, store, checker, small_disk=small), keep=keep
+            )
+        except IdempotentError:
+            _show_logs(console, server, *([] if store is None else [store]))
+            raise
+
+
+def _show_logs(console: Console, *servers: PrivateServer) -> None:
+    """Their ends: a server's folder is removed with the server."""
+    for server in servers:
+        console.rule(f"{server.name}: {server.state}")
+        console.print(server.log_tail(60), soft_wrap=True, markup=False, highlight=False)
 
 
 app = typer.Typer(pretty_exceptions_enable=False)

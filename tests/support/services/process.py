@@ -176,6 +176,16 @@ class PrivateServer(ABC):
         return None if self._process is None else self._process.pid
 
     @property
+    def state(self) -> str:
+        """For people: whether the program runs, and what the kernel says of it."""
+        if self._process is None:
+            return "stopped"
+        code = self._process.poll()
+        if code is not None:
+            return f"ended by itself with {code}"
+        return f"runs: {psutil.Process(self._process.pid).status()}"
+
+    @property
     def _log(self) -> Path:
         return self.folder / "log"
 
