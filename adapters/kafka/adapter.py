@@ -30,7 +30,6 @@ from idempotent.adapters.kafka.options import (
     transactional_config,
 )
 from idempotent.adapters.kafka.partition import Partition, Token, limits_of
-from idempotent.adapters.kafka.records import origin_text
 from idempotent.adapters.kafka.resets import Resets
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.topics import TopicIds
@@ -39,6 +38,7 @@ from idempotent.choices import check_types, choice
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.message import Message
+from idempotent.observe.fields import about_message
 from idempotent.outcomes import Outcome, Result
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class KafkaAdapter(Adapter):
             try:
                 token.partition.outputs.keep(delivery.message, result.value)
             except OutputError as error:
-                log.warning("output_refused", extra={"id": delivery.message.id, "error": str(error)})
+                log.warning("output_refused", extra={**about_message(delivery.message), "error": str(error)})
                 self._copies.dead_letter(delivery, Result(Outcome.REJECTED, error=error))
                 return True
         self._finish(token.partition, token.record, result.outcome)
@@ -233,7 +233,7 @@ class KafkaAdapter(Adapter):
         if not token.partition.take_back(token):
             return False
         if self._semantics is Semantics.AT_MOST_ONCE:
-            log.warning("message_given_up", extra={"position": origin_text(token.record.raw)})
+            log.warning("message_given_up", extra=about_message(delivery.message))
             self._finish(token.partition, token.record)
         elif not self._copies.retry(delivery, after_s):
             token.record.failures += 1

@@ -10,7 +10,6 @@ from typing import Any, Final
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import CUT_HEADER, dead_letter_headers, delayed_headers
 from idempotent.adapters.kafka.attempt import Refusal
-from idempotent.adapters.kafka.client import Raw
 from idempotent.adapters.kafka.lanes import Record
 from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.outputs import Produced
@@ -18,6 +17,8 @@ from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.records import DUE_HEADER, origin_text
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.errors import MessageError, OutputError
+from idempotent.message import Message
+from idempotent.observe.fields import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Backoff
 
@@ -59,7 +60,7 @@ class Copies:
             return False
         headers = delayed_headers(delivery.message, origin_text(record.raw))
         headers[DUE_HEADER] = round((time.time() + after_s) * 1000)
-        self._copy(partition, record, topic, headers)
+        self._copy(partition, record, delivery.message, topic, headers)
         return True
 
     def dead_letter(self, delivery: Delivery, result: Result) -> None:
@@ -72,6 +73,7 @@ class Copies:
         self._copy(
             partition,
             record,
+            message,
             topic,
             headers,
             lambda: self._stored.skip(partition.subject, message.position),
@@ -86,7 +88,7 @@ class Copies:
         if partition.is_stored and not partition.is_next(record):
             partition.retry_at(record, time.monotonic() + _TURN_S)  # the store takes offsets in their order
         else:
-            log.error("message_rejected", extra={"id": delivery.message.id, "error": record.problem})
+            log.error("message_rejected", extra={**about_message(delivery.message), "error": record.problem})
             self.dead_letter(delivery, Result(Outcome.REJECTED, error=MessageError(record.problem)))
         return True
 
@@ -103,7 +105,7 @@ class Copies:
             else:
                 # By then the broker may accept the outputs.
                 produced.refused_until = time.monotonic() + _BACKOFF.initial_s
-                _log_failed(produced.message.raw, topic, error)
+                _log_failed(produced.message, topic, error)
 
         self._sender.copy(topic, produced.message.raw, headers, report)
 
@@ -111,6 +113,7 @@ class Copies:
         self,
         partition: Partition,
         record: Record,
+        message: Message,
         topic: str,
         headers: Mapping[str, Any],
         on_confirmed: Callable[[], bool] = lambda: True,
@@ -119,7 +122,7 @@ class Copies:
 
         def report(error: str | None) -> None:
             if error is not None:
-                _log_failed(record.raw, topic, error)
+                _log_failed(message, topic, error)
             if not partition.is_open:
                 return
             if error is None and on_confirmed():
@@ -131,5 +134,5 @@ class Copies:
         self._sender.copy(topic, record.raw, headers, report)
 
 
-def _log_failed(original: Raw, topic: str, error: str) -> None:
-    log.error("copy_failed", extra={"position": origin_text(original), "topic": topic, "error": error})
+def _log_failed(original: Message, topic: str, error: str) -> None:
+    log.error("copy_failed", extra={**about_message(original), "target": topic, "error": error})

@@ -13,6 +13,7 @@ from idempotent.adapters.kafka.client import KafkaConsumer, KafkaError, KafkaExc
 from idempotent.adapters.kafka.commits import RETRY_S, Commits, Marks, offsets_of
 from idempotent.adapters.kafka.outputs import Produced
 from idempotent.adapters.kafka.transactional_producer import TransactionalProducer
+from idempotent.observe.fields import about_message
 
 log = logging.getLogger(__name__)
 _UPKEEP_S: Final = 0.05
@@ -206,7 +207,7 @@ class Transactions(Commits):
             log.warning("outputs_refused_together", extra={"inputs": attempt.inputs, "error": reason})
         for produced, refusal in blamed.items():
             produced.refused_until = math.inf
-            log.error("output_refused", extra={"id": produced.message.id, "error": refusal.reason})
+            log.error("output_refused", extra={**about_message(produced.message), "error": refusal.reason})
             self._on_refused(produced, refusal)
         if not refusals and attempt.error is not None:
             self._log_failure(error_of(attempt.error))
@@ -240,9 +241,9 @@ class Transactions(Commits):
         self._owe(attempt.marks, wait_s)
 
     def _log_failure(self, error: str) -> None:
-        log.warning("transaction_failed", extra={"id": self._id, "error": error})
+        log.warning("transaction_failed", extra={"transaction": self._id, "error": error})
 
     def _log_waiting(self, error: KafkaError) -> None:
         if time.monotonic() - self._complained_at > _SILENCE_S:
             self._complained_at = time.monotonic()
-            log.warning("transaction_waits", extra={"id": self._id, "error": error_of(error)})
+            log.warning("transaction_waits", extra={"transaction": self._id, "error": error_of(error)})

@@ -20,6 +20,7 @@ from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.adapters.reconnecting import describe
 from idempotent.errors import AdapterError
 from idempotent.message import Message
+from idempotent.observe.fields import about_message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
@@ -168,8 +169,7 @@ class Copies:
         log.error(
             "copy_refused",
             extra={
-                "message_id": copy.message.id,
-                "position": str(copy.message.position),
+                **about_message(copy.message),
                 "goal": copy.goal.value,
                 "queue": copy.token.queue,
                 "error": describe(error),

@@ -82,7 +82,7 @@ def foreach_batch(
             takeover=takeover,
         ) as run:
             if run.is_committed:
-                log.info("batch_already_committed", extra={"run_id": run.run_id})
+                log.info("batch_already_committed", extra={"run": run.run_id})
                 return
             staged = run.stage(run.dedup(batch, key=key, order_by=order_by), staging)
             run.publish(lambda publication: handler(staged, publication))

@@ -14,6 +14,7 @@ from idempotent.errors import StoreError
 from idempotent.forks import free_in_child, generation
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
+from idempotent.observe.fields import about_key
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class LeaseKeeper:
                 continue  # its handler has finished
             if not still_owned:
                 self._held.pop(claim, None)
-                log.warning("lease_lost", extra={"key": str(claim.key)})
+                log.warning("lease_lost", extra=about_key(claim.key))
             elif since[0] < lapsed_before:
                 late.append(claim)
         for (_, since), still_owned in kept:
@@ -161,7 +162,7 @@ def _count_late(claims: Sequence[Claim]) -> None:
             log.warning(
                 "lease_renewed_late",
                 extra={
-                    "key": str(claim.key),
+                    **about_key(claim.key),
                     "hint": "a handler held the GIL, the process was paused or the store was slow; raise lease_s",
                 },
             )

@@ -15,6 +15,7 @@ from idempotent.forks import generation
 from idempotent.keys import Key
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
+from idempotent.observe.fields import about_key
 from idempotent.values import value
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class Unrecorded:
         try:
             owned = self._record(step)
         except StoreError as error:
-            extra = {"key": str(key), "error": str(error)}
+            extra = {**about_key(key), "error": str(error)}
             if isinstance(step, Completion):
                 log.warning("completion_not_recorded", extra=extra)
             else:
@@ -125,7 +126,7 @@ class Unrecorded:
 
 def _count_lost(key: Key, completion: Completion) -> None:
     counters.add(key.consumer, Event.COMPLETION_LOST)
-    log.error("completion_lost", extra={"key": str(key), "fence": completion.claim.fence})
+    log.error("completion_lost", extra={**about_key(key), "fence": completion.claim.fence})
 
 
 def not_recorded_yet() -> Decision:

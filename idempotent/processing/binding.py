@@ -13,10 +13,12 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.transactions import TransactionHooks, transactions_of
 from idempotent.claims import Claim
+from idempotent.errors import MessageError
 from idempotent.forks import end_child, generation
 from idempotent.keys import KeySpace
 from idempotent.message import Message
 from idempotent.observe.events import Event
+from idempotent.observe.fields import about_message
 from idempotent.observe.observers import Observers
 from idempotent.observe.sparse import Sparse
 from idempotent.processing.finished import finished
@@ -132,17 +134,25 @@ class Binding:
         finally:
             self.observers.ran(self.name, messages, time.perf_counter() - began, error)
 
-    def encode(self, value: Any) -> bytes | None:
-        """The handler's value as JSON; None if the consumer stores no results or this one cannot be stored."""
+    def about(self, message: Message) -> dict[str, object]:
+        """The fields of a log line about a message."""
+        try:
+            key = str(self.requests.of(message).key)
+        except MessageError:
+            key = None
+        return {"consumer": self.name, "key": key, **about_message(message)}
+
+    def encode(self, value: Any, message: Message) -> bytes | None:
+        """What the handler of a message returned, as JSON; None if it is not stored, or cannot be."""
         if not self.options.store_result:
             return None
         try:
             encoded = json.dumps(value, separators=(",", ":")).encode()
         except Exception as error:  # such as a RecursionError; the effect has happened and must not fail now
-            self._result_not_stored(f"not JSON: {error}")
+            self._result_not_stored(message, f"not JSON: {error}")
             return None
         if len(encoded) > RESULT_LIMIT:
-            self._result_not_stored(f"{len(encoded)} bytes; the limit is {RESULT_LIMIT}")
+            self._result_not_stored(message, f"{len(encoded)} bytes; the limit is {RESULT_LIMIT}")
             return None
         return encoded
 
@@ -152,6 +162,6 @@ class Binding:
             return None
         return json.loads(result)
 
-    def _result_not_stored(self, why: str) -> None:
+    def _result_not_stored(self, message: Message, why: str) -> None:
         self.observers.count(self.name, Event.RESULT_NOT_STORED)
-        log.warning("result_not_stored", extra={"consumer": self.name, "why": why})
+        log.warning("result_not_stored", extra={**self.about(message), "why": why})

@@ -169,7 +169,7 @@ class GroupRun:
         else:
             for member, owned in zip(ran, kept, strict=True):
                 if not owned:
-                    count_lost(self._binding, member.claim)
+                    count_lost(self._binding, member.message, member.claim)
                 self.results[member.index] = result_of(member)
         return True
 
@@ -180,8 +180,9 @@ class GroupRun:
         try:
             released = self._binding.desk.release_many([(member.claim, member.failure) for member in raised])
         except StoreError as error:
-            log.warning("failure_not_recorded", extra={"consumer": self._binding.name, "error": str(error)})
             for member in raised:
+                about = self._binding.about(member.message)
+                log.warning("failure_not_recorded", extra={**about, "error": str(error)})
                 self.results[member.index] = failed(self._binding, member.error, None)
             return
         for member, answer in zip(raised, released, strict=True):
@@ -193,7 +194,9 @@ class GroupRun:
         try:
             self._binding.desk.release_many([(member.claim, None) for member in claimed])
         except StoreError as error:
-            log.warning("release_failed", extra={"keys": len(claimed), "error": str(error)})
+            for member in claimed:
+                about = self._binding.about(member.message)
+                log.warning("release_failed", extra={**about, "error": str(error)})
 
     def _is_ignored(self, member: Member, error: Exception) -> bool:
         """Note a handler's exception. Returns whether the consumer ignores it: the message counts as processed."""
@@ -208,6 +211,8 @@ class GroupRun:
             return [Completion(member.claim) for member in ran]
         encode = self._binding.encode
         return [
-            Completion(member.claim, encode(member.returned) if member.error is None else None)
+            Completion(
+                member.claim, encode(member.returned, member.message) if member.error is None else None
+            )
             for member in ran
         ]

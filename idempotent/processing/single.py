@@ -100,9 +100,9 @@ def _run_claimed(binding: Binding, message: Message, request: ClaimRequest, deci
     assert claim is not None
     if decision.lapsed:
         binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
-        log.warning("lease_taken_over", extra={"consumer": binding.name, "key": str(request.key)})
+        log.warning("lease_taken_over", extra=binding.about(message))
         if callable(binding.options.on_expired_lease):
-            result = _ask_consumer(binding, claim)
+            result = _ask_consumer(binding, message, claim)
             if result is None and decision.alone:
                 result = _count_lapse(binding, message, request, decision)
             if result is not None:
@@ -111,16 +111,16 @@ def _run_claimed(binding: Binding, message: Message, request: ClaimRequest, deci
         value = binding.invoke(claim, message)
     except Exception as error:
         if binding.transactions.is_transient(claim, error):
-            release_quietly(binding, claim)
+            release_quietly(binding, message, claim)
             raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
-        return after_exception(binding, request, claim, error)
+        return after_exception(binding, message, request, claim, error)
     except BaseException:
-        release_quietly(binding, claim)
+        release_quietly(binding, message, claim)
         raise
-    return _record(binding, request, claim, value)
+    return _record(binding, message, request, claim, value)
 
 
-def _ask_consumer(binding: Binding, claim: Claim) -> Result | None:
+def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Result | None:
     """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
     ask = binding.options.on_expired_lease
     assert callable(ask)
@@ -132,7 +132,7 @@ def _ask_consumer(binding: Binding, claim: Claim) -> Result | None:
     except Exception as error:
         log.warning(
             "expired_lease_not_resolved",
-            extra={"consumer": binding.name, "key": str(claim.key), "error": described(error)},
+            extra={**binding.about(message), "error": described(error)},
         )
         wait_s = binding.checker.lease_s or STORE_RETRY_S
         binding.desk.abandon(claim)
@@ -160,23 +160,25 @@ def _count_lapse(
     return None if counted is decision else refused(binding, message, request, counted)
 
 
-def _record(binding: Binding, request: ClaimRequest, claim: Claim, value: Any) -> Result:
+def _record(binding: Binding, message: Message, request: ClaimRequest, claim: Claim, value: Any) -> Result:
     """Complete the key: the effect happened, or happens with the COMMIT."""
     try:
-        owned = binding.desk.complete(claim, binding.encode(value))
+        owned = binding.desk.complete(claim, binding.encode(value, message))
     except DoomedTransactionError:
         raise
     except StoreError as error:
         binding.observers.count(binding.name, Event.COMPLETION_NOT_RECORDED)
         return Result(Outcome.UNAVAILABLE, value=value, error=error, retry_after_s=STORE_RETRY_S)
     except Exception as error:
-        return after_exception(binding, request, claim, error)
+        return after_exception(binding, message, request, claim, error)
     if not owned:
-        count_lost(binding, claim)
+        count_lost(binding, message, claim)
     return processed(value)
 
 
-def after_exception(binding: Binding, request: ClaimRequest, claim: Claim, error: Exception) -> Result:
+def after_exception(
+    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, error: Exception
+) -> Result:
     """Complete the key if the consumer ignores the exception, else release it and count the attempt."""
     handling = binding.options.exceptions.classify(error)
     if handling is Handling.IGNORE:
@@ -188,14 +190,12 @@ def after_exception(binding: Binding, request: ClaimRequest, claim: Claim, error
     try:
         released = binding.desk.release(claim, failure_of(binding, error, handling, counted=request.counted))
     except StoreError as store_error:
-        log.warning("failure_not_recorded", extra={"consumer": binding.name, "error": str(store_error)})
+        log.warning("failure_not_recorded", extra={**binding.about(message), "error": str(store_error)})
         return failed(binding, error, None)
     return failed(binding, error, released)
 
 
-def count_lost(binding: Binding, claim: Claim) -> None:
+def count_lost(binding: Binding, message: Message, claim: Claim) -> None:
     """Count and log an effect that happened under a claim that another delivery has taken over."""
     binding.observers.count(binding.name, Event.COMPLETION_LOST)
-    log.error(
-        "completion_lost", extra={"consumer": binding.name, "key": str(claim.key), "fence": claim.fence}
-    )
+    log.error("completion_lost", extra={**binding.about(message), "fence": claim.fence})

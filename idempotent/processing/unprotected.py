@@ -34,7 +34,7 @@ def store_failed(binding: Binding, message: Message, error: StoreError) -> Resul
     """UNAVAILABLE, because the store did not answer; run the message unprotected if the consumer allows it."""
     more = binding.store_failures.take()
     if more is not None:
-        log.warning("store_failed", extra={**_about(binding, message), "error": str(error), "more": more})
+        log.warning("store_failed", extra={**binding.about(message), "error": str(error), "more": more})
     if binding.options.on_store_error is OnStoreError.PROCESS:
         return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
     if binding.disabled:
@@ -45,7 +45,7 @@ def store_failed(binding: Binding, message: Message, error: StoreError) -> Resul
 def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
     """Run the handler without a key; counted and logged every time."""
     binding.observers.count(binding.name, why)
-    log.warning("ran_without_protection", extra={**_about(binding, message), "why": why.value})
+    log.warning("ran_without_protection", extra={**binding.about(message), "why": why.value})
     try:
         claim = binding.transactions.claim_nothing()
     except StoreError as error:
@@ -54,12 +54,12 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
         value = binding.invoke(claim, message)
     except Exception as error:
         transient = binding.transactions.is_transient(claim, error)
-        release_quietly(binding, claim)
+        release_quietly(binding, message, claim)
         if transient:
             return unavailable(error)
         return _failed_without_key(binding, error)
     except BaseException:
-        release_quietly(binding, claim)
+        release_quietly(binding, message, claim)
         raise
     try:
         binding.desk.complete(claim)
@@ -68,11 +68,6 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
     except Exception as error:
         return _failed_without_key(binding, error)
     return processed(value)
-
-
-def _about(binding: Binding, message: Message) -> dict[str, object]:
-    position = None if message.position is None else str(message.position)
-    return {"consumer": binding.name, "message_id": message.id, "position": position}
 
 
 def _failed_without_key(binding: Binding, error: Exception) -> Result:
@@ -85,9 +80,9 @@ def _failed_without_key(binding: Binding, error: Exception) -> Result:
             return Result(Outcome.DEAD, error=error)
 
 
-def release_quietly(binding: Binding, claim: Claim) -> None:
+def release_quietly(binding: Binding, message: Message, claim: Claim) -> None:
     """Free a key without counting an attempt; if the store does not answer, the key is free when its lease ends."""
     try:
         binding.desk.release(claim)
     except StoreError as error:
-        log.warning("release_failed", extra={"key": str(claim.key), "error": str(error)})
+        log.warning("release_failed", extra={**binding.about(message), "error": str(error)})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from idempotent.consumer import Consumer
@@ -27,6 +28,10 @@ class Work:
     delivery: Delivery
     consumer: Consumer
     checks: int = 0
+    since: float = field(default_factory=time.monotonic)
+    """When it was received, by the worker's clock."""
+    complaints: int = 0
+    """How often the log complained of its wait."""
 
     def wait_s(self, longest_s: float) -> float:
         """Seconds until the next check: short at first, then longer, and at most `longest_s`."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from idempotent.consumer import Consumer
 from idempotent.errors import IdempotentError, described
 from idempotent.message import Message
+from idempotent.observe.fields import about_message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import causes
 from idempotent.worker.holds import MAX_CHECKS, Work
 
 log = logging.getLogger(__name__)
 
+# Whatever holds its key for longer than this, a person should know.
+_LONG_S: Final = 60.0
+_MOST_NAMED: Final = 10
 # A message that waits this often for a store that others can use is in trouble of its own.
 _WAITS_TOO_OFTEN: Final = MAX_CHECKS - 1
 
@@ -45,11 +51,25 @@ class MessageLog:
 
     def held(self, work: Work, result: Result) -> None:
         """Log a delivery that waits for its key or its store."""
-        extra = self._about(work.consumer, work.delivery.message, result)
-        if result.outcome is Outcome.UNAVAILABLE and work.checks == _WAITS_TOO_OFTEN:
+        waited_s = time.monotonic() - work.since
+        extra = {
+            **self._about(work.consumer, work.delivery.message, result),
+            "waited_s": round(waited_s, 1),
+        }
+        is_long = waited_s >= _LONG_S * (work.complaints + 1)
+        if is_long or (result.outcome is Outcome.UNAVAILABLE and work.checks == _WAITS_TOO_OFTEN):
+            work.complaints += is_long
             log.warning("message_waits", extra=extra)
         else:
             log.info("message_waits", extra=extra)
+
+    def drain_timed_out(self, count: int, running: Sequence[Work], *, stores_answer: bool) -> None:
+        """Log that `count` deliveries are not finished at the end of the drain; `running`: those in a handler."""
+        keys = [work.consumer.key_in(work.delivery.message) for work in running[:_MOST_NAMED]]
+        hint = None if stores_answer else "a store does not answer, so these effects may be repeated"
+        log.error(
+            "drain_timed_out", extra={"running": count, "keys": [str(key) for key in keys], "hint": hint}
+        )
 
     def crashed(self, work: Work, error: BaseException) -> None:
         """Log the BaseException that stops the worker."""
@@ -61,8 +81,7 @@ class MessageLog:
         return {
             "consumer": message.subject if consumer is None else consumer.name,
             "key": None if key is None else str(key),
-            "message_id": message.id,
-            "position": None if message.position is None else str(message.position),
+            **about_message(message),
             "attempt": result.attempt,
             "outcome": result.outcome.value,
             "error": self._text(result.error),

@@ -43,6 +43,7 @@ class HandlerPool:
         self._changed = threading.Condition()
         self._waiting: dict[Consumer, deque[Work]] = {}
         self._busy: Counter[Consumer] = Counter()
+        self._running: dict[int, Sequence[Work]] = {}
         self._stopped = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self.in_flight: Counter[Consumer] = Counter()
@@ -98,6 +99,12 @@ class HandlerPool:
         self.in_flight.subtract(work.consumer for work in works)
         return works
 
+    @property
+    def running(self) -> list[Work]:
+        """Works that the handlers' threads have at this moment."""
+        with self._changed:
+            return [work for works in self._running.values() for work in works]
+
     def join(self, timeout_s: float) -> None:
         """Wait for the threads to end, at most `timeout_s` seconds in all."""
         until = time.monotonic() + timeout_s
@@ -121,6 +128,7 @@ class HandlerPool:
     def _take(self, before: Consumer | None) -> list[Work]:
         """The next batch of a thread that ran a batch of `before`; empty when the pool has stopped."""
         with self._changed:
+            self._running.pop(threading.get_ident(), None)
             if before is not None:
                 self._busy[before] -= 1
             while (consumer := self._next()) is None:
@@ -134,6 +142,7 @@ class HandlerPool:
                 self._waiting[consumer] = waiting  # to the end: consumers take turns
             if self._waiting:
                 self._changed.notify()
+            self._running[threading.get_ident()] = works
             return works
 
     def _next(self) -> Consumer | None:

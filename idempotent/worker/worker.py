@@ -284,8 +284,7 @@ class Worker:
         self._unrecorded.report()
         self._abandoned = self._pool.in_flight.total()
         if self._abandoned:
-            hint = None if self._stores.ready else "a store does not answer, so these effects may be repeated"
-            log.error("drain_timed_out", extra={"running": self._abandoned, "hint": hint})
+            self._log.drain_timed_out(self._abandoned, self._pool.running, stores_answer=self._stores.ready)
         else:
             self._pool.join(1.0)
 

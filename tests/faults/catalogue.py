@@ -335,8 +335,8 @@ FAULTS: Final = (
     Fault(
         "an interrupted handler keeps its key",
         _PROCESSING,
-        "    except BaseException:\n        release_quietly(binding, claim)\n        raise\n    return _record(",
-        "    except BaseException:\n        raise\n    return _record(",
+        "        release_quietly(binding, message, claim)\n        raise\n    return _record(",
+        "        raise\n    return _record(",
         "tests/test_consumer.py -k test_what_is_no_exception_frees_the_key",
     ),
     Fault(

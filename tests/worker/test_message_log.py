@@ -6,8 +6,8 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from idempotent import Message, Registry
-from idempotent.adapters import MemoryBroker
+from idempotent import Message, Registry, Worker
+from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreUnavailableError
@@ -124,6 +124,34 @@ def test_a_message_that_waits_again_and_again_is_a_warning_with_the_reason(
     assert len(warned) == 1
     assert vars(warned[0])["message_id"] == "a-1"
     assert "cannot store it" in vars(warned[0])["error"]
+
+
+def test_a_message_whose_key_is_held_for_a_long_time_is_a_warning_now_and_then(
+    registry: Registry,
+    broker: MemoryBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("idempotent.worker.message_log._LONG_S", 0.5)
+    caplog.set_level(logging.INFO)
+    checker = MemoryChecker()
+    consumer = registry.consumer(SUBJECT, checker=checker)(lambda _: None)
+    message = Message(SUBJECT, id="a-1")
+    hanging = checker.desk.claim(ClaimRequest(consumer.key_in(message))).claim
+    publish(broker, "a-1")
+    running = Running(Worker(registry, MemoryAdapter(broker), gc_interval_s=None))
+
+    def warnings() -> list[logging.LogRecord]:
+        return [line for line in lines(caplog, "message_waits") if line.levelno == logging.WARNING]
+
+    until(lambda: len(warnings()) == 2)
+    checker.desk.release(hanging)
+    running.worker.stop()
+    running.join()
+    data = [vars(line) for line in warnings()]
+    assert all(line["outcome"] == "in_progress" for line in data)
+    assert 0.5 <= data[0]["waited_s"] < data[1]["waited_s"]
+    assert len(data) < len(lines(caplog, "message_waits")), "not each look"
 
 
 def test_what_ends_the_worker_is_logged_with_its_traceback(

@@ -44,6 +44,7 @@ from idempotent.errors import (
     StoreError,
 )
 from idempotent.keys import Key
+from idempotent.observe.fields import about_key
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.values import changed
 
@@ -179,7 +180,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         try:
             self.store.connections.run(self._ledger.failures.uncount, key)
         except StoreError as error:
-            log.warning("attempt_not_taken_back", extra={"key": str(key), "error": str(error)})
+            log.warning("attempt_not_taken_back", extra={**about_key(key), "error": str(error)})
 
     def claim_nothing(self) -> Claim:
         return self._units.open_empty()

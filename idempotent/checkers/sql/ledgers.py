@@ -14,6 +14,7 @@ from idempotent.checkers.sql.keytable import KeyTable, key_hash
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released
+from idempotent.observe.fields import about_key
 from idempotent.stores.sql.cursor import DriverConnection
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class KeyLedger(Ledger):
         return {claim for claim in claims if (key_hash(claim), claim.owner) in owners}
 
     def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
-        log.error("transaction_escaped", extra={"key": str(claim.key)})
+        log.error("transaction_escaped", extra=about_key(claim.key))
         return self._keys.condemn(driver, claim, _ESCAPED)
 
     def note_failure(self, driver: DriverConnection, note: Note) -> Released:

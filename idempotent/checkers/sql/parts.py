@@ -10,6 +10,7 @@ from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import Completion
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
+from idempotent.observe.fields import about_key
 from idempotent.stores.sql.cursor import DriverConnection, query
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.values import changed
@@ -56,7 +57,7 @@ def storable(dialect: SqlDialect, connection: DriverConnection, completion: Comp
     assert key is not None
     counters.add(key.consumer, Event.RESULT_NOT_STORED)
     why = f"{size} bytes; the server's max_allowed_packet is {connection.statement_limit}"
-    log.warning("result_not_stored", extra={"key": str(key), "why": why})
+    log.warning("result_not_stored", extra={**about_key(key), "why": why})
     return changed(completion, result=None)
 
 

@@ -138,7 +138,7 @@ def selection(consumer: str | None, status: list[Status] | None, *, lapsed: bool
 
 def not_stored(key: str, *, as_json: bool) -> NoReturn:
     """Say that the key is not stored, and end the command."""
-    text = f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs."
+    text = f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs, if no open transaction has the key."
     tell(text, as_json=as_json, key=key, status=None)
     raise typer.Exit(ExitCode.ATTENTION)
 

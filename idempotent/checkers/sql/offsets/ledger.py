@@ -15,6 +15,7 @@ from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Release
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
 from idempotent.message import Position
+from idempotent.observe.fields import about_key
 from idempotent.stores.sql.cursor import DriverConnection
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class OffsetLedger(Ledger):
     def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
         # The commit has advanced the offset, and no stored key could wait for a person.
         del driver
-        log.error("transaction_escaped", extra={"position": str(claim.key)})
+        log.error("transaction_escaped", extra=about_key(claim.key))
         return Released(owned=True, dead=True)
 
     def note_failure(self, driver: DriverConnection, note: Note) -> Released:
