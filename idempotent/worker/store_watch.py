@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Final, Self
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.errors import StoreUnavailableError
+from idempotent.claims import ClaimRequest
+from idempotent.errors import StoreBusyError, StoreUnavailableError
+from idempotent.keys import KeySpace
 
 log = logging.getLogger(__name__)
 
@@ -19,10 +22,15 @@ _EVERY_WHILE_DOWN_S: Final = 1.0
 _ANSWER_S: Final = 10.0
 _LAST_WAIT_S: Final = 1.0
 _REMIND_S: Final = 60
+# No consumer has this name.
+_TRIALS: Final = KeySpace("idempotent", "trial")
 
 
 class StoreWatch:
     """A context manager: inside, a thread asks every checker's store every few seconds.
+
+    `ping` only reads, and a store that answers may still take no keys: its disk or its memory is full. So a key is
+    claimed and freed again on entering, after a message found the store unavailable, and until an outage is over.
 
     Entering waits for the first answers, at most ten seconds. What a store answers is logged when it changes.
 
@@ -43,6 +51,7 @@ class StoreWatch:
         self._checkers = tuple(checkers)
         self._fail_fast = fail_fast
         self._errors: dict[AbstractIdempotentChecker, Exception] = {}
+        self._suspects = set(checkers)
         self._clock = clock
         self._down_since: dict[AbstractIdempotentChecker, float] = {}
         self._said_at: dict[AbstractIdempotentChecker, int] = {}
@@ -50,6 +59,7 @@ class StoreWatch:
         self._asked: AbstractIdempotentChecker | None = None
         self._lock = threading.Lock()
         self._has_asked = threading.Event()
+        self._wanted = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idempotent-stores", daemon=True)
 
@@ -57,6 +67,11 @@ class StoreWatch:
     def ready(self) -> bool:
         """Whether every store gave its last answer in time, and can be used."""
         return self._has_asked.is_set() and not self._errors
+
+    def suspect(self, checker: AbstractIdempotentChecker) -> None:
+        """Ask this checker's store soon, with a claim: a message found it unavailable. From any thread."""
+        self._suspects.add(checker)
+        self._wanted.set()
 
     def __enter__(self) -> Self:
         """Wait for the first answers.
@@ -73,6 +88,7 @@ class StoreWatch:
 
     def __exit__(self, *_error: object) -> None:
         self._stopped.set()
+        self._wanted.set()
         self._thread.join(_LAST_WAIT_S)
 
     def _run(self) -> None:
@@ -86,13 +102,21 @@ class StoreWatch:
                 self._ask(checker)
                 late.cancel()
             self._has_asked.set()
-            if self._stopped.wait(_EVERY_WHILE_DOWN_S if self._errors else _EVERY_S):
+            # Asked more often, a store in trouble does not recover sooner.
+            self._stopped.wait(_EVERY_WHILE_DOWN_S)
+            if not self._errors:
+                self._wanted.wait(_EVERY_S - _EVERY_WHILE_DOWN_S)
+            if self._stopped.is_set():
                 return
+            self._wanted.clear()
 
     def _ask(self, checker: AbstractIdempotentChecker) -> None:
         failed: Exception | None = None
         try:
             checker.ping()
+            if checker in self._suspects or checker in self._errors:
+                self._suspects.discard(checker)
+                _claim_a_key(checker)
         except Exception as error:  # also that of a checker of the application
             failed = error
         with self._lock:
@@ -119,6 +143,17 @@ class StoreWatch:
             self._said_at[checker] = down_s
             about = {"checker": type(checker).__name__, "error": str(error), "down_s": down_s}
             log.error("store_unusable", extra=about)
+
+
+def _claim_a_key(checker: AbstractIdempotentChecker) -> None:
+    if checker.keeps_positions:  # a claim without a position would be refused
+        return
+    try:
+        claim = checker.desk.claim(ClaimRequest(_TRIALS.key(secrets.token_hex(8)))).claim
+        if claim is not None:
+            checker.desk.release(claim)
+    except StoreBusyError:
+        pass  # it waits for transactions of others, and will take the key after them
 
 
 def _silent() -> StoreUnavailableError:

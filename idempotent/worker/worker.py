@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from idempotent.choices import flag, seconds, seconds_or_none, whole
 from idempotent.consumer import Consumer
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
@@ -245,6 +245,8 @@ class Worker:
 
     def _hold(self, work: Work, result: Result) -> None:
         self._log.held(work, result)
+        if result.outcome is Outcome.UNAVAILABLE and not isinstance(result.error, StoreBusyError):
+            self._stores.suspect(work.consumer.checker)
         if self._stopping or work.held_long_enough:
             self._requeue(work)
             return

@@ -1056,4 +1056,25 @@ FAULTS: Final = (
         "message.headers.get(ORIGIN_HEADER, origin)",
         "tests/adapters/kafka/records/test_redrive.py -k test_an_origin_that_a_producer",
     ),
+    Fault(
+        "a store that answers and takes no keys is usable",
+        "idempotent/worker/store_watch.py",
+        "                _claim_a_key(checker)\n",
+        "",
+        "tests/worker/test_full_stores.py -k 'fails_fast or somebody_added'",
+    ),
+    Fault(
+        "readiness does not hear of a message that found its store full",
+        "idempotent/worker/worker.py",
+        "            self._stores.suspect(work.consumer.checker)\n",
+        "            pass\n",
+        "tests/worker/test_full_stores.py -k full_for_a_while",
+    ),
+    Fault(
+        "a busy store is taken for a broken one",
+        "idempotent/worker/store_watch.py",
+        "    except StoreBusyError:\n",
+        "    except ZeroDivisionError:\n",
+        "tests/worker/test_full_stores.py -k others_keep_busy",
+    ),
 )
