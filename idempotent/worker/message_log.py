@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import Consumer
@@ -12,7 +12,6 @@ from idempotent.errors import IdempotentError, described
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Action, Outcome, Result
-from idempotent.policy import causes
 from idempotent.worker.holds import MAX_CHECKS, Work
 
 log = logging.getLogger(__name__)
@@ -98,7 +97,20 @@ class MessageLog:
 
 def _hidden(error: BaseException) -> BaseException:
     """The exception, whose traceback shows no parameters of SQL statements: they are what messages contain."""
-    for cause in causes(error):
+    for cause in _shown_with(error):
         if getattr(cause, "hide_parameters", None) is False:
             cause.hide_parameters = True  # type: ignore[attr-defined] # SQLAlchemy's StatementError has it
     return error
+
+
+def _shown_with(error: BaseException) -> Iterator[BaseException]:
+    """The exception and all others that its traceback shows, which may contain a cycle."""
+    seen: dict[int, BaseException] = {}
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen[id(link)] = link
+            links += [link.__cause__, link.__context__]
+            links += link.exceptions if isinstance(link, BaseExceptionGroup) else ()
+    yield from seen.values()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
@@ -66,8 +67,24 @@ def test_redacted_lines_have_neither_text_nor_traceback_of_a_handler_s_exception
     assert not [record for record in caplog.records if "credit card" in str(record.__dict__)]
 
 
+def as_cause(error: Exception) -> None:
+    raise RuntimeError("not charged") from error
+
+
+def in_its_place(_: Exception) -> None:
+    raise RuntimeError("not charged")
+
+
+def in_a_group(error: Exception) -> None:
+    raise ExceptionGroup("not charged", [ValueError("declined"), error]) from None
+
+
+@pytest.mark.parametrize("raise_on", [as_cause, in_its_place, in_a_group])
 def test_no_traceback_shows_the_parameters_of_a_statement(
-    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+    registry: Registry,
+    broker: MemoryBroker,
+    caplog: pytest.LogCaptureFixture,
+    raise_on: Callable[[Exception], None],
 ) -> None:
     engine = sa.create_engine("sqlite://")
 
@@ -79,7 +96,7 @@ def test_no_traceback_shows_the_parameters_of_a_statement(
                     sa.text("INSERT INTO cards VALUES (:card)"), {"card": message.body.decode()}
                 )
             except sa.exc.OperationalError as error:
-                raise RuntimeError("not charged") from error
+                raise_on(error)
 
     broker.publish(Message(SUBJECT, b"4111 1111", id="a-1"))
     emptying(registry, broker).run()
