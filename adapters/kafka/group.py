@@ -82,7 +82,7 @@ class KafkaGroup:
         self._is_up = True
         self._was_up = False
         self._last_error: KafkaError | None = None
-        self._complained_at = -_SILENCE_S
+        self._has_complained, self._complained_at = False, -_SILENCE_S
         callbacks = {
             "on_commit": commits.on_commit,
             "error_cb": self._on_error,
@@ -184,7 +184,7 @@ class KafkaGroup:
             # The library reconnects automatically, and reports it only in its statistics.
             self._is_up = self._is_up and not all_down
             if time.monotonic() - self._complained_at > _SILENCE_S:
-                self._complained_at = time.monotonic()
+                self._has_complained, self._complained_at = True, time.monotonic()
                 log.warning(
                     "broker_unreachable",
                     extra={
@@ -197,8 +197,13 @@ class KafkaGroup:
 
     def _on_statistics(self, text: str) -> None:
         brokers = json.loads(text).get("brokers", {}).values()
-        self._is_up = any(broker.get("state") == "UP" for broker in brokers)
-        self._was_up = self._was_up or self._is_up
+        is_up = any(broker.get("state") == "UP" for broker in brokers)
+        if is_up and not self._is_up and self._has_complained:
+            # As loud as the loss, or a log of warnings never shows its end.
+            log.warning("broker_connected", extra={"broker": self._where})
+            self._has_complained, self._complained_at = False, -_SILENCE_S
+        self._is_up = is_up
+        self._was_up = self._was_up or is_up
 
     def _meet(self) -> None:
         until = time.monotonic() + _ANSWER_S
