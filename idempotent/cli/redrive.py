@@ -11,6 +11,7 @@ from idempotent.adapters import adapter_from_url
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import BrokerOption, CheckersOption, JsonOption
+from idempotent.cli.stores import limit_waits
 from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress, say
 from idempotent.redrive import Redriven
 from idempotent.redrive import redrive as return_letters
@@ -48,6 +49,7 @@ def redrive(
     registry, consumer = consumer_at(target)
     try:
         register_checkers(registry, checker or ())
+        limit_waits(consumer.checker)
         adapter = adapter_from_url(broker)
         with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
             task = bar.add_task("looking for dead letters", total=None)

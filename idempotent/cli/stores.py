@@ -56,12 +56,17 @@ def checker_at(
             raise ConfigurationError("--prefix is for Redis; an SQL store has a table: --table")
         options = {} if table is None else {"table": validate_table_name(table)}
     checker = open_checker(url, **options)
-    if isinstance(checker, (SqlChecker, InTransactions)):
-        limit_answers(checker.store.engine, _ANSWER_TIMEOUT_S)
+    limit_waits(checker)
     try:
         yield checker
     finally:
         checker.close()
+
+
+def limit_waits(checker: AbstractIdempotentChecker) -> None:
+    """Let a command fail that waits for a store that is frozen. Redis has a limit already."""
+    if isinstance(checker, (SqlChecker, InTransactions)):
+        limit_answers(checker.store.engine, _ANSWER_TIMEOUT_S)
 
 
 def store_words(url: str, *, table: str | None, prefix: str | None) -> str:

@@ -44,7 +44,9 @@ def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(spare, caplog)
     unreachable = [record.error for record in caplog.records if record.message == "broker_unreachable"]
     assert unreachable
     assert not [error for error in unreachable if "TLS" in error]
-    about_the_broker = [event for event in caplog.messages if event in ("broker_unreachable", "broker_connected")]
+    about_the_broker = [
+        event for event in caplog.messages if event in ("broker_unreachable", "broker_connected")
+    ]
     assert about_the_broker[-1] == "broker_connected", "the end of the outage is said"
     assert about_the_broker.count("broker_connected") == 1
     assert len(done) == len(set(done)) == 400
