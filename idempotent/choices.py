@@ -125,16 +125,25 @@ def text(value: object, option: str) -> str:
     return value
 
 
-def function(value: F, option: str, example: str) -> F:
-    """Something to call, which answers when it returns.
+def function(value: F, option: str, example: str, takes: int = 1) -> F:
+    """Something to call with as many arguments as it `takes`, which answers when it returns.
 
     Raises:
-        ConfigurationError: it cannot be called, or is async; the error shows the `example`.
+        ConfigurationError: it cannot be called so, or is async; the error shows the `example`.
     """
     given: object = value
     if not callable(given) or inspect.iscoroutinefunction(given):
         kind = "an `async def`" if callable(given) else repr(given)
         raise ConfigurationError(f"{option} must be a plain function, such as {example}, not {kind}")
+    try:
+        inspect.signature(given).bind(*[None] * takes)
+    except TypeError as error:
+        word = "argument" if takes == 1 else "arguments"
+        raise ConfigurationError(
+            f"{option} must be a function of {takes} {word}, such as {example}: {error}"
+        ) from error
+    except ValueError:
+        pass  # some functions written in C do not say what they take
     return value
 
 

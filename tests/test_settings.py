@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import re
 from datetime import timedelta
 
@@ -357,3 +358,15 @@ def test_what_cannot_be_called_with_a_message_is_refused(handler, advice):
 def test_the_method_of_an_instance_is_a_handler():
     consumer = consume(checker=MemoryChecker())(Orders().handle)
     assert consumer(Message("orders", id="1")).error is None
+
+
+@pytest.mark.parametrize("option", ["key", "fingerprint"])
+@pytest.mark.parametrize("function", [lambda: 1, lambda message, attempt: 1, needs_more])
+def test_a_function_that_cannot_take_a_message_is_refused(option, function):
+    with pytest.raises(ConfigurationError, match=f"{option} must be a function of 1 argument"):
+        consume(checker=MemoryChecker(), **{option: function})
+
+
+@pytest.mark.parametrize("function", [str, lambda *messages: 1, Orders().handle, operator.attrgetter("id")])
+def test_a_function_that_can_is_taken(function):
+    consume(checker=MemoryChecker(), key=function)

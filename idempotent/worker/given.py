@@ -74,7 +74,9 @@ def checked_callback(callback: Callback | None) -> Callback | None:
     Raises:
         ConfigurationError: it cannot be called.
     """
-    return None if callback is None else function(callback, "on_result", "lambda message, result: ...")
+    if callback is None:
+        return None
+    return function(callback, "on_result", "lambda message, result: ...", takes=2)
 
 
 def checked_health_file(path: str | os.PathLike[str] | None) -> HealthFile | None:

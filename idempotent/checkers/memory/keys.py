@@ -48,7 +48,7 @@ class MemoryKeys:
         self._retention_s = retention_s
         self._dead_retention_s = math.inf if dead_retention_s is None else dead_retention_s
         self._max_keys = whole(max_keys, "max_keys")
-        self.clock: Final = function(clock, "clock", "time.time")
+        self.clock: Final = function(clock, "clock", "time.time", takes=0)
         self.lock: Final = free_in_child(threading.Lock())
         self.entries: Final[dict[bytes, Entry]] = {}
         self.attempts: Final[dict[bytes, Attempts]] = {}
