@@ -122,6 +122,11 @@ def sessions_of(database: Database) -> tuple[Sessions, Engine | URL | str]:
             "give the checker a sessionmaker(engine) of its own, without binds= and without a get_bind() that "
             "returns another engine"
         )
+    if "isolation_level" in (database.kw.get("execution_options") or {}):
+        raise ConfigurationError(
+            "the sessionmaker has an isolation_level in its execution_options, but the transaction begins with the "
+            "key: set it on the engine, create_engine(url, isolation_level=...)"
+        )
     if database().twophase:
         raise ConfigurationError(
             "the sessionmaker has twophase=True, but key and effect commit in one transaction of one database: "

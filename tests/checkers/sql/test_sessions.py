@@ -212,6 +212,12 @@ def test_a_sessionmaker_with_two_phase_commit_is_refused(sql_store):
         sql_store.transactional(sessionmaker(sql_store.engine(), twophase=True))
 
 
+def test_a_sessionmaker_with_an_isolation_level_is_refused(sql_store):
+    options = {"isolation_level": "AUTOCOMMIT"}
+    with pytest.raises(ConfigurationError, match="isolation_level"):
+        sql_store.transactional(sessionmaker(sql_store.engine(), execution_options=options))
+
+
 def test_a_session_that_does_not_begin_alone_is_begun(sql_store):
     factory = sessionmaker(sql_store.engine(), autobegin=False)
     consumer = consumer_of(sql_store, sql_store.transactional(factory))
