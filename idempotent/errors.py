@@ -45,6 +45,8 @@ _USERINFO: Final = re.compile(r"(://[^:/@\s]*:)[^\s'\"]*@")
 _MISTYPED: Final = re.compile(
     r"(\b(?:mysql|mariadb|postgres|redis|amqp|stomp|kafka|https?)[\w+]*:*/[:/]*[^:/@\s]*:)[^\s'\"]*@"
 )
+# Redis calls the word before the @ a user; often it is the password, whose colon was forgotten.
+_REDIS_USER: Final = re.compile(r"(\brediss?://)[^:/@\s]+@")
 _PARAMETER: Final = re.compile(
     r"([?&][\w.-]*(?:password|passwd|passcode|pwd|secret|token)[\w.-]*=)[^&\s'\"]*", re.IGNORECASE
 )
@@ -62,9 +64,9 @@ _LONGEST: Final = 10_000
 
 def mask(text: str) -> str:
     """The text with the passwords of its URLs replaced by `***`."""
-    for secret, visible in ((_USERINFO, r"\1***@"), (_MISTYPED, r"\1***@"), (_PARAMETER, r"\1***")):
-        text = secret.sub(visible, text)
-    return text
+    for secret in (_USERINFO, _MISTYPED, _REDIS_USER):
+        text = secret.sub(r"\1***@", text)
+    return _PARAMETER.sub(r"\1***", text)
 
 
 def without_values(text: str) -> str:

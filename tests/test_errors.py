@@ -16,6 +16,8 @@ CARD = "4111-1111"
     [
         ("mysql+pymysql://me:secret@h/db", "mysql+pymysql://me:***@h/db"),
         ("redis://:secret@h", "redis://:***@h"),
+        ("redis://secret@h", "redis://***@h"),
+        ("postgresql://me@h", "postgresql://me@h"),
         ("amqp://me:p@ss@h/", "amqp://me:***@h/"),
         ("x://me:a/b@h and y://u:c@i", "x://me:***@h and y://u:***@i"),
         ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
