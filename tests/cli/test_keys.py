@@ -249,3 +249,14 @@ def test_a_long_consumer_is_found_by_its_whole_name(cli, store):
     assert answer.line["changed"] == 1
     assert cli("keys", "show", *at(store), other.key("1").text).code == 1
     assert cli("keys", "show", *at(store), long.key("1").text).code == 0
+
+
+@pytest.mark.parametrize("action", ["--done", "--retry"])
+def test_a_mistyped_consumer_is_not_a_success(cli, sqlite_store, action):
+    words = ("keys", "resolve", "--consumer", "orders.payd:billing", "--status", "dead", "--yes", action)
+    answer = cli(*words, *at(sqlite_store))
+    assert answer.code == 1
+    assert "no key of orders.payd:billing" in answer.err
+    assert (
+        cli("keys", "resolve", "--status", "dead", "--lapsed", "--yes", action, *at(sqlite_store)).code == 0
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NoReturn
 
 import typer
 
-from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.keys.view import Status, span, status_word
@@ -89,7 +89,8 @@ def reopen(
 ) -> None:
     """Delete keys and their attempts, so that their next delivery runs. Never one with a live lease.
 
-    Exit code 1: a key is not stored, or was left alone because it is being processed or has changed meanwhile.
+    Exit code 1: a key is not stored, the consumer has none, or a key was left alone because it is being processed or
+    has changed meanwhile.
     """
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with checker_at(url, table=table, prefix=prefix) as checker:
@@ -115,7 +116,8 @@ def resolve(
 ) -> None:
     """Say what became of a key that is dead, or whose process died: its effect happened, or it did not.
 
-    Exit code 1: a key is not stored, or was left alone because it is being processed or has changed meanwhile.
+    Exit code 1: a key is not stored, the consumer has none, or a key was left alone because it is being processed or
+    has changed meanwhile.
     """
     if done is None:
         raise typer.BadParameter("look whether the effect happened, then say --done or --retry")
@@ -182,9 +184,16 @@ def _change_one(admin: KeyAdmin, change: _Change, key: str, *, yes: bool, as_jso
 
 
 def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: bool, as_json: bool) -> None:
-    total = _count(admin, meant)
+    counted = admin.stats()
+    total = _count(counted, meant)
     if not total:
         tell("No such key.", as_json=as_json, changed=0, left_alone=0)
+        if meant.consumer is not None and all(stats.consumer != meant.consumer for stats in counted):
+            if not as_json:
+                note(
+                    f"There is no key of {plain(meant.consumer)} at all; `idempotent keys stats` lists consumers."
+                )
+            raise typer.Exit(ExitCode.ATTENTION)
         return
     confirm(f"{change.verb} {count(total, 'key')}? {change.warning}", yes=yes)
     changed = left = 0
@@ -206,11 +215,11 @@ def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: boo
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _count(admin: KeyAdmin, meant: KeyFilter) -> int:
-    """How many keys match a filter, counted by the store."""
+def _count(counted: Sequence[KeyStats], meant: KeyFilter) -> int:
+    """How many keys match a filter, by the store's figures."""
     return sum(
         stats.lapsed if meant.lapsed else stats.count
-        for stats in admin.stats()
+        for stats in counted
         if (meant.consumer is None or stats.consumer == meant.consumer)
         and (not meant.statuses or stats.status in meant.statuses)
     )
