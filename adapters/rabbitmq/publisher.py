@@ -159,6 +159,8 @@ class Publisher:
 
     def _on_open(self, connection: Any) -> None:
         self._reconnecting.succeeded()
+        connection.add_on_connection_blocked_callback(self._on_blocked)
+        connection.add_on_connection_unblocked_callback(self._on_unblocked)
         self._opened_at = time.monotonic()
         for lane in self._lanes.values():
             lane.connected(connection)
@@ -167,6 +169,12 @@ class Publisher:
     def _on_end(self, connection: Any, error: BaseException) -> None:
         self._error = error
         connection.ioloop.stop()
+
+    def _on_blocked(self, _connection: Any, frame: Any) -> None:
+        log.warning("broker_blocks", extra={"broker": self._server.where, "error": frame.method.reason})
+
+    def _on_unblocked(self, _connection: Any, _frame: Any) -> None:
+        log.warning("broker_blocks_no_longer", extra={"broker": self._server.where})
 
     def _lose(self, error: BaseException) -> None:
         if self._opened_at is None:

@@ -84,7 +84,7 @@ def test_a_dead_letter_queue_that_does_not_answer_stops_nothing_else(tuned_rabbi
 
 
 @pytest.mark.slow
-def test_a_broker_short_of_memory_still_gets_acknowledgements_and_delivers(spare):
+def test_a_broker_short_of_memory_still_gets_acknowledgements_and_delivers(spare, caplog):
     broker = spare(PrivateRabbitMq)
     rabbit, done = Rabbit(broker.url), []
     queue = rabbit.declare(rabbit.name())
@@ -93,6 +93,9 @@ def test_a_broker_short_of_memory_still_gets_acknowledgements_and_delivers(spare
     worker = Worker(hopeless_and_good(queue, done), rabbit.adapter(), gc_interval_s=None)
     with broker.short_of_memory(), working(worker):
         until(lambda: len(done) == 10, "the others")
+        until(lambda: "broker_blocks" in caplog.messages, "the alarm in the log")
+    (said,) = [record for record in caplog.records if record.message == "broker_blocks"]
+    assert "memory" in said.error
     letters = {letter.id for letter in rabbit.look(f"{queue}.dead")}
     left = {message.id for message in rabbit.look(queue)}
     assert letters | left == {message.id for message in bad}
