@@ -40,6 +40,8 @@ _SETTINGS = {
     "auto.create.topics.enable": "false",
     # Compacted topics leave gaps between offsets, soon.
     "log.cleaner.backoff.ms": "200",
+    # As shipped it is 128 MB, half of the heap: what is left fills in an hour of tests, and threads end without a word.
+    "log.cleaner.dedupe.buffer.size": "8388608",
 }
 
 
@@ -132,6 +134,8 @@ class PrivateKafka(PrivateServer):
             # Starts faster, and does not take the tests' processors for its own good.
             "-XX:TieredStopAtLevel=1",
             "-XX:+UseSerialGC",
+            # Kafka goes on without the thread that was short of memory, and answers nobody.
+            "-XX:+ExitOnOutOfMemoryError",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
             "-cp",
             f"{self._jars()}/*",
