@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Dialect
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, PoolResetState
 
 
@@ -24,7 +24,7 @@ class LentConnection(Connection):
     def connection(self) -> PoolProxiedConnection:
         """The connection of the pool, as SQLAlchemy documents it."""
         self.is_bared = True
-        return super().connection
+        return cast("PoolProxiedConnection", _WithDriver(super().connection, self.dialect))
 
     @property
     def info(self) -> dict[Any, Any]:
@@ -45,6 +45,23 @@ class LentConnection(Connection):
     def end(self) -> None:
         """End the loan: from now on each use raises, "This Connection is closed"."""
         self._dbapi_connection = None
+
+
+class _WithDriver:
+    """A detached connection of the pool, of which SQLAlchemy says that its driver's connection is None."""
+
+    __slots__ = ("_connection", "_dialect")
+
+    def __init__(self, connection: PoolProxiedConnection, dialect: Dialect) -> None:
+        self._connection = connection
+        self._dialect = dialect
+
+    @property
+    def driver_connection(self) -> Any:
+        return self._dialect.get_driver_connection(cast("Any", self._connection.dbapi_connection))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 class _Entry(ConnectionPoolEntry):

@@ -107,7 +107,7 @@ def test_ddl_that_commits_implicitly_is_refused(sql_store):
 
 
 def driver(session):
-    return session.connection().connection.dbapi_connection
+    return session.connection().connection.driver_connection
 
 
 RESTARTS = {
@@ -152,6 +152,23 @@ def test_a_transaction_that_the_drivers_connection_ends_is_noticed(
     else:
         assert outcomes(again) == ["processed", "dead", "processed"]
         assert booked == {"1": 1, "2": 1, "3": 1}
+
+
+def test_what_the_drivers_connection_writes_commits_with_the_key(sql_store):
+    """As with COPY of psycopg, which SQLAlchemy does not have."""
+
+    def book_by_hand(message, session):
+        table, cursor = sql_store.effects.name, driver(session).cursor()
+        if sql_store.kind == "postgres":
+            with cursor.copy(f"COPY {table} (id) FROM STDIN") as copy:
+                copy.write_row(["by hand"])
+        else:
+            cursor.execute(f"INSERT INTO {table} (id) VALUES ('by hand')")
+        cursor.close()
+
+    consumer = consumer_of(sql_store, sql_store.transactional(), book_by_hand)
+    assert outcomes([consumer.process(messages("1")[0]) for _ in range(2)]) == ["processed", "duplicate"]
+    assert sql_store.booked() == {"1": 1, "by hand": 1}
 
 
 def test_strict_commits_what_is_in_order(sql_store):
