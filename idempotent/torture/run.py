@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from idempotent.adapters.base import Adapter
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome
@@ -92,11 +91,12 @@ class TortureRun:
         processes = range(settings.processes)
         self._shapes = [settings.shape(number, in_order=self._in_order) for number in processes]
         self._slots = [self._slot(number) for number in processes]
-        self._producer_proxy, self._producer_url = proxied(servers.broker_url)
+        self._producer_proxy, producer_url = proxied(servers.broker_url)
         self.traffic: Final = Traffic(
             self._place, settings, resends=not self.store.by_position, unfinished=self._unfinished
         )
-        self.producer: Final = Producer(self._producers_adapter, self.traffic)
+        producers = place_at(producer_url, self._place.subject, MOST_BATCH)
+        self.producer: Final = Producer(producers.adapter, self.traffic)
         self._injector = FaultInjector(
             self.faults, self._slots, self._producer_proxy, servers, self.store, settings.seed, self._record
         )
@@ -199,9 +199,6 @@ class TortureRun:
         )
         return ConsumerSlot(number, job, self._folder, self._record)
 
-    def _producers_adapter(self) -> Adapter:
-        return place_at(self._producer_url, self._place.subject, MOST_BATCH).adapter()
-
     def _torture(self, on_tick: Callable[[], object]) -> None:
         began = self.began = time.monotonic()
         for slot in self._slots:
@@ -267,6 +264,8 @@ class TortureRun:
                 self.outcomes[line["outcome"]] += 1
                 if line["outcome"] in _FINAL:
                     self._done.add(line["id"])
+                elif self._overtaken(line["process"]):  # the store may have failed its handler
+                    self._may_be_late.add(line["id"])
                 if line["outcome"] == Outcome.PROCESSED.value:
                     self._settled.setdefault((line["id"], line["process"]), line["at"])
             case What.EFFECT:
