@@ -511,7 +511,7 @@ FAULTS: Final = (
     Fault(
         "a COMMIT that met a lock is not run again",
         "idempotent/checkers/sql/committing.py",
-        "        if fault in (Fault.ABORTED, Fault.LOCKED):\n",
+        "        if fault in (Fault.ABORTED, Fault.LOCKED, Fault.FULL):\n",
         "        if fault is Fault.ABORTED:\n",
         "tests/checkers/sql/test_blame.py -k test_a_commit_that_meets_a_lock",
     ),
@@ -1069,6 +1069,13 @@ FAULTS: Final = (
         "            self._stores.suspect(work.consumer.checker)\n",
         "            pass\n",
         "tests/worker/test_full_stores.py -k full_for_a_while",
+    ),
+    Fault(
+        "a full disk is the handler's failure",
+        "idempotent/checkers/sql/unit.py",
+        "Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED",
+        "Fault.LOCKED, Fault.DISCONNECTED",
+        "tests/guarantees/test_full_disk.py -k 'message_waits and sqlite'",
     ),
     Fault(
         "a busy store is taken for a broken one",

@@ -119,7 +119,7 @@ class Commits:
     def _demand_committed(self, unit: Unit, claims: Sequence[Claim], error: Exception) -> None:
         """Return if a COMMIT that raised has succeeded; else raise an exception that says what became of it."""
         fault = self._units.fault(error)
-        if fault in (Fault.ABORTED, Fault.LOCKED):
+        if fault in (Fault.ABORTED, Fault.LOCKED, Fault.FULL):
             raise DoomedTransactionError(f"the server has undone the transaction: {_text(error)}") from error
         if fault in (None, Fault.REFUSED) or self._is_alive(unit, claims):
             raise error  # a deferred constraint, or an event listener before the statement: the handler's failure

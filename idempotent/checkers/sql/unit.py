@@ -20,8 +20,8 @@ from idempotent.stores.sql.faults import Fault, fault_of
 
 _GUARD: Final = "idempotent_guard"
 _IN_FAILED_TRANSACTION: Final = "25P02"
-# After such an error the server has rolled the transaction back, or a lock was not granted.
-UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.DISCONNECTED)
+# After such an error the server has rolled the transaction back, or had no lock or no room for the statement.
+UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED)
 
 
 class Unit:
@@ -36,7 +36,8 @@ class Unit:
 
     Attributes:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
-        contention: the driver's error of contention or a lost connection, if the transaction has not recovered from it.
+        contention: the driver's error of contention, a full disk or a lost connection, if the transaction has not
+            recovered from it.
         doubtful: a statement failed, or ran others, so the transaction may have ended without the driver's knowledge.
         calls: a statement ran others, or may have, or a handler took the driver's connection: COMMIT may have run.
         escaped: how a handler tried to end, or to leave, the transaction.

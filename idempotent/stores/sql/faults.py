@@ -21,6 +21,8 @@ class Fault(Enum):
     """A lock was not granted in time. The transaction is still open (MySQL, SQLite)."""
     ABORTED = "aborted"
     """A deadlock or a serialization failure: the server has rolled the transaction back."""
+    FULL = "full"
+    """The server has no disk space left. MySQL and SQLite have undone only the statement."""
     SCHEMA = "schema"
     """A table or column is missing."""
     REFUSED = "refused"
@@ -34,6 +36,8 @@ _MYSQL: Final = {
     3572: Fault.LOCKED,
     1213: Fault.ABORTED,
     1020: Fault.ABORTED,
+    1021: Fault.FULL,
+    1114: Fault.FULL,
     1146: Fault.SCHEMA,
     1054: Fault.SCHEMA,
     1040: Fault.DISCONNECTED,
@@ -57,6 +61,7 @@ _POSTGRESQL: Final = {
     "55P03": Fault.LOCKED,
     "40001": Fault.ABORTED,
     "40P01": Fault.ABORTED,
+    "53100": Fault.FULL,
     "42P01": Fault.SCHEMA,
     "42703": Fault.SCHEMA,
     "57P01": Fault.DISCONNECTED,
@@ -78,6 +83,7 @@ _POSTGRESQL_CLASSES: Final = {
 }
 _SQLITE_BUSY: Final = 5
 _SQLITE_LOCKED: Final = 6
+_SQLITE_FULL: Final = 13
 _SQLITE_CANTOPEN: Final = 14
 
 
@@ -127,6 +133,8 @@ def _known(error: BaseException, database: str) -> Fault | None:
 def _known_to_sqlite(code: int, text: str) -> Fault | None:
     if code in (_SQLITE_BUSY, _SQLITE_LOCKED):
         return Fault.LOCKED
+    if code == _SQLITE_FULL:
+        return Fault.FULL
     if code == _SQLITE_CANTOPEN:
         return Fault.DISCONNECTED
     return Fault.SCHEMA if _lacks_table_or_column(text) else None
@@ -150,6 +158,8 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
             )
         case Fault.LOCKED | Fault.ABORTED:
             return StoreBusyError(f"the store {store} is busy: {text}. Try again.")
+        case Fault.FULL:
+            return StoreError(f"the store {store} is full: {text}. Free disk space; messages wait.")
         case Fault.SCHEMA:
             return SchemaError(
                 f"the table {table} in {store} is missing or differs from what this version expects: {text}. "
