@@ -36,7 +36,7 @@ def test_stop_finishes_what_runs_and_requeues_the_rest(registry: Registry, broke
 
 
 def test_a_handler_that_outlasts_the_drain_time_is_left_and_its_message_comes_again(
-    registry: Registry, broker: MemoryBroker
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     running_now, gate = threading.Event(), threading.Event()
 
@@ -53,6 +53,8 @@ def test_a_handler_that_outlasts_the_drain_time_is_left_and_its_message_comes_ag
     assert running.join().summary.abandoned == 1
     assert broker.backlog(SUBJECT) == 1
     gate.set()
+    (said,) = [vars(record) for record in caplog.records if record.message == "drain_timed_out"]
+    assert (said["running"], said["keys"], said["hint"]) == (1, ["orders:default:a"], None)
 
 
 def test_a_stop_that_comes_before_run_is_not_lost_and_a_worker_runs_once(

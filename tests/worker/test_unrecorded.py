@@ -2,8 +2,6 @@
 
 import threading
 
-import pytest
-
 from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
@@ -11,7 +9,7 @@ from idempotent.claims import Claim, ClaimRequest, Failure, Released, Verdict
 from idempotent.errors import StoreUnavailableError
 from idempotent.keys import KeySpace
 from tests.support.hooks import answering, unreachable
-from tests.worker.running import SUBJECT, WAIT_S, Running, emptying, publish, until
+from tests.worker.running import SUBJECT, Running, emptying, publish, until
 
 KEY = KeySpace(SUBJECT, "default").key("a")
 
@@ -95,24 +93,3 @@ def test_a_failed_release_is_recorded_while_the_worker_drains(
     assert running.join().summary.unrecorded == 0
     assert checker.admin().get(KEY) is None, "the key is free"
     assert checker.keys.attempts[KEY.hash].count == 1
-
-
-def test_a_worker_names_the_messages_that_do_not_finish(
-    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    go, started = threading.Event(), threading.Event()
-
-    @registry.consumer(SUBJECT, checker=MemoryChecker())
-    def endless(message: Message) -> None:
-        started.set()
-        go.wait(WAIT_S)
-
-    publish(broker, "a")
-    worker = Worker(registry, MemoryAdapter(broker), drain_timeout_s=0.1, gc_interval_s=None)
-    running = Running(worker)
-    until(started.is_set)
-    worker.stop()
-    assert running.join().summary.abandoned == 1
-    go.set()
-    (said,) = [record for record in caplog.records if record.message == "drain_timed_out"]
-    assert (said.running, said.keys, said.hint) == (1, [str(KEY)], None)
