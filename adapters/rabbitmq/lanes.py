@@ -63,12 +63,10 @@ class Lane:
 
     Args:
         finished: called with each parcel that is confirmed, refused or not wanted any more.
-        is_fresh: whether a queue was declared so recently that it cannot expire.
     """
 
-    def __init__(self, finished: Callable[[Parcel], None], is_fresh: Callable[[str], bool]) -> None:
+    def __init__(self, finished: Callable[[Parcel], None]) -> None:
         self._finished = finished
-        self._is_fresh = is_fresh
         self._waiting: deque[Parcel] = deque()
         self._parcel: Parcel | None = None
         self._connection: Any = None
@@ -78,7 +76,6 @@ class Lane:
         self._refused = False
         self._returned: list[tuple[str, bytes, Any]] = []
         self._declared: set[str] = set()
-        self._renewing = False
 
     def add(self, parcel: Parcel) -> None:
         """Send a parcel after those that wait."""
@@ -129,20 +126,6 @@ class Lane:
         self._returned.append((method.routing_key, body, properties))
 
     def _begin(self) -> None:
-        """Publish, after a declaration of the queues that expire without one."""
-        old = [
-            queue
-            for queue in {item.place.queue: 0 for item in self._items() if item.place.expires}
-            if not self._is_fresh(queue)
-        ]
-        self._renew(old)
-
-    def _renew(self, queues: Sequence[str]) -> None:
-        self._renewing = bool(queues)
-        if queues:
-            # Passive, because a declaration with other arguments than the queue's own is an error.
-            self._channel.queue_declare(queues[0], passive=True, callback=lambda _: self._renew(queues[1:]))
-            return
         self._send([(item.place.queue, item.body, item.properties) for item in self._items()])
 
     def _send(self, messages: Sequence[tuple[str, bytes, Any]]) -> None:
@@ -204,9 +187,6 @@ class Lane:
         self._channel = None
         if not isinstance(reason, pika_errors.ChannelClosedByBroker):
             return  # the connection is lost, and says so itself
-        if self._renewing and reason.reply_code == _NOT_FOUND and self._connection.is_open:
-            self._connection.channel(on_open_callback=self._on_channel)  # it is created when needed
-            return
         text = reason.reply_text
         kind = TooLargeError if _MAX_MESSAGE_SIZE in text else NotTakenError
         self._end(kind(f"the broker refuses it: {text}"))

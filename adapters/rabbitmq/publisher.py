@@ -21,7 +21,6 @@ from idempotent.policy import Backoff
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN_S: Final = 60.0
 # The broker's and pika's frame_max, less the frame's own bytes. A longer header ends the whole connection.
 _MOST_HEADER_BYTES: Final = 131_072 - 64
 _SHORT_STRING_BYTES: Final = 255
@@ -57,7 +56,6 @@ class Publisher:
         self._new: deque[tuple[str, Parcel]] = deque()
         self._finished: deque[Parcel] = deque()
         self._lanes: dict[str, Lane] = {}
-        self._asked: dict[str, float] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
@@ -196,7 +194,7 @@ class Publisher:
             name, parcel = self._new.popleft()
             lane = self._lanes.get(name)
             if lane is None:
-                lane = self._lanes[name] = Lane(self._finish, self._is_fresh)
+                lane = self._lanes[name] = Lane(self._finish)
                 if self._connection is not None and self._connection.is_open:
                     lane.connected(self._connection)
             lane.add(parcel)
@@ -206,14 +204,6 @@ class Publisher:
             self._finished.append(parcel)
             self._on_finished()
         parcel.done.set()
-
-    def _is_fresh(self, queue: str) -> bool:
-        """Whether a queue that expires was declared lately. If not, the caller declares it now."""
-        now = time.monotonic()
-        if now - self._asked.get(queue, -ASK_AGAIN_S) < ASK_AGAIN_S:
-            return True
-        self._asked[queue] = now
-        return False
 
     def _disconnect(self) -> None:
         connection = self._connection

@@ -23,13 +23,11 @@ _SECONDS: Final = (
 )
 DELAYS_MS: Final = tuple(round(1000 * seconds) for seconds in _SECONDS)
 """The possible delays. Few, because each is a queue of its own."""
-# The broker deletes a queue without consumers and declarations after `x-expires`, with its messages.
-UNUSED_MS: Final = 10 * 60_000
 _NOT_FOUND: Final = 404
 _NOT_IMPLEMENTED: Final = 540
-_QUORUM: Final = {
+# Other queues republish without a confirm: a broker that is killed then loses what has just come back.
+_RETURNS_SAFELY: Final = {
     "x-queue-type": "quorum",
-    # The default is to republish without a confirm.
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
@@ -42,12 +40,10 @@ class Place:
     Attributes:
         queue: its name.
         arguments: to create it with when it is missing; None: it must exist.
-        expires: whether the broker deletes it when it is unused, so that a declaration has to keep it.
     """
 
     queue: str
     arguments: dict[str, Any] | None
-    expires: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ class Topology:
 
     Attributes:
         declare: create missing queues. Existing ones are used as they are.
-        queue_type: of the created queues.
+        queue_type: of the created queues, but for delay queues, which are quorum queues.
         dead_letter_queue: for the dead letters of all queues; None: one for each, named `<queue>.dead`.
     """
 
@@ -71,7 +67,7 @@ class Topology:
     def due(self, queue: str) -> str:
         """The name of the queue to which the delayed messages of `queue` return, and that is consumed with it.
 
-        Not `queue` itself: where that one is full and refuses messages, a classic delay queue would drop them.
+        Not `queue` itself: where that one is full and refuses messages, they could not come back.
         """
         return queue if self._is_dead(queue) else queue + DUE_SUFFIX
 
@@ -93,21 +89,21 @@ class Topology:
         return self._place(self.dead(queue), self._arguments())
 
     def delay_place(self, queue: str, delay_s: float) -> Place:
-        """The queue from which messages come back after at least `delay_s` seconds."""
+        """The queue from which messages come back after at least `delay_s` seconds.
+
+        It has no `x-expires`: declarations do not keep a quorum queue from expiring, with its messages.
+        """
         name, delay_ms = self.delay(queue, delay_s)
         arguments = {
-            **self._arguments(),
+            **_RETURNS_SAFELY,
             "x-message-ttl": delay_ms,
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": self.due(queue),
         }
-        if self.queue_type is QueueType.QUORUM:
-            # Passive declarations do not keep a quorum queue from expiring, with its messages.
-            return self._place(name, {**arguments, **_QUORUM})
-        return self._place(name, {**arguments, "x-expires": delay_ms + UNUSED_MS}, expires=True)
+        return self._place(name, arguments)
 
-    def _place(self, queue: str, arguments: dict[str, Any], *, expires: bool = False) -> Place:
-        return Place(queue, arguments if self.declare else None, expires)
+    def _place(self, queue: str, arguments: dict[str, Any]) -> Place:
+        return Place(queue, arguments if self.declare else None)
 
     # Queues to consume
 
@@ -175,7 +171,12 @@ class Topology:
         if self.queue_type is QueueType.CLASSIC:
             return self._arguments()
         # By default a quorum queue drops messages that reach its delivery limit.
-        return {**_QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+        return {**_RETURNS_SAFELY, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+
+
+def delayed_queues(queue: str) -> list[str]:
+    """All names of queues that may have delayed messages of `queue`."""
+    return [queue + DUE_SUFFIX, *(f"{queue}.retry.{delay_ms}" for delay_ms in DELAYS_MS)]
 
 
 def get(channel: Any, queue: str) -> tuple[Any, Any, Any]:

@@ -1071,6 +1071,13 @@ FAULTS: Final = (
         "tests/worker/test_full_stores.py -k full_for_a_while",
     ),
     Fault(
+        "RabbitMQ: delayed messages come back without a confirm",
+        "adapters/rabbitmq/topology.py",
+        '            **_RETURNS_SAFELY,\n            "x-message-ttl"',
+        '            "x-message-ttl"',
+        "tests/adapters/rabbitmq/test_returning.py -k classic",
+    ),
+    Fault(
         "a full disk is the handler's failure",
         "idempotent/checkers/sql/unit.py",
         "Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED",

@@ -106,8 +106,14 @@ class RabbitMqPlace(Place):
                 channel.queue_declare(queue, durable=True, arguments=dict(arguments))
 
     def remove(self) -> None:
+        from idempotent.adapters.rabbitmq.topology import DEAD_SUFFIX, delayed_queues
+
         with self._channel("removed") as channel:
-            for queue in (self.subject, f"{self.subject}.dead", f"{self.subject}.retry.due", *self.queues):
+            for queue in (
+                *(self.subject, self.subject + DEAD_SUFFIX),
+                *delayed_queues(self.subject),
+                *self.queues,
+            ):
                 channel.queue_delete(queue)
 
     @contextmanager

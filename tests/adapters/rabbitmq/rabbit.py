@@ -11,6 +11,7 @@ import pika.exceptions
 from idempotent import Message, Registry
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.adapters.rabbitmq.messages import Received, message_from
+from idempotent.adapters.rabbitmq.topology import delayed_queues
 from idempotent.checkers import MemoryChecker
 from idempotent.policy import Backoff
 
@@ -106,7 +107,8 @@ class Rabbit:
             for queue in self._made:
                 channel.queue_delete(queue)
                 channel.queue_delete(f"{queue}.dead")
-                channel.queue_delete(f"{queue}.retry.due")
+                for delayed in delayed_queues(queue):
+                    channel.queue_delete(delayed)
 
 
 def hang_up(adapter):

@@ -1,13 +1,12 @@
 """Queues, channels, and what is sent ahead."""
 
 import threading
-import time
 
 import pytest
 
 from idempotent import Message
 from idempotent.adapters import adapter_from_url
-from idempotent.adapters.rabbitmq import AckMode, topology
+from idempotent.adapters.rabbitmq import AckMode
 from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.errors import AdapterError
 from idempotent.testing.adapter_contract import until
@@ -68,38 +67,6 @@ def test_a_dead_letter_queue_can_be_shared(rabbit, opened):
         ("2", two),
     }
     assert not rabbit.exists(f"{one}.dead")
-
-
-@pytest.mark.slow
-def test_an_unused_delay_queue_goes_but_never_with_messages(rabbit, queue, opened, monkeypatch):
-    monkeypatch.setattr(topology, "UNUSED_MS", 1500)
-    monkeypatch.setattr("idempotent.adapters.rabbitmq.publisher.ASK_AGAIN_S", 0.5)
-    adapter = opened(queue)
-    for number in range(10):
-        rabbit.send(Message(queue, id=str(number)))
-    came = set()
-    deadline = time.monotonic() + 15
-    while len(came) < 10:
-        assert time.monotonic() < deadline, came
-        for delivery in adapter.receive(1, 0.1):
-            if delivery.message.headers.get("x-idempotent-attempt"):
-                came.add(delivery.message.id)
-                adapter.settle(delivery, ACK)
-            else:
-                adapter.settle(delivery, failed(2.0))
-                time.sleep(0.4)
-    name = f"{queue}.retry.2000"
-    assert rabbit.exists(name)
-    deadline = time.monotonic() + 20
-    while rabbit.exists(name):
-        assert time.monotonic() < deadline
-        # Looking renews the lease, so look seldom.
-        time.sleep(4.5)
-    rabbit.send(Message(queue, id="late"))
-    (delivery,) = receive(adapter)
-    adapter.settle(delivery, failed(2.0))
-    (again,) = receive(adapter)
-    assert again.message.id == "late"
 
 
 # Consuming
