@@ -124,7 +124,9 @@ def test_copies_for_one_place_keep_their_order(rabbit, queue, opened):
     assert rabbit.depth(queue) == 0
 
 
-def test_closing_waits_for_the_confirmations_of_copies(rabbit, queue):
+def test_closing_waits_for_the_confirmations_of_copies(rabbit, queue, monkeypatch):
+    # On a busy machine fifty of them take longer than the two seconds that a closing worker has.
+    monkeypatch.setattr("idempotent.adapters.rabbitmq.adapter._LAST_COPIES_S", 60.0)
     adapter = rabbit.adapter()
     adapter.open([consumer_of(queue)])
     rabbit.send(*numbered(queue, 50))
