@@ -15,7 +15,6 @@ from idempotent.errors import AdapterError
 
 # RabbitMQ's words for a body that is larger than its `max_message_size`.
 _MAX_MESSAGE_SIZE: Final = "max size"
-_NOT_FOUND: Final = 404
 
 
 class NotTakenError(AdapterError):

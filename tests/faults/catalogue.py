@@ -1061,7 +1061,7 @@ FAULTS: Final = (
         "idempotent/worker/store_watch.py",
         "                _claim_a_key(checker)\n",
         "",
-        "tests/worker/test_full_stores.py -k 'fails_fast or somebody_added'",
+        "tests/worker/test_full_stores.py -k 'fails_fast or added_column'",
     ),
     Fault(
         "readiness does not hear of a message that found its store full",

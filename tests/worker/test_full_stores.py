@@ -75,7 +75,7 @@ def test_readiness_knows_of_a_redis_that_is_full_for_a_while(
 
 
 @pytest.mark.parametrize("kind", [SqlChecker, TransactionalSqlChecker])
-def test_a_column_that_somebody_added_is_found_before_the_first_message(
+def test_an_added_column_without_a_default_is_found_before_the_first_message(
     altered_sql_store: Store,
     kind: Callable[..., SqlChecker],
     registry: Registry,

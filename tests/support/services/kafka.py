@@ -134,7 +134,7 @@ class PrivateKafka(PrivateServer):
             # Starts faster, and does not take the tests' processors for its own good.
             "-XX:TieredStopAtLevel=1",
             "-XX:+UseSerialGC",
-            # Kafka goes on without the thread that was short of memory, and answers nobody.
+            # Without this option a broker whose heap is full keeps running, and its clients get no answer.
             "-XX:+ExitOnOutOfMemoryError",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
             "-cp",
