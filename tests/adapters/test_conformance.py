@@ -98,7 +98,7 @@ def test_workers_killed_at_random_repeat_no_effect_and_lose_none(place, subject,
         child.send_signal(signal.SIGKILL)
         assert is_killed(child)
     assert len(effects()) < MANY, "killed too late to mean anything"
-    last = start(batch_size=20)
+    last = start(max_attempts=MANY, batch_size=20)
     deadline = time.monotonic() + 180
     while len(effects()) < MANY:
         assert time.monotonic() < deadline, last.err
