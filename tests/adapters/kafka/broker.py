@@ -68,7 +68,9 @@ class Broker:
 
     def committed(self, group, topic, partition=0):
         """The group's next offset; None before the first commit."""
-        consumer = Consumer({**self._config, "group.id": group})
+        # Otherwise the broker answers when an open transaction ends, and its owner may be the thread that waits here.
+        own = {"group.id": group, "isolation.level": "read_uncommitted"}
+        consumer = Consumer({**self._config, **own})
         try:
             deadline = time.monotonic() + TIMEOUT_S
             while True:
