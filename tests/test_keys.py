@@ -18,6 +18,7 @@ def meaning(message_id):
     return message_id if isinstance(message_id, bytes) else message_id.encode("utf-8", "surrogatepass")
 
 
+@pytest.mark.slow
 @given(ids, ids)
 @example("Order-1", "order-1")
 @example("order-1", "order-1 ")

@@ -28,6 +28,7 @@ def test_a_healthy_store_is_called_so(cli, sqlite_store):
     assert "is as this version needs it" in answer.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "said"),
     [("fsync", "fsync off"), ("synchronous_commit", "synchronous_commit is off"), (None, "")],
@@ -127,6 +128,7 @@ def test_a_server_whose_clock_stands_still_in_a_statement_is_found(cli, private_
     assert any("sysdate-is-now" in line["what"] for line in problems(answer))
 
 
+@pytest.mark.slow
 def test_settings_under_which_a_crash_forgets_keys_are_found(cli, private_mariadb):
     server = private_mariadb("--innodb-flush-log-at-trx-commit=2")
     assert cli("migrate", "upgrade", "--url", server.url).code == 0

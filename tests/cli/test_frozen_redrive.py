@@ -19,6 +19,7 @@ on_order = registry.consumer("orders", group="billing", checker="db")(lambda mes
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PrivateMariaDb, PrivatePostgres])
 def test_it_ends_and_its_letters_stay(cli, project, spare, monkeypatch, kind):
     monkeypatch.setattr(stores, "_ANSWER_TIMEOUT_S", 2)

@@ -113,6 +113,7 @@ def test_a_consumer_of_a_registry_of_its_own_is_found(cli, shop):
     assert answer.line["consumer"] == "mail:default"
 
 
+@pytest.mark.slow
 def test_standard_input_is_a_file_too(shop):
     with command(
         "replay", "-", *TARGET, "--json", stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=shop
@@ -152,6 +153,7 @@ def test_ctrl_c_finishes_what_runs_and_the_next_run_goes_on(shop, batch):
     assert effects(shop) == sorted(name for name, _ in orders)
 
 
+@pytest.mark.slow
 def test_a_pipe_shows_no_progress(shop):
     file = write(shop / "orders.jsonl", *[(str(number), {"sleep_s": 0.01}) for number in range(50)])
     with command("replay", file, *TARGET, stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=shop) as child:
@@ -160,6 +162,7 @@ def test_a_pipe_shows_no_progress(shop):
     assert err == b""
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_progress(shop):
     file = write(shop / "orders.jsonl", *[(str(number), {"sleep_s": 0.01}) for number in range(50)])
     screen, terminal = pty.openpty()

@@ -52,6 +52,7 @@ def test_dead_messages_of_a_file_show_in_the_code(cli, shop):
     assert cli("run", "shop_consumers", *broker(file), *CHECKER).code == 1
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_runs(shop):
     write(shop / "orders.jsonl", *[(str(number), {"sleep_s": 0.02}) for number in range(500)])
     words = ("run", "shop_consumers", *broker(shop / "orders.jsonl"), *CHECKER, "--json")
@@ -96,6 +97,7 @@ def test_with_fail_fast_a_file_is_what_it_was(cli, shop):
     assert effects(shop) == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broker_url", NOWHERE)
 def test_without_fail_fast_a_broker_that_is_not_there_is_waited_for_and_said_to_be(shop, broker_url):
     words = ("run", "shop_consumers", "--broker", broker_url, *CHECKER)
@@ -110,6 +112,7 @@ def test_without_fail_fast_a_broker_that_is_not_there_is_waited_for_and_said_to_
     assert child.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_the_log_can_be_read_by_machines(cli, shop, more):
     file = write(shop / "orders.jsonl", ("1", {"bad": True}))
@@ -130,6 +133,7 @@ def test_the_log_can_be_read_by_machines(cli, shop, more):
     assert dead["exception"].endswith("ValueError: no such customer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_redacted_logs_show_neither_text_nor_traceback(cli, shop, form):
     file = write(shop / "orders.jsonl", ("1", {"bad": True}))

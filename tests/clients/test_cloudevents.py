@@ -80,6 +80,7 @@ def test_over_rabbitmq_source_and_id_are_the_key_and_the_dead_letter_is_the_even
     service.redrive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", KAFKA_MODES)
 def test_over_kafka_two_sendings_are_two_messages(broker, topic, serve_topic, mode):
     for _ in range(2):

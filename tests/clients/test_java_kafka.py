@@ -45,6 +45,7 @@ def places(broker, topic):
     return found
 
 
+@pytest.mark.slow
 def test_an_idempotent_producer_sets_no_id_so_a_second_send_is_another_message(
     java, broker, topic, serve_topic
 ):
@@ -57,12 +58,14 @@ def test_an_idempotent_producer_sets_no_id_so_a_second_send_is_another_message(
     assert first.headers == {"event": "customer-1", "none": None, "twice": "2"}
 
 
+@pytest.mark.slow
 def test_with_an_event_id_as_the_key_a_second_send_is_a_duplicate(java, broker, topic, serve_topic):
     java.send(broker, topic, "customer-1", "customer-1", "customer-2")
     service = serve_topic(key=event)
     assert service.work(3) == [Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.PROCESSED]
 
 
+@pytest.mark.slow
 def test_of_transactions_only_the_committed_are_handled(java, broker, topic, serve_topic):
     java.transact(broker, topic, "aborted-1", "kept-1", "aborted-2", "kept-2")
     service = serve_topic()

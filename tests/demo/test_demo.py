@@ -65,6 +65,7 @@ def temporary(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_behind_the_checker_every_flight_is_booked_once_and_without_it_some_are_booked_again(temporary):
     report = report_of(temporary)
     demand_truth(report)
@@ -202,6 +203,7 @@ def test_kills_explain_repeats_of_the_flights_that_were_in_flight_and_of_no_othe
     assert not compare(TRUTH, TRUTH[1:], explained={"a": 1}).as_promised
 
 
+@pytest.mark.slow
 def test_the_flights_are_the_whole_data_set_and_their_key_is_unique():
     flights = list(read_flights())
     assert len(flights) == len({flight.flight for flight in flights}) == flights_module.FLIGHTS

@@ -118,6 +118,7 @@ def test_with_the_checker_switched_off_it_fails_and_says_what_differs(rabbitmq_u
     assert not report["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broker", [[], ["--broker", "stomp://localhost:1"]], ids=["none", "ActiveMQ"])
 def test_offsets_without_kafka_are_refused(broker, tmp_path):
     done = demo(*broker, "--checker", f"offsets+sqlite:///{tmp_path}/o.db")
@@ -125,12 +126,14 @@ def test_offsets_without_kafka_are_refused(broker, tmp_path):
     assert "kafka://" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broker_that_the_demo_does_not_know_is_refused():
     done = demo("--broker", "memory://flights")
     assert done.returncode == 3
     assert "amqp://" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_script_of_make_names_the_brokers_that_it_knows():
     done = subprocess.run(
         [sys.executable, "tests/demo/__main__.py", "nats"], capture_output=True, text=True, check=False

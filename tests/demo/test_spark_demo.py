@@ -103,12 +103,14 @@ def is_java(process):
         return False
 
 
+@pytest.mark.slow
 def test_without_java_it_says_what_is_missing(temporary):
     done = demo(temporary, PATH=str(temporary), JAVA_HOME="")
     assert done.returncode == 3
     assert "Java" in done.stderr
 
 
+@pytest.mark.slow
 def test_output_that_is_missing_repeated_or_changed_fails_it(tmp_path):
     stores = SparkStores.at(None, tmp_path)
     stores.prepare()
@@ -121,6 +123,7 @@ def test_output_that_is_missing_repeated_or_changed_fails_it(tmp_path):
     assert (report.table.lost, report.table.strange, report.kept_promise) == (600, 2, False)
 
 
+@pytest.mark.slow
 def test_every_kind_of_duplicate_is_delivered_and_the_same_ones_for_the_same_seed():
     months = flights_by_month(FEW)
     assert sum(map(len, months)) == 600

@@ -272,6 +272,7 @@ class KeyLife(RuleBasedStateMachine):
                 assert (record.status, record.fence) == (row.status, row.fence)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ALL)
 def test_store_and_model_agree(kind, request):

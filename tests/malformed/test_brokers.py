@@ -22,6 +22,7 @@ def place(request):
     yield from open_place(request.param, request)
 
 
+@pytest.mark.slow
 def test_each_is_a_dead_letter_and_the_good_ones_run(place):
     rng, subject = random.Random(11), place.subject()
     sent = [malformed(subject, number, rng) for number in range(MALFORMED)]

@@ -157,6 +157,7 @@ def test_an_id_that_was_badly_quoted_is_not_taken_for_another():
     assert id_of("%F0%9F%98%80") == "\N{GRINNING FACE}"
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(header_name, st.one_of(st.none(), st.binary(max_size=20), text.map(str.encode))), max_size=5
@@ -178,6 +179,7 @@ def test_any_kafka_record_makes_a_message_that_can_be_copied(pairs, body):
             assert sent is None or isinstance(sent, bytes)
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.one_of(st.text(max_size=8), st.just("x-idempotent-key")), amqp_value, max_size=4),
     st.one_of(st.none(), text),
@@ -206,6 +208,7 @@ def test_a_line_is_a_message_or_undecodable(line):
         assert has_a_verdict(message) in {Outcome.PROCESSED, Outcome.REJECTED}
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_mangled_lines():
     rng = random.Random(7)
     whole = json.dumps(

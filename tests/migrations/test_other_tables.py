@@ -38,6 +38,7 @@ class TestOtherTablesInTheWay:
         assert [drift.kind for drift in missing] == [DriftKind.MISSING_TABLE] * 2
         assert "QMQ's own" in str(qmqs)
 
+    @pytest.mark.slow
     def test_it_can_stay_next_to_ours(self, url, engine, table, qmq):
         upgrade(url, table=f"{table}_ours")
         assert check(url, table=f"{table}_ours") == []

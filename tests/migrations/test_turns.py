@@ -14,6 +14,7 @@ from idempotent.schema import version_name
 from tests.migrations.support import SERVERS, python
 
 
+@pytest.mark.slow
 def test_two_processes_upgrade_one_after_the_other(url, engine, table):
     code = (
         "import sys; from idempotent.migrations import upgrade; print('ready', flush=True); "

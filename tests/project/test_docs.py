@@ -115,6 +115,7 @@ def test_the_files_that_a_page_names_exist(page: Path) -> None:
     assert not [path for path in named if not re.search("[A-Z]", path) and not (ROOT / path).exists()]
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_floors_is_that_of_the_code() -> None:
     page = architecture.PAGE.read_text()
     assert page == architecture.drawn(page), "run `make architecture` and commit docs/architecture.md"

@@ -100,6 +100,7 @@ def test_imports_inside_the_package_are_absolute_and_of_modules_that_exist():
     assert_holds(found for found in product_imports() if found.target == ".")
 
 
+@pytest.mark.slow
 def test_no_folder_is_imported_under_its_top_level_name():
     """Under another name the same file becomes a second module."""
     assert_holds(found for found in all_imports() if found.library in INSTALLED.keys() - {PACKAGE})

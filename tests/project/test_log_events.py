@@ -20,6 +20,7 @@ def rows() -> Rows:
     return _ROW.findall((ROOT / "docs/logging.md").read_text())
 
 
+@pytest.mark.slow
 def test_every_event_has_a_constant_name() -> None:
     assert not [call.where for call in logged() if call.event is None]
 

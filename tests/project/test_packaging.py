@@ -116,6 +116,7 @@ def test_the_wheel_has_every_file_once_and_no_other(wheel: Path) -> None:
     assert shipped == Counter(installed_path(file) for file in files(*INSTALLED))
 
 
+@pytest.mark.slow
 def test_the_wheel_from_the_sdist_is_the_one_from_the_tree(wheel: Path, sdist: Path) -> None:
     assert (sdist.parent / wheel.name).read_bytes() == wheel.read_bytes()
 

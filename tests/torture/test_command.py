@@ -28,6 +28,7 @@ def tortured(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broker", "checker", "words"),
     [
@@ -43,6 +44,7 @@ def test_what_cannot_work_is_refused_before_anything_is_made(broker, checker, wo
     assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unreachable_store_is_reported_without_its_password(rabbitmq_url):
     done = tortured(
         "--broker", rabbitmq_url, "--checker", "transactional+postgresql+psycopg://u:secret@127.0.0.1:1/x"

@@ -56,6 +56,7 @@ def findings(ledger, *sent):
     )
 
 
+@pytest.mark.slow
 def test_an_aborted_output_is_no_effect_so_its_message_is_lost(ledger, transactions):
     begin(transactions, ledger, "1")
     transactions.abort_transaction(30)
@@ -84,6 +85,7 @@ def test_what_lies_behind_an_open_transaction_is_waited_for(ledger, transactions
     commit.join()
 
 
+@pytest.mark.slow
 def test_the_ledger_is_read_from_the_start_each_time(ledger, transactions):
     begin(transactions, ledger, "1")
     transactions.commit_transaction(30)

@@ -28,6 +28,7 @@ def test_over_tls_everything_works_as_without(spare, name):
     assert [letter.body for letter in in_queue(server.url, f"/queue/{name}.dead")] == [body]
 
 
+@pytest.mark.slow
 def test_the_end_of_an_encrypted_connection_is_noticed_at_once_and_costs_no_processor(spare, name):
     server = spare(PrivateActiveMq, "tls")
     with opened(server.tls_url, name, ca_file=str(server.ca_file), heartbeat_s=60.0) as adapter:

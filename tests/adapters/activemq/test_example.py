@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.adapters.activemq.stomp_client import client
 from tests.support.services import PrivateActiveMq
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "activemq_service.py"
 
 
+@pytest.mark.slow
 def test_every_order_is_shipped_once(spare, tmp_path):
     server = spare(PrivateActiveMq)
     with client(server.url) as producer:

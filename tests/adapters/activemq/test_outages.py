@@ -60,6 +60,7 @@ def test_a_broker_killed_and_restarted_in_the_middle_costs_no_effect_and_repeats
     assert left(server.url, name) == []
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_down_at_the_start_is_waited_for_call_by_call(spare, name):
     server = spare(PrivateActiveMq)
     server.stop()
@@ -126,6 +127,7 @@ def test_without_a_scheduler_failed_messages_wait_here_unacknowledged(spare, nam
     assert left(server.url, name) == []
 
 
+@pytest.mark.slow
 def test_after_an_abort_the_same_frames_can_be_settled_again(spare, name, monkeypatch):
     server = spare(PrivateActiveMq, "accounts")
     with opened(with_user(server.url), name, ack="transacted") as adapter:

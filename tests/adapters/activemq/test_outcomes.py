@@ -191,6 +191,7 @@ def test_a_handler_of_three_heartbeats_neither_loses_the_connection_nor_runs_twi
     until_left(stomp_url, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"ack": "auto", "optimize_acknowledge": True}, {"ack": "transacted"}],

@@ -26,6 +26,7 @@ def test_with_fail_fast_a_missing_broker_is_an_error_without_credentials(spare, 
     assert PASSWORD not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_client_id_that_is_taken_is_waited_for(spare, name):
     server = spare(PrivateActiveMq)
     with opened(server.url, name, client_id=name) as adapter:

@@ -52,6 +52,7 @@ def test_what_failed_and_is_too_large_to_be_copied_waits_here(spare, name):
         assert left(server.url, name) == ["large"]
 
 
+@pytest.mark.slow
 def test_it_is_a_dead_letter_as_soon_as_the_broker_takes_it(private_activemq, name):
     server = private_activemq()
     with opened(server.url, name) as adapter:

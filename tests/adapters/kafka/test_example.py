@@ -49,6 +49,7 @@ def broker(kafka_bootstrap):
     broker.drop("orders.paid")
 
 
+@pytest.mark.slow
 def test_the_example_ships_each_order_once_and_stops_when_told(broker, tmp_path):
     ids = [secrets.token_hex(4) for _ in range(10)]
     for id_ in [*ids, *ids]:

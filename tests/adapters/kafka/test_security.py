@@ -52,6 +52,7 @@ def works(adapter, kafka, topic):
     return delivery.message.body == b"paid"
 
 
+@pytest.mark.slow
 def test_with_user_password_and_certificate_everything_works(kafka, opened):
     url = f"kafka://{USER}:{PASSWORD}@{kafka.sasl_url}?ssl_ca_location={kafka.ca_file}"
     Broker(kafka.url).make("with-a-password")

@@ -107,6 +107,7 @@ def test_a_refused_login_stops_with_what_to_check(rabbit, caplog, changes, words
         assert SECRET not in repr(adapter._server)
 
 
+@pytest.mark.slow
 def test_a_user_without_permissions_is_told_so(tuned_rabbitmq):
     broker = tuned_rabbitmq
     broker.tune("max_message_size", 100_000)

@@ -157,6 +157,7 @@ def test_a_message_whose_copy_has_nowhere_to_go_is_not_acknowledged(rabbit, queu
     until(lambda: rabbit.depth(queue) == 1, "the original")
 
 
+@pytest.mark.slow
 def test_a_refused_copy_is_made_as_soon_as_it_is_taken(rabbit, queue, opened):
     dead = rabbit.declare(f"{queue}.dead", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     adapter = opened(queue)
@@ -175,6 +176,7 @@ def test_a_refused_copy_is_made_as_soon_as_it_is_taken(rabbit, queue, opened):
     assert rabbit.depth(queue) == 0
 
 
+@pytest.mark.slow
 def test_a_message_whose_delay_queue_is_full_stays_where_it_is(rabbit, queue, opened):
     delay = rabbit.declare(f"{queue}.retry.100", **{"x-max-length": 0, "x-overflow": "reject-publish"})
     adapter = opened(queue)
@@ -187,6 +189,7 @@ def test_a_message_whose_delay_queue_is_full_stays_where_it_is(rabbit, queue, op
     assert (again.message.id, again.message.redelivered) == ("1", True)
 
 
+@pytest.mark.slow
 def test_after_a_lost_connection_a_refused_copy_is_the_brokers_affair_again(rabbit, queue, opened):
     dead = rabbit.declare(f"{queue}.dead", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     adapter = opened(queue)

@@ -3,6 +3,8 @@
 import logging
 import time
 
+import pytest
+
 from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.rabbitmq import session as rabbitmq_session
 from idempotent.checkers import MemoryChecker
@@ -56,6 +58,7 @@ def test_what_failed_with_no_room_for_our_headers_comes_again_whole(rabbit, queu
 # Bodies
 
 
+@pytest.mark.slow
 def test_a_body_that_the_broker_does_not_take_any_more_is_not_lost_and_holds_nobody_up(tuned_rabbitmq):
     rabbit = Rabbit(tuned_rabbitmq.url)
     queue = rabbit.declare(rabbit.name())

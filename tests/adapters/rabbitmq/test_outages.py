@@ -82,6 +82,7 @@ def all_settled(rabbit, queue, worker):
 # Processes that are killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ack", "point"),
     [

@@ -81,6 +81,7 @@ def test_an_orderly_end_lets_the_next_driver_begin_at_once(begin):
         assert second.handle.ref.epoch == 2
 
 
+@pytest.mark.slow
 def test_rows_that_were_claimed_and_are_not_published_are_refused(begin, frame, staging, out):
     run = begin()
     new = run.dedup(frame, key="k", unique=True)
@@ -98,6 +99,7 @@ def test_rows_that_were_claimed_and_are_not_published_are_refused(begin, frame, 
         pytest.fail("published rows that nothing has counted")
 
 
+@pytest.mark.slow
 def test_of_two_frames_of_a_run_with_common_keys_one_has_each_row(spark, begin, frame, tmp_path, out):
     run = begin()
     one, two = (run.dedup(frame.where(each), key="k", unique=True) for each in ("v < 600", "v >= 400"))
@@ -125,6 +127,7 @@ def twice(begin):
     yield begin(), False
 
 
+@pytest.mark.slow
 def test_a_publication_that_failed_is_repeated_with_the_staged_rows_alone(spark, begin, frame, staging, out):
     first = begin()
     first.stage(first.dedup(frame.where("v < 300"), key="k", unique=True), staging)
@@ -150,6 +153,7 @@ def test_a_publication_that_failed_is_repeated_with_the_staged_rows_alone(spark,
     assert values(spark, out) == list(range(300))
 
 
+@pytest.mark.slow
 def test_a_file_that_comes_after_the_list_was_made_is_not_published(spark, begin, frame, staging, out):
     run = begin()
     run.stage(run.dedup(frame.where("v < 100"), key="k", unique=True), staging)
@@ -166,6 +170,7 @@ def test_an_empty_frame_is_staged_and_published(begin, frame, staging, out):
     assert publish(run, out)
 
 
+@pytest.mark.slow
 def test_a_streaming_frame_is_refused_with_what_to_use(spark, begin, frame, tmp_path):
     frame.write.parquet(str(tmp_path / "in"))
     stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
@@ -183,6 +188,7 @@ def test_a_streaming_frame_is_refused_with_what_to_use(spark, begin, frame, tmp_
         query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_runs_leave_no_counters_behind(begin, frame):
     few = frame.where("v < 10").coalesce(1)
     sizes = []
@@ -196,6 +202,7 @@ def test_runs_leave_no_counters_behind(begin, frame):
     assert sizes[0] == sizes[2]
 
 
+@pytest.mark.slow
 def test_a_name_with_map_in_it_is_no_map(spark, begin):
     named = spark.sql(
         "SELECT 'a' AS k, named_struct('roadmap', 1) AS s UNION ALL SELECT 'a', named_struct('roadmap', 0)"

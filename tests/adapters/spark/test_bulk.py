@@ -78,6 +78,7 @@ def test_keys_of_an_aborted_run_do_not_count(begin, frame, claims):
     assert commit(begin, "r1", frame(0, 100), claims) == Counter()
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_commit_is_resumed_with_the_same_rows(begin, frame, claims):
     with begin("r1") as dead:
         new_of(dead, frame(0, 100), claims)
@@ -92,6 +93,7 @@ def test_a_run_that_died_before_its_commit_is_resumed_with_the_same_rows(begin, 
             assert ids_of(new) == Counter(range(100, 150))
 
 
+@pytest.mark.slow
 def test_a_folder_with_half_a_run_in_it_is_no_run(begin, frame, claims):
     with begin("r1", lease_s=0.1) as dies:
         own = Path(claims) / f"run={dies.handle.ref.token}" / "_temporary" / "0"
@@ -100,6 +102,7 @@ def test_a_folder_with_half_a_run_in_it_is_no_run(begin, frame, claims):
     assert commit(begin, "r3", frame(0, 110), claims) == Counter(range(100, 110))
 
 
+@pytest.mark.slow
 def test_a_second_run_waits_for_its_turn(begin, frame, claims):
     with begin("r1") as first:
         new = new_of(first, frame(0, 100), claims)
@@ -114,6 +117,7 @@ def test_a_second_run_waits_for_its_turn(begin, frame, claims):
             assert second.result() == Counter(range(100, 150))
 
 
+@pytest.mark.slow
 def test_the_turn_of_a_dead_run_is_taken_when_its_lease_ends_and_that_run_is_fenced(begin, frame, claims):
     dead = begin("r1", lease_s=0.3)
     new_of(dead, frame(0, 100), claims)

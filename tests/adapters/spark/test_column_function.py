@@ -25,6 +25,7 @@ def half_done(store, frame):
         yield begun
 
 
+@pytest.mark.slow
 def test_the_column_says_what_the_filter_lets_through(frame, half_done):
     status = idempotent_udf(half_done)
     tagged = frame.withColumn("status", status("k"))
@@ -62,6 +63,7 @@ def test_the_store_is_asked_once_for_each_row(private_redis, frame):
         assert "mget" not in commands  # Spark does not compute a column that is not read
 
 
+@pytest.mark.slow
 def test_a_limit_claims_more_than_it_shows_and_loses_nothing(frame, run):
     status = idempotent_udf(run)
     assert frame.where(status("k") == "new").limit(10).count() == 10

@@ -28,6 +28,7 @@ def made_by_mysql(store):
         return int(connection.execute(sa.text("SHOW GLOBAL STATUS LIKE 'Connections'")).one()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "made_by"), [("private_redis", made_by_redis), ("private_mariadb", made_by_mysql)]
 )

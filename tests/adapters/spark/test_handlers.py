@@ -60,6 +60,7 @@ def test_an_effect_happens_once_over_actions_runs_and_copies(frame, begin, effec
     assert once(effects)
 
 
+@pytest.mark.slow
 def test_an_rdd_has_effects_as_a_frame_has(frame, begin, effects):
     def handle(row):
         effects.add(row["k"])
@@ -68,6 +69,7 @@ def test_an_rdd_has_effects_as_a_frame_has(frame, begin, effects):
     assert once(effects)
 
 
+@pytest.mark.slow
 def test_a_replayed_result_is_the_first_one_in_every_evaluation(frame, begin, effects):
     def handle(row):
         effects.add(row["k"])
@@ -97,6 +99,7 @@ def test_handlers_are_called_in_the_order_of_the_rows(frame, begin, effects):
     assert effects.words == keys
 
 
+@pytest.mark.slow
 def test_a_replay_survives_the_failure_of_its_task(frame, begin, effects):
     def handle(row):
         if row["v"] == 150 and is_first_attempt():
@@ -108,6 +111,7 @@ def test_a_replay_survives_the_failure_of_its_task(frame, begin, effects):
     assert once(effects)
 
 
+@pytest.mark.slow
 def test_a_handler_that_always_raises_fails_the_job_and_leaves_its_key_free(frame, begin, effects):
     def handle(row):
         if row["v"] == 150:
@@ -122,6 +126,7 @@ def test_a_handler_that_always_raises_fails_the_job_and_leaves_its_key_free(fram
     assert once(effects)
 
 
+@pytest.mark.slow
 def test_what_a_handler_raises_can_be_read_on_the_driver(frame, begin):
     few = frame.where("v < 3").coalesce(1)
     with pytest.raises(

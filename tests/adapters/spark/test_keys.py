@@ -40,6 +40,7 @@ def tables(draw):
     return kinds, draw(st.lists(st.tuples(*(PARTS[kind] for kind in kinds)), min_size=1, max_size=30))
 
 
+@pytest.mark.slow
 @given(table=tables(), consumer=st.text(min_size=1, max_size=8))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_jvm_and_python_compute_the_same_hash(spark, table, consumer):
@@ -66,6 +67,7 @@ def test_different_keys_have_different_hashes_however_they_are_cut(pairs):
     assert key_hash(one[0], [one[1]]) != key_hash(other[0], [other[1]])
 
 
+@pytest.mark.slow
 def test_texts_that_look_alike_are_different_keys(frame, sqlite_store, spark):
     texts = ["a", "A", "a ", " a", "é", "e\u0301", "", "\0", "😀", "a" * 300, "a" * 301]
     rows = spark.createDataFrame([(text,) for text in texts], "k string")
@@ -94,6 +96,7 @@ def test_columns_that_cannot_work_are_refused_on_the_driver(spark, sqlite_store)
             run.dedup(frame.withColumnRenamed("price", "_IDEM"), key="k")
 
 
+@pytest.mark.slow
 def test_a_null_key_fails_the_job_and_says_which_column(spark, sqlite_store, in_this_process):
     rows = spark.createDataFrame([("a", 1), (None, 2)], "k string, v int")
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
@@ -137,6 +140,7 @@ def test_another_payload_under_the_same_key_is_reported(spark, redis_store):
         assert tagged(run, later) == [("a", 1, "duplicate"), ("b", 2, "changed"), ("d", 1, "duplicate")]
 
 
+@pytest.mark.slow
 def test_a_hot_key_costs_one_claim_for_each_chunk(private_redis, spark):
     server = private_redis()
     hot = spark.range(10_000, numPartitions=2).select(F.lit("hot").alias("k"), F.col("id").alias("v"))

@@ -47,6 +47,7 @@ def test_fail_refuses_keys_of_an_open_run(begin, first, frame):
     assert second.dedup(frame, key="k", unique=True).count() == ROWS
 
 
+@pytest.mark.slow
 def test_divert_puts_keys_of_an_open_run_aside_for_a_later_run(begin, first, frame):
     second = begin("second", on_conflict="divert")
     assert statuses(second, frame) == {"new": 600, "conflict": 400}
@@ -61,6 +62,7 @@ def test_divert_without_a_status_is_refused_because_it_would_lose_rows(begin, fr
         begin("second", on_conflict="divert").dedup(frame, key="k")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "left"), [("commit", 600), ("abort", ROWS)])
 def test_wait_waits_until_the_other_run_has_ended(begin, first, frame, end, left):
     second = begin("second", on_conflict="wait")
@@ -94,6 +96,7 @@ def test_wait_gives_up_at_its_end_and_says_who_is_in_the_way(begin, first, frame
         begin("second", wait_s=0.5).dedup(frame, key="k", unique=True).count()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_aborted_says_so_on_its_executors(begin, first, frame):
     new = first.dedup(frame, key="k", unique=True)
     first.abort()

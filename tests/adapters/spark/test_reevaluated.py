@@ -130,6 +130,7 @@ def test_a_naive_filter_loses_rows(frame, tmp_path, checkpoints):
         assert rdd().mapPartitions(strikes_rows(strike, 150)).count() == 800
 
 
+@pytest.mark.slow
 def test_a_second_write_of_the_same_frame_writes_the_same(spark, frame, run, tmp_path):
     out = str(tmp_path / "out")
     new = run.dedup(frame, key="k")
@@ -141,6 +142,7 @@ def test_a_second_write_of_the_same_frame_writes_the_same(spark, frame, run, tmp
     assert len(written[0]) == ROWS
 
 
+@pytest.mark.slow
 def test_keys_of_a_committed_run_are_duplicates_and_only_those(frame, store):
     with IdempotentRun.begin(store, consumer="orders", run_id="r1") as first:
         first.claim(first.dedup(frame.where("v < 600"), key="k"))
@@ -161,6 +163,7 @@ def test_keys_of_a_committed_run_are_duplicates_and_only_those(frame, store):
         assert other.dedup(frame, key="k").count() == ROWS
 
 
+@pytest.mark.slow
 def test_a_run_that_was_partitioned_in_another_way_keeps_the_same_rows(spark, store):
     copies = spark.range(1000, numPartitions=4).select((F.col("id") % 100).alias("k"), F.col("id").alias("v"))
     with IdempotentRun.begin(store, consumer="orders", run_id="r1") as run:

@@ -41,6 +41,7 @@ def test_a_part_is_limited_in_rows_and_in_bytes():
     assert sizes([]) == []
 
 
+@pytest.mark.slow
 # PostgreSQL takes 65,535 parameters, SQLite 32,766.
 @pytest.mark.parametrize(
     ("kind", "step", "number"),

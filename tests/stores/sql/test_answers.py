@@ -10,6 +10,7 @@ from tests.support.services import PrivateMariaDb, PrivatePostgres
 LIMIT_S = 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PrivateMariaDb, PrivatePostgres])
 def test_a_server_that_freezes_in_the_middle_is_an_error_after_a_while(spare, kind):
     server = spare(kind)
@@ -27,6 +28,7 @@ def test_a_server_that_freezes_in_the_middle_is_an_error_after_a_while(spare, ki
     engine.dispose()
 
 
+@pytest.mark.slow
 def test_a_living_postgresql_may_take_longer(postgres_url):
     engine = sa.create_engine(postgres_url)
     limit_answers(engine, LIMIT_S)

@@ -65,6 +65,7 @@ def test_records_that_were_removed_stop_a_worker_that_promises_effects_once(
     assert bodies(receive(adapter)) == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "next_"), [({}, 4), (EARLIEST, 4), (LATEST, 6)])
 def test_at_least_once_goes_on_and_logs_an_error(broker, topic, open_as, caplog, options, next_):
     send(broker, topic, 6)

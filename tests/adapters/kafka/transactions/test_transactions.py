@@ -46,6 +46,7 @@ def test_transactions_come_by_time_and_by_number(broker, options):
         assert (line.arrived(), line.committed()) == ([0, 1, 2], 3)
 
 
+@pytest.mark.slow
 def test_outputs_of_what_finished_out_of_order_wait_for_the_messages_before(broker):
     line = Line(broker)
     line.send(3)

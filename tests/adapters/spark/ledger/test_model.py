@@ -48,6 +48,7 @@ def over_memory(seeds: range, base: type[MemoryLedger] = MemoryLedger, **options
         yield history.play()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_history_loses_or_doubles_a_key(part):

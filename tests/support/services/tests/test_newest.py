@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.services.tests.running import ROOT
 
 ANY = "tests/support/services/tests/test_services.py::test_the_mysql_database_is_empty_and_utf8mb4"
@@ -23,6 +25,7 @@ def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_without_servers_a_test_that_needs_one_is_skipped_in_ci_too() -> None:
     done = run("pytest", "--no-servers", "-p", "no:cacheprovider", ANY)
     assert done.returncode == 0, done.stdout

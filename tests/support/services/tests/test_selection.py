@@ -99,6 +99,7 @@ def test_a_missing_server_fails_in_ci_or_when_asked(
     assert is_required(environ, option=option) is required
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "options", "result"),
     [

@@ -54,12 +54,14 @@ def test_the_postgres_database_takes_many_connections(postgres_url: str) -> None
     assert int(str(query(postgres_url, "SHOW max_connections"))) >= 300
 
 
+@pytest.mark.slow
 def test_mariadb_keeps_port_and_acknowledged_writes_over_a_kill(
     private_mariadb: Callable[..., PrivateMariaDb],
 ) -> None:
     keeps_writes_over_a_kill(private_mariadb())
 
 
+@pytest.mark.slow
 def test_postgres_keeps_port_and_acknowledged_writes_over_a_kill(
     private_postgres: Callable[..., PrivatePostgres],
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_paused_redis_answers_after_resume(private_redis: Callable[..., Privat
         assert client.ping()
 
 
+@pytest.mark.slow
 def test_a_paused_postgres_leaves_open_connections_waiting(
     private_postgres: Callable[..., PrivatePostgres],
 ) -> None:
@@ -129,6 +132,7 @@ def test_a_closed_server_is_gone_with_its_folder(
     assert not server.folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_ctrl_c_leaves_no_server_and_no_folder(
     private_redis: Callable[..., PrivateRedis], tmp_path: Path, workers: str
