@@ -68,7 +68,7 @@ def left(request, tmp_path_factory):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -53,7 +53,7 @@ def test_each_flight_of_a_topic_is_published_once_although_the_driver_is_killed(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=300,
             check=False,
         )
         assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -144,7 +144,7 @@ def test_a_query_killed_while_it_publishes_goes_on_with_the_same_batch(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -169,7 +169,7 @@ def test_so_it_is_on_spark_connect(sqlite_store, stream):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
