@@ -95,17 +95,17 @@ types: $(STAMP) ## Check types
 	@$(BIN)/mypy examples
 
 pytest: $(STAMP) servers $(if $(NEWEST),servers-newest) ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
-	@$(NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(WITH_NEWEST) $(ON_NEWEST)) $(ARGS)
+	@.ci/alone $(NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(WITH_NEWEST) $(ON_NEWEST)) $(ARGS)
 
 newest: $(STAMP) servers servers-newest ## Test contracts, crashes, races and adapters on newer servers, in minutes
-	@$(RUN_NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(WITH_NEWEST) $(BRIEFLY_ON_NEWEST)
+	@.ci/alone $(RUN_NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(WITH_NEWEST) $(BRIEFLY_ON_NEWEST)
 
 pythons: python ## Run the tests that need no server on each other Python that is found here
 	@PYTHON=$(PYTHON) .ci/pythons
 
 # Python 3.13 warns of SQLite connections that are left to the garbage collector; what leaves them is not yet known.
 without-servers: $(LIGHT_STAMP)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m 'not slow' --no-servers \
+	@.ci/alone $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m 'not slow' --no-servers \
 	  -W 'ignore:unclosed database:ResourceWarning' $(WITHOUT_SERVERS) $(ARGS)
 
 faults: $(STAMP) servers ## Make each mistake of the catalogue in a copy, and check that its test fails
