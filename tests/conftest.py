@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from typing import Any, NoReturn, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.services import (
     ACTIVEMQ,
@@ -39,6 +40,12 @@ ServerT = TypeVar("ServerT", bound=PrivateServer)
 POOL = pytest.StashKey[ServicePool]()
 LENDER = pytest.StashKey[Lender]()
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+
+# A busy machine takes its time for an example; its own 200 ms are a verdict about the machine.
+settings.register_profile(
+    "unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
