@@ -10,7 +10,6 @@ SECONDS ?= 3600
 SEED ?=
 SERVERS ?=
 CHOICE :=
-IN_CI := $(filter true 1,$(CI))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture elsewhere soak test lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons without-servers python
+.PHONY: help demo torture brief-torture soak test test-all slow lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons without-servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -60,28 +59,18 @@ torture: $(STAMP) servers ## Kill, pause and cut off consumers, brokers and stor
 soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (SECONDS=)
 	@$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
-# At a desk the slow tests stay out, and random ones make a tenth of their examples.
-test: CHOICE := $(if $(IN_CI),,-m 'not slow')
-test: lint types pytest $(if $(IN_CI),elsewhere brief-torture) ## Check style and types, and test against real servers; CI=true: all of it
+# CI=true: the same tests, and a missing server is a failure instead of a skip.
+test: CHOICE := -m 'not slow'
+test: lint types pytest ## Check style and types, and run the quick tests against real servers: what every change must pass
 	@echo
-ifdef IN_CI
-	@echo "make test: passed"
-else
-	@echo "make test: passed. Left out:"
-	@echo "  slow tests                            make pytest ARGS='-m slow'"
-	@echo "  nine of ten random examples           CI=true make pytest"
-	@echo "  tests that pytest lists as SKIPPED    install what the line names"
-	@echo "  the brief torture                     make brief-torture"
-	@echo "  the newest servers                    make test SERVERS=newest"
-	@echo "  other versions of Python              make pythons"
-	@echo "All of it: CI=true make test"
-endif
+	@echo "make test: passed. The slow tests, the newest servers, other Pythons and the brief torture: make test-all"
 
-# A machine may be unable to have them, which says nothing about a change; then it says so and goes on.
-elsewhere: $(STAMP) servers
-	@if timeout 20m .ci/newest-servers; then $(MAKE) --no-print-directory newest; \
-	else echo "Newest servers: they cannot be had here, so not tested"; fi
-	@$(MAKE) --no-print-directory pythons
+test-all: $(STAMP) ## The same, then the slow tests, the newest servers, other Pythons and the brief torture, e.g. make test-all ONLY=slow,newest
+	@$(BIN)/python -m tests.project.everything $(if $(ONLY),--only '$(ONLY)') --make '$(MAKE)'
+
+slow: CHOICE := -m slow
+slow: export IDEMPOTENT_TEST_EXAMPLES := all
+slow: pytest ## Run the slow tests alone, the random ones with all their examples
 
 brief-torture: $(STAMP) servers ## Every broker with every checker, the same ten seconds of faults each time
 	@$(BIN)/python -m tests.torture --seconds 180 --seed 1
@@ -95,10 +84,10 @@ types: $(STAMP) ## Check types
 	@$(BIN)/mypy examples
 
 pytest: $(STAMP) servers $(if $(NEWEST),servers-newest) ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
-	@.ci/alone $(NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(WITH_NEWEST) $(ON_NEWEST)) $(ARGS)
+	@$(NEWEST) .ci/alone $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(WITH_NEWEST) $(ON_NEWEST)) $(ARGS)
 
 newest: $(STAMP) servers servers-newest ## Test contracts, crashes, races and adapters on newer servers, in minutes
-	@.ci/alone $(RUN_NEWEST) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(WITH_NEWEST) $(BRIEFLY_ON_NEWEST)
+	@$(RUN_NEWEST) .ci/alone $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(WITH_NEWEST) $(BRIEFLY_ON_NEWEST)
 
 pythons: python ## Run the tests that need no server on each other Python that is found here
 	@PYTHON=$(PYTHON) .ci/pythons

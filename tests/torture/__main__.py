@@ -70,6 +70,9 @@ def main(
             reports.append(pair(console, one, other, settings, keep=keep))
             # Each time, because an hour is long.
             write_figures(FIGURES, reports, command)
+        console.print(
+            f"{sum(report.kept_promise for report in reports)} of {len(reports)} runs kept the promise"
+        )
         console.print(f"Figures: {FIGURES / 'figures.md'}", soft_wrap=True)
         return Reports(reports)
 

@@ -4,15 +4,15 @@ import pytest
 
 from tests.adapters.spark.ledger.fencing.history import History
 from tests.adapters.spark.ledger.fencing.world import Rules
-from tests.support.depth import examples
 
 HISTORIES = 1500
 FULL = [Rules(), Rules(publishes="once"), Rules(publishes="copies"), Rules(waits=False)]
 
 
+@pytest.mark.parametrize("histories", [HISTORIES // 10, pytest.param(HISTORIES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rules", FULL, ids=lambda rules: f"{rules.publishes}, waits={rules.waits}")
-def test_no_history_breaks_a_promise(rules):
-    broken = [seed for seed in range(examples(HISTORIES)) if History(seed, rules).play()]
+def test_no_history_breaks_a_promise(rules, histories):
+    broken = [seed for seed in range(histories) if History(seed, rules).play()]
     assert broken == []
 
 
