@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, final
 
-from idempotent.consumer import Consumer
-from idempotent.errors import MessageError, described
+from idempotent.adapters.answers import Answers
+from idempotent.consumer import AnyConsumer
+from idempotent.errors import AdapterError, MessageError, PublishError, described
 from idempotent.message import Message
-from idempotent.outcomes import Action, Result
+from idempotent.outcomes import ACK, Action, Result
 from idempotent.values import value
 
 
@@ -78,10 +79,11 @@ class Adapter(ABC):
         return make(url, **options)
 
     @abstractmethod
-    def open(self, consumers: Sequence[Consumer]) -> None:
+    def open(self, consumers: Sequence[AnyConsumer]) -> None:
         """Connect, and subscribe to the `subject`s of these consumers under their `group`s.
 
-        An adapter that waits for an unreachable broker waits in `receive`, where a worker can be stopped.
+        Without consumers the adapter only publishes: it joins no group, and `receive` does the upkeep and returns
+        nothing. An adapter that waits for an unreachable broker waits in `receive`, where a worker can be stopped.
 
         Raises:
             AdapterError: the broker refuses the connection, or cannot be reached.
@@ -110,9 +112,10 @@ class Adapter(ABC):
             TypeError: the delivery came from another adapter.
             ValueError: the action is HOLD.
         """
-        self._check_token(delivery)
+        if not isinstance(delivery.token, self.token_type):
+            raise _foreign()
         action = result.action
-        if action is Action.ACK:
+        if action is ACK:
             is_settled = self._acknowledge(delivery, result)
         elif action is Action.DELAY:
             is_settled = self._delay(delivery, result.retry_after_s or 0.0)
@@ -131,7 +134,8 @@ class Adapter(ABC):
             AdapterError: unrecoverable: the worker stops, and the message is delivered again.
             TypeError: the delivery came from another adapter.
         """
-        self._check_token(delivery)
+        if not isinstance(delivery.token, self.token_type):
+            raise _foreign()
         if not self._give_back(delivery):
             self.stale_settlements += 1
 
@@ -159,19 +163,38 @@ class Adapter(ABC):
         """Send a message to its `subject`, and return when the broker has confirmed it.
 
         Raises:
-            AdapterError: the broker did not confirm the message, or this adapter only reads.
+            PublishError: the broker refused the message, or did not answer.
+            AdapterError: the message was not sent, for example because this adapter only reads.
         """
 
     def publish_many(self, messages: Sequence[Message]) -> None:
         """Send messages, in their order, and return when the broker has confirmed all of them.
 
+        A message that is refused holds up no other. Those that the client had sent together with it are sent once more,
+        and may arrive behind later ones, or twice.
+
         An adapter whose client can waits once for many messages; the default publishes one after the other.
 
         Raises:
-            AdapterError: the broker did not confirm all of them. Send all again, with the same ids.
+            PublishError: the broker refused some of them, or did not answer; the error says which. All others are
+                confirmed.
+            AdapterError: none was sent, for example because this adapter only reads.
         """
-        for message in messages:
-            self.publish(message)
+        answers = Answers(messages)
+        for place, message in enumerate(messages):
+            try:
+                self.publish(message)
+            except PublishError as error:
+                for reason in error.refused.values():
+                    answers.refuse(place, reason)
+                for reason in error.unknown.values():
+                    answers.lose([place], reason)
+            except AdapterError as error:
+                if place == 0:
+                    raise
+                answers.lose(range(place, len(messages)), error)
+                break
+        answers.check()
 
     def put_back(self, letter: Message) -> None:
         """Send a dead letter to its `subject` as the message that it was, and return when the broker has confirmed it.
@@ -180,7 +203,8 @@ class Adapter(ABC):
         enough where a copy keeps everything.
 
         Raises:
-            AdapterError: the broker did not confirm the message.
+            PublishError: the broker refused the message, or did not answer.
+            AdapterError: the message was not sent.
         """
         self.publish(letter)
 
@@ -210,12 +234,12 @@ class Adapter(ABC):
     def close(self) -> None:
         """Disconnect. The broker delivers unsettled messages again. Idempotent."""
 
-    def _check_token(self, delivery: Delivery) -> None:
-        if not isinstance(delivery.token, self.token_type):
-            raise TypeError("this delivery came from another adapter")
+
+def _foreign() -> TypeError:
+    return TypeError("this delivery came from another adapter")
 
 
-def subjects_of(consumers: Sequence[Consumer]) -> list[str]:
+def subjects_of(consumers: Sequence[AnyConsumer]) -> list[str]:
     """The subjects of consumers, each once, in their order."""
     return list(dict.fromkeys(consumer.subject for consumer in consumers))
 

@@ -45,6 +45,11 @@ class Reconnecting:
         """Seconds until the next attempt is due; 0 if it is due now."""
         return max(self._next - self._clock(), 0.0)
 
+    @property
+    def was_connected(self) -> bool:
+        """Whether an attempt has succeeded."""
+        return self._was_connected
+
     def succeeded(self) -> None:
         """Connected. After the next loss, the first attempt is due at once."""
         if self._failures or self._was_connected:

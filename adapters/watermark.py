@@ -34,7 +34,8 @@ class Watermark(Generic[P]):
         if position not in self._unfinished:
             return False
         self._unfinished.remove(position)
-        self._advance()
+        if position == self._order[0]:
+            self._advance()
         return True
 
     def is_next(self, position: P) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from idempotent.claims import Claim, Guarantee
-from idempotent.consumer import Consumer, current_claim
+from idempotent.consumer import AsyncConsumer, Consumer, current_claim
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import Backoff
@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "AsyncConsumer",
     "Backoff",
     "Claim",
     "Consumer",

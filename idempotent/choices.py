@@ -55,6 +55,8 @@ def seconds(
     Raises:
         ConfigurationError: another type, not a finite number, or out of range.
     """
+    if type(value) is float and (value > 0 or (zero and value == 0)) and value <= most_s:
+        return value  # before the text below is made: some options come with each message
     wanted = (
         f"{option} must be {'seconds from 0' if zero else 'positive seconds'}, at most {most_s:.0f}{more}"
     )
@@ -125,14 +127,14 @@ def text(value: object, option: str) -> str:
     return value
 
 
-def function(value: F, option: str, example: str, takes: int = 1) -> F:
-    """Something to call with as many arguments as it `takes`, which answers when it returns.
+def function(value: F, option: str, example: str, takes: int = 1, *, may_wait: bool = False) -> F:
+    """Something to call with as many arguments as it `takes`: a plain function or, if it `may_wait`, an `async def`.
 
     Raises:
-        ConfigurationError: it cannot be called so, or is async; the error shows the `example`.
+        ConfigurationError: it cannot be called so; the error shows the `example`.
     """
     given: object = value
-    if not callable(given) or inspect.iscoroutinefunction(given):
+    if not callable(given) or (inspect.iscoroutinefunction(given) and not may_wait):
         kind = "an `async def`" if callable(given) else repr(given)
         raise ConfigurationError(f"{option} must be a plain function, such as {example}, not {kind}")
     try:

@@ -100,7 +100,8 @@ class ClaimRequest:
 
     Attributes:
         key: the key.
-        owner: the owner token, 16 bytes (`new_owner`). The members of one batch may share a token; two calls never do.
+        owner: the owner token, 16 bytes (`new_owner`). The keys of one `claim_many` may share a token. A token is never
+            reused for another delivery: a store answers ACQUIRED to the owner that it knows.
         fingerprint: 20-byte hash of the content, or None when content is not compared.
         status: the in-progress status to store: alone, in a group, or parked when it lapses.
         on_lapsed: what to do with a lapsed claim of another owner.
@@ -108,6 +109,8 @@ class ClaimRequest:
         partition: the message's partition, for checkers that keep positions.
         position: the message's place in its partition.
         counted: the attempt was counted before its handler ran.
+        waits: wait for a key that another transaction has locked; False: a store that can do so raises StoreBusyError
+            at once. All requests of one call have the same value.
     """
 
     key: Key
@@ -119,6 +122,7 @@ class ClaimRequest:
     partition: Key | None = None
     position: Position | None = None
     counted: bool = False
+    waits: bool = True
 
     def differs(self, fingerprint: bytes | None) -> bool:
         """Whether the stored content is another one. Content without a fingerprint is not compared."""

@@ -1,13 +1,14 @@
-"""Consumer: a handler decorated with `@consumer`."""
+"""Consumer, AsyncConsumer: a handler decorated with `@consumer`."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, cast
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
@@ -17,22 +18,35 @@ from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import Result
 from idempotent.policy import OnStoreError
-from idempotent.processing.binding import Binding, current_claim
+from idempotent.processing.awaited import drive_async
+from idempotent.processing.binding import Binding
+from idempotent.processing.calling import current_claim
 from idempotent.processing.group import process_many
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
 from idempotent.processing.results import raised_by_handler
 from idempotent.processing.single import process_one
+from idempotent.processing.steps import drive
 
-__all__ = ["Consumer", "current_claim"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # The default lets `Consumer` stand without brackets in an annotation.
+    HandlerT_co = TypeVar("HandlerT_co", bound=Callable[..., Any], default=Callable[..., Any], covariant=True)
+else:
+    from typing import TypeVar
+
+    HandlerT_co = TypeVar("HandlerT_co", covariant=True)
+
+__all__ = ["AnyConsumer", "AsyncConsumer", "Consumer", "current_claim"]
 
 log = logging.getLogger(__name__)
 
 DISABLED_VARIABLE: Final = "IDEMPOTENT_DISABLED"
 
 
-class Consumer:
-    """A handler that passes through a checker. Made by `@consumer`; call it with a message.
+class AnyConsumer:
+    """A handler that passes through a checker: what `Consumer` and `AsyncConsumer` have in common.
 
     Attributes:
         subject: the queue, destination or topic that it consumes.
@@ -59,7 +73,7 @@ class Consumer:
         self._keys = KeySpace(subject, group)
         self.name: Final = self._keys.name
         # Without the handler's own attributes, which could replace this object's.
-        functools.update_wrapper(self, handler.function, updated=())
+        functools.update_wrapper(cast("Any", self), handler.function, updated=())
 
     @property
     def checker(self) -> AbstractIdempotentChecker:
@@ -79,40 +93,6 @@ class Consumer:
         if binding is None or checker is not binding.checker:
             binding = self._binding = self.bind(checker)
         return binding
-
-    def __call__(self, message: Message) -> Result:
-        """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
-        result = self.process(message)
-        error = raised_by_handler(result)
-        if error is not None:
-            raise error
-        return result
-
-    def process(self, message: Message) -> Result:
-        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
-        if not isinstance(message, Message):
-            raise _no_message(message)
-        result = process_one(self.binding, message)
-        self.observers.count(self.name, result.outcome)
-        if self.observers.watch_results:
-            self.observers.processed(self.name, (message,), (result,))
-        return result
-
-    def process_many(self, messages: Iterable[Message]) -> list[Result]:
-        """Process messages together: one statement claims their keys, one completes them. Raises what `checker` raises.
-
-        Returns the results in the order of the messages.
-        """
-        messages = list(messages)
-        for message in messages:
-            if not isinstance(message, Message):
-                raise _no_message(message)
-        results = process_many(self.binding, messages)
-        for outcome, count in Counter([result.outcome for result in results]).items():
-            self.observers.count(self.name, outcome, count)
-        if self.observers.watch_results:
-            self.observers.processed(self.name, messages, results)
-        return results
 
     def check(self) -> None:
         """Look up the checker and bind to it, as a Worker does at start. Raises what `checker` raises."""
@@ -134,9 +114,11 @@ class Consumer:
     def _check(self, checker: AbstractIdempotentChecker) -> None:
         transactional = isinstance(checker, TransactionHooks)
         kind = type(checker).__name__
+        if isinstance(checker, TransactionHooks) and checker.is_async is not self.handler.is_async:
+            raise ConfigurationError(_wrong_engine(self.handler, kind))
         if self.handler.takes and not transactional:
             raise ConfigurationError(
-                f"{self.handler.name} takes a {self.handler.takes.__name__}, but {kind} has no transaction to "
+                f"{self.handler.name} takes {self.handler.takes.__name__} objects, but {kind} has no transaction to "
                 "share; use a TransactionalSqlChecker, or remove the parameter"
             )
         if self.handler.takes and isinstance(checker, TransactionHooks):
@@ -172,6 +154,104 @@ class Consumer:
         except MessageError:
             return None
 
+    def report(self, messages: Sequence[Message], results: Sequence[Result]) -> None:
+        """Count the outcomes of messages, and show them to the observers."""
+        if len(results) == 1:
+            self.observers.count(self.name, results[0].outcome)
+        else:
+            for outcome, count in Counter([result.outcome for result in results]).items():
+                self.observers.count(self.name, outcome, count)
+        if self.observers.watch_results:
+            self.observers.processed(self.name, messages, results)
+
+
+class Consumer(AnyConsumer, Generic[HandlerT_co]):
+    """A plain handler that passes through a checker. Made by `@consumer`; call it with a message.
+
+    Attributes:
+        __wrapped__: the handler, for unit tests of what it computes.
+    """
+
+    __wrapped__: HandlerT_co
+
+    def __call__(self, message: Message) -> Result:
+        """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
+        return _returned(self.process(message))
+
+    def process(self, message: Message) -> Result:
+        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
+        if not isinstance(message, Message):
+            raise _no_message(message)
+        result = drive(process_one(self.binding, message))
+        self.observers.count(self.name, result.outcome)
+        if self.observers.watch_results:
+            self.observers.processed(self.name, (message,), (result,))
+        return result
+
+    def process_many(self, messages: Iterable[Message]) -> list[Result]:
+        """Process messages together: one statement claims their keys, one completes them. Raises what `checker` raises.
+
+        Returns the results in the order of the messages.
+        """
+        messages = _checked(messages)
+        results = drive(process_many(self.binding, messages))
+        self.report(messages, results)
+        return results
+
+
+class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
+    """An `async def` handler that passes through a checker. Made by `@consumer`; await its call with a message.
+
+    A task that is cancelled in its handler leaves the message as if it had never been claimed, and no attempt is
+    counted. One that is cancelled while the effect is recorded records it first: the message is processed, and its
+    next delivery a duplicate.
+
+    Attributes:
+        __wrapped__: the handler, for unit tests of what it computes.
+    """
+
+    __wrapped__: HandlerT_co
+
+    async def __call__(self, message: Message) -> Result:
+        """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
+        return _returned(await self.process(message))
+
+    async def process(self, message: Message) -> Result:
+        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
+        if not isinstance(message, Message):
+            raise _no_message(message)
+        binding = self.binding
+        result, cancelled = await drive_async(process_one(binding, message), binding.checker.awaiting)
+        self.report((message,), (result,))
+        if cancelled:
+            raise asyncio.CancelledError
+        return result
+
+    async def process_many(self, messages: Iterable[Message]) -> list[Result]:
+        """Process messages together: one statement claims their keys, one completes them. Raises what `checker` raises.
+
+        The handlers run one after the other. Returns the results in the order of the messages.
+        """
+        messages = _checked(messages)
+        binding = self.binding
+        results, cancelled = await drive_async(process_many(binding, messages), binding.checker.awaiting)
+        self.report(messages, results)
+        if cancelled:
+            raise asyncio.CancelledError
+        return results
+
+
+def _wrong_engine(handler: Handler, kind: str) -> str:
+    if handler.is_async:
+        return (
+            f"{handler.name} is an `async def`, but the {kind} has a synchronous engine: give it "
+            "create_async_engine('postgresql+psycopg://...'), or write a plain `def`"
+        )
+    return (
+        f"{handler.name} is a plain `def`, but the {kind} has an AsyncEngine: give it create_engine(...), or write an "
+        "`async def`"
+    )
+
 
 def _is_disabled(name: str) -> bool:
     words = [word.strip() for word in os.environ.get(DISABLED_VARIABLE, "").split(",")]
@@ -188,6 +268,22 @@ def _is_disabled(name: str) -> bool:
         if named == name:
             return True
     return False
+
+
+def _returned(result: Result) -> Result:
+    """The result; if its handler failed, raise the handler's exception."""
+    error = raised_by_handler(result)
+    if error is not None:
+        raise error
+    return result
+
+
+def _checked(messages: Iterable[Message]) -> Sequence[Message]:
+    messages = list(messages)
+    for message in messages:
+        if not isinstance(message, Message):
+            raise _no_message(message)
+    return messages
 
 
 def _no_message(given: object) -> TypeError:

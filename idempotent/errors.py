@@ -25,9 +25,12 @@
     │   ├── UnpublishedClaimsError    the run claimed other keys than it is about to publish
     │   └── ClaimsExpiredError        the store may have forgotten claims of the run
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
+    ├── HandlerTimeoutError           a handler took longer than its handler_timeout_s (also a TimeoutError)
+    ├── HandlerCancelledError         a task that the handler awaited was cancelled, and not the handler's own task
     ├── TransactionEscapedError       a handler tried to end, or to leave, the transaction that holds its key
     ├── DoomedTransactionError        the transaction is lost; nothing was committed, run it again
     └── AdapterError                  a broker, or its client, failed or refused
+        ├── PublishError              the broker did not confirm all messages; it says which
         └── UndecodableRecordError    a record could not be decoded; it goes to the adapter's reject target
 
 The first line of each docstring is the default message. No message contains a password of a URL, or a value of a
@@ -37,6 +40,9 @@ statement that a database's error quotes.
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 # To the last @ of the word: a password may contain an unquoted @.
@@ -58,6 +64,7 @@ _IN_MYSQL: Final = re.compile(
     re.MULTILINE,
 )
 _IN_POSTGRESQL: Final = re.compile(r"(\b(?:invalid input|out of range)\b[^\n\"]*: )\".*\"")
+_NONE: Final[Mapping[int, str]] = MappingProxyType({})
 # The patterns take a quadratic time, and a text may come from a message.
 _LONGEST: Final = 10_000
 
@@ -65,8 +72,24 @@ _LONGEST: Final = 10_000
 def mask(text: str) -> str:
     """The text with the passwords of its URLs replaced by `***`."""
     for secret in (_USERINFO, _MISTYPED, _REDIS_USER):
-        text = secret.sub(r"\1***@", text)
-    return _PARAMETER.sub(r"\1***", text)
+        text = secret.sub(_masked_user, text)
+    return _PARAMETER.sub(_masked, text)
+
+
+def url_word(url: str) -> str:
+    """The URL as a word of a command that a message says to type; `env:VARIABLE` for one with a password."""
+    return shlex.quote(url) if mask(url) == url else "env:VARIABLE"
+
+
+# Functions: Python reads a template like r"\1***" at its first use, which fails while an interpreter shuts down.
+
+
+def _masked(found: re.Match[str]) -> str:
+    return f"{found[1]}***"
+
+
+def _masked_user(found: re.Match[str]) -> str:
+    return f"{found[1]}***@"
 
 
 def without_values(text: str) -> str:
@@ -75,7 +98,7 @@ def without_values(text: str) -> str:
     At most 10,000 characters of it.
     """
     text = _DETAIL.sub("", _PARAMETERS.sub("", text[:_LONGEST]))
-    return mask(_IN_POSTGRESQL.sub(r"\1***", _IN_MYSQL.sub("***", text)))
+    return mask(_IN_POSTGRESQL.sub(_masked, _IN_MYSQL.sub("***", text)))
 
 
 class IdempotentError(Exception):
@@ -178,6 +201,14 @@ class DeadKeyError(IdempotentError):
     """The key is dead. Resolve it: `idempotent keys resolve KEY --done` or `--retry`."""
 
 
+class HandlerTimeoutError(IdempotentError, TimeoutError):
+    """The handler took longer than its handler_timeout_s, and was cancelled."""
+
+
+class HandlerCancelledError(IdempotentError):
+    """The handler awaited a task or future that was cancelled; catch its CancelledError in the handler."""
+
+
 class TransactionEscapedError(IdempotentError):
     """A handler tried to end, or to leave, the transaction that holds its deduplication key."""
 
@@ -188,6 +219,32 @@ class DoomedTransactionError(IdempotentError):
 
 class AdapterError(IdempotentError):
     """The broker failed."""
+
+
+class PublishError(AdapterError):
+    """The broker did not confirm all messages.
+
+    The broker has confirmed each message that is in neither mapping.
+
+    Attributes:
+        refused: the messages that the broker does not have, because it or its client refused them: for each its place
+            in the sequence that was published, beginning with 0, and the reason. Another attempt fails too until the
+            message, the queue or topic, or a permission is changed.
+        unknown: the messages without an answer, in the same form: the broker may have them. Send them again, with the
+            same ids.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        refused: Mapping[int, str] = _NONE,
+        unknown: Mapping[int, str] = _NONE,
+    ) -> None:
+        """Keep the reasons without passwords."""
+        super().__init__(message)
+        self.refused: Final = {place: without_values(reason) for place, reason in refused.items()}
+        self.unknown: Final = {place: without_values(reason) for place, reason in unknown.items()}
 
 
 class UndecodableRecordError(AdapterError):

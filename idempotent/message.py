@@ -21,45 +21,55 @@ class Message:
 
     Args:
         subject: queue, destination or topic it came from; not empty.
-        body: the payload, undecoded.
+        body: the payload, undecoded. None: Kafka's null value, a tombstone, which says that what the key names was
+            deleted. It is not an empty body; RabbitMQ and ActiveMQ have none, and refuse to publish it.
         id: the identity set by the producer, or else by the broker; None when neither set one.
         headers: application headers; copied, and read-only in the message.
         redelivered: the broker's hint that it was delivered before. True and False are both unreliable.
         position: its place in the broker's own terms (offset, delivery tag); for people and logs.
         raw: the client library's own object. Copies in this process share it; a pickled message has none.
+        key: Kafka's record key, which chooses the partition, and so which messages keep their order. A consumer does
+            not recognise a message by it, but by its `id` or `@consumer(key=...)`. A str is encoded as UTF-8. None: the
+            record has none; on publishing, the id becomes the record key. RabbitMQ and ActiveMQ ignore it.
 
     Raises:
-        TypeError: the body is not bytes, or the subject not a string.
+        TypeError: the body is neither bytes nor None, the subject not a string, or the key neither.
         ValueError: the subject is empty.
     """
 
     subject: str
-    body: bytes = field(repr=False)
+    body: bytes | None = field(repr=False)
     _: KW_ONLY
     id: str | bytes | None
     headers: Mapping[str, Any] = field(repr=False)
     redelivered: bool
     position: Any
     raw: Any = field(repr=False)
+    key: bytes | None = field(repr=False)
 
     def __init__(
         self,
         subject: str,
-        body: bytes = b"",
+        body: bytes | None = b"",
         *,
         id: str | bytes | None = None,
         headers: Mapping[str, Any] = _NO_HEADERS,
         redelivered: bool = False,
         position: Any = None,
         raw: Any = None,
+        key: str | bytes | None = None,
     ) -> None:
         """Check the types of the fields that a key is computed from, and freeze the headers."""
         if not isinstance(subject, str):
             raise TypeError(f"subject must be a str, not {type(subject).__name__}")
         if not subject:
             raise ValueError("subject must not be empty")
-        if not isinstance(body, bytes):
+        if not isinstance(body, bytes) and body is not None:
             raise TypeError(f"body must be bytes, not {type(body).__name__}")
+        if key is not None and not isinstance(key, bytes):
+            if not isinstance(key, str):
+                raise TypeError(f"key must be a str or bytes, not {type(key).__name__}")
+            key = key.encode()
         # A generated __init__ of a frozen dataclass takes twice as long, and every delivery creates a Message.
         _SUBJECT(self, subject)
         _BODY(self, body)
@@ -68,14 +78,17 @@ class Message:
         _REDELIVERED(self, redelivered)
         _POSITION(self, position)
         _RAW(self, raw)
+        _KEY(self, key)
 
     def json(self) -> Any:
         """The body as JSON.
 
         Raises:
-            UndecodableBodyError: the body is not UTF-8 encoded JSON. A handler that raises it makes the message dead
-                at once: another try would read the same body.
+            UndecodableBodyError: the body is not UTF-8 encoded JSON, or is None. A handler that raises it makes the
+                message dead at once: another try would read the same body.
         """
+        if self.body is None:
+            raise UndecodableBodyError("a tombstone has no body")
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -90,6 +103,7 @@ class Message:
             headers=dict(self.headers),
             redelivered=self.redelivered,
             position=self.position,
+            key=self.key,
         )
         return make, ()
 
@@ -103,9 +117,43 @@ class Message:
         )
 
 
-_SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW = (
+_SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW, _KEY = (
     Message.__dict__[slot.name].__set__ for slot in fields(Message)
 )
+
+
+class _Draft:
+    """A Message in the making, whose attributes can be set."""
+
+    __slots__ = tuple(slot.name for slot in fields(Message))
+
+
+def received_message(
+    subject: str,
+    body: bytes | None,
+    message_id: str | bytes | None,
+    headers: dict[str, Any],
+    redelivered: bool,  # noqa: FBT001 - each keyword takes time
+    position: Any,
+    raw: Any,
+    key: bytes | None = None,
+) -> Message:
+    """A Message from a client library, whose types are known, and whose headers nothing else can change.
+
+    It takes half the time of `Message(...)`.
+    """
+    draft: Any = _Draft()
+    draft.subject = subject
+    draft.body = body
+    draft.id = message_id
+    draft.headers = MappingProxyType(headers)
+    draft.redelivered = redelivered
+    draft.position = position
+    draft.raw = raw
+    draft.key = key
+    draft.__class__ = Message
+    message: Message = draft
+    return message
 
 
 class Position(NamedTuple):

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from idempotent.choices import number, seconds
-from idempotent.errors import ConfigurationError, MessageError
+from idempotent.errors import (
+    ConfigurationError,
+    HandlerCancelledError,
+    HandlerTimeoutError,
+    MessageError,
+)
 
 
 class OnMissingKey(Enum):
@@ -76,7 +81,8 @@ class ExceptionPolicy:
 
     Both tuples are matched against the exception and every exception it was raised `from`, so a wrapped exception is
     found. `idempotent_for` wins. An exception group is harmless only if every member is; it is retried if at least one
-    member is. A `MessageError`, such as that of `Message.json()`, is never retried: the message stays as it is.
+    member is. A `MessageError`, such as that of `Message.json()`, is never retried: the message stays as it is. The
+    end of a handler's time, or of a task that it awaited, is always retried: no application raised it.
     """
 
     retry_for: tuple[type[BaseException], ...] = (Exception,)
@@ -86,6 +92,8 @@ class ExceptionPolicy:
         """What the exception means to this consumer."""
         if _matches(error, self.idempotent_for, all):
             return Handling.IGNORE
+        if isinstance(error, (HandlerTimeoutError, HandlerCancelledError)):
+            return Handling.RETRY
         if _matches(error, self.retry_for, any) and not _matches(error, (MessageError,), all):
             return Handling.RETRY
         return Handling.DEAD

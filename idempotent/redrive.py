@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from idempotent.claims import UNKNOWN_EFFECT, KeyStatus
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
@@ -44,7 +44,7 @@ class Redriven:
 
 
 def redrive(
-    consumer: Consumer,
+    consumer: AnyConsumer,
     adapter: Adapter,
     *,
     limit: int | None = None,
@@ -106,7 +106,7 @@ def redrive(
 class _Redrive:
     """Decides about one letter after the other."""
 
-    def __init__(self, consumer: Consumer, adapter: Adapter, *, include_unknown: bool) -> None:
+    def __init__(self, consumer: AnyConsumer, adapter: Adapter, *, include_unknown: bool) -> None:
         self.done = Redriven()
         self._consumer = consumer
         self._adapter = adapter
@@ -129,6 +129,7 @@ class _Redrive:
             id=letter.id,
             headers=without_reason(letter.headers),
             raw=letter.raw,
+            key=letter.key,
         )
         key = self._consumer.key_in(message)
         if key is None:
@@ -162,7 +163,7 @@ class _Redrive:
         return False
 
 
-def _reader(source: str, consumer: Consumer) -> Consumer:
+def _reader(source: str, consumer: AnyConsumer) -> AnyConsumer:
     """The consumer that reads the dead letters, in a group of its own: the consumer's own group may be running."""
     from idempotent.checkers import MemoryChecker
 

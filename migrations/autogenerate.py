@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from idempotent.schema import (
-    DEFAULT_TABLE,
-    failures_name,
-    offsets_name,
-    run_claims_name,
-    runs_name,
-    validate_table_name,
-    version_name,
-)
+from sqlalchemy import MetaData
+
+from idempotent.schema import DEFAULT_TABLE, dedup_tables, run_tables, version_name
 
 IncludeObject = Callable[[Any, str | None, Any, bool, Any], bool]
 """The signature of Alembic's ``include_object`` hook: object, name, type, reflected, compare_to."""
@@ -32,21 +26,15 @@ def ignore_dedup_tables(*tables: str, include_object: IncludeObject | None = Non
     Raises:
         ConfigurationError: a table name is invalid.
     """
-    ours = {
-        name
-        for table in map(validate_table_name, tables or (DEFAULT_TABLE,))
-        for name in (
-            table,
-            failures_name(table),
-            offsets_name(table),
-            runs_name(table),
-            run_claims_name(table),
-            version_name(table),
-        )
-    }
+    ours = MetaData()
+    names = tables or (DEFAULT_TABLE,)
+    for table in names:
+        for define in (dedup_tables, run_tables):
+            define(ours, table)
+    covered = {*ours.tables, *map(version_name, names)}
 
     def hook(item: Any, name: str | None, type_: Any, reflected: bool, compare_to: Any) -> bool:  # noqa: FBT001 - Alembic calls it so
-        if type_ == "table" and name in ours and item.schema is None:
+        if type_ == "table" and name in covered and item.schema is None:
             return False
         return include_object is None or include_object(item, name, type_, reflected, compare_to)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import URL, Connection, Engine, Index, MetaData, Table, UniqueConstraint, inspect
+from sqlalchemy import Connection, Index, MetaData, Table, UniqueConstraint, inspect
 from sqlalchemy.engine.reflection import Inspector
 
 from idempotent.errors import SchemaError
-from idempotent.migrations.store import connect
+from idempotent.migrations.store import Target, bridged, connect
 from idempotent.schema import DEFAULT_TABLE, dedup_tables, run_tables, version_name
 
 _QMQ_COLUMNS = {"id", "k", "update_at"}
@@ -61,7 +61,8 @@ class Drift:
         return f"{place}: {self.kind.value}" + (f": {self.detail}" if self.detail else "")
 
 
-def check(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> list[Drift]:
+@bridged
+def check(target: Target, *, table: str = DEFAULT_TABLE) -> list[Drift]:
     """Compare the tables in the store at `target` with those that this version of the library expects.
 
     Returns an empty list when they are equal. Only reads. An added non-unique index or storage parameter is not
@@ -143,9 +144,18 @@ def refuse_incomplete(context: MigrationContext, metadata: MetaData, table: str)
     if missing:
         raise SchemaError(
             f"the migrations of {table!r} are recorded as done, but a part of the tables is gone: "
-            f"{'; '.join(map(str, missing))}. Nothing was changed. Restore it from a backup; or, if all keys may be "
-            f"forgotten, remove the tables (`idempotent migrate downgrade`) and upgrade again"
+            f"{'; '.join(map(str, missing))}. Nothing was changed. Restore it from a backup; or, if what was in it may "
+            f"be forgotten, {_way_out(missing, table)}"
         )
+
+
+def _way_out(missing: list[Drift], table: str) -> str:
+    if any(drift.kind is DriftKind.MISSING_COLUMN for drift in missing):
+        return (
+            "remove the tables with all their keys "
+            f"(`idempotent migrate downgrade --table {table}`) and upgrade again"
+        )
+    return f"create the missing tables, empty: `idempotent migrate upgrade --create-missing --table {table}`"
 
 
 def _is_unfinished(drift: Drift, metadata: MetaData) -> bool:

@@ -10,11 +10,11 @@ from typing import Any, Final
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, MetaData, Table
+from sqlalchemy import Connection, MetaData, Table
 
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations.drift import refuse_foreign, refuse_incomplete
-from idempotent.migrations.store import connect, exclusive
+from idempotent.migrations.store import Target, bridged, connect, exclusive
 from idempotent.migrations.versions import r0001_create_tables as first
 from idempotent.migrations.versions import r0002_create_run_tables as second
 from idempotent.migrations.versions import r0003_add_run_attempts as third
@@ -25,12 +25,21 @@ BASE: Final = "base"
 _REVISIONS: Final = (first, second, third)
 
 
-def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = HEAD) -> None:
+@bridged
+def upgrade(
+    target: Target, *, table: str = DEFAULT_TABLE, revision: str = HEAD, create_missing: bool = False
+) -> None:
     """Bring the tables in the store at `target` up to `revision`; do nothing when they are there already.
 
     Processes that call it at the same time take turns. Existing tables that equal those of the migration (an
     application's own history created them, or an earlier run was killed half-way) are kept, and the revision is
     recorded.
+
+    Args:
+        target: where the tables are, an engine, a connection or a URL.
+        table: the key table.
+        revision: where to stop.
+        create_missing: create missing tables of recorded revisions, empty: the rows that were in them are lost.
 
     Raises:
         SchemaError: another table has that name (QMQ's own, for instance), a table or column of a recorded revision is
@@ -45,10 +54,11 @@ def upgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision:
     with exclusive(target, table) as connection:
         # Private, but Alembic's own upgrade command calls it; the public form needs process-wide proxies.
         steps = partial(script._upgrade_revs, revision)  # noqa: SLF001
-        run(_context(connection, table, script, steps), table, upto=revision)
+        run(_context(connection, table, script, steps), table, upto=revision, create_missing=create_missing)
 
 
-def downgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revision: str = BASE) -> None:
+@bridged
+def downgrade(target: Target, *, table: str = DEFAULT_TABLE, revision: str = BASE) -> None:
     """Take the tables in the store at `target` back to `revision`; ``"base"`` removes them and all keys.
 
     Tables without a recorded revision (an application's own history created them) are left unchanged.
@@ -71,7 +81,8 @@ def downgrade(target: str | URL | Engine, *, table: str = DEFAULT_TABLE, revisio
             Table(version_name(table), MetaData()).drop(connection, checkfirst=True)
 
 
-def current(target: str | URL | Engine, *, table: str = DEFAULT_TABLE) -> str | None:
+@bridged
+def current(target: Target, *, table: str = DEFAULT_TABLE) -> str | None:
     """The revision that `upgrade` recorded in the store at `target`; None without a recorded revision. Only reads.
 
     Raises:
@@ -93,7 +104,7 @@ def options(table: str) -> dict[str, Any]:
     return {"version_table": version_name(table)}
 
 
-def run(context: MigrationContext, table: str, *, upto: str = HEAD) -> None:
+def run(context: MigrationContext, table: str, *, upto: str = HEAD, create_missing: bool = False) -> None:
     """Run the steps of `context`, after checking the tables that exist, or should, of the revisions up to `upto`."""
     heads = () if context.as_sql else context.get_current_heads()
     made: dict[str, Table] = {}
@@ -105,6 +116,8 @@ def run(context: MigrationContext, table: str, *, upto: str = HEAD) -> None:
             (to_make if missing else made).update(revision.tables(table).tables)
     recorded, wanted = _metadata(made), _metadata(to_make)
     refuse_foreign(context, wanted)
+    if create_missing and context.connection is not None:
+        recorded.create_all(context.connection)
     refuse_incomplete(context, recorded, table)
     context.run_migrations(op=Operations(context), table=table)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import URL, Connection, Engine, NullPool, text
+from sqlalchemy import Connection, Engine, NullPool, text
 from sqlalchemy.exc import OperationalError
 
 from idempotent.errors import ConfigurationError, StoreBusyError
-from idempotent.stores.sql.engines import new_engine
+from idempotent.stores.sql.bridge import Bridge
+from idempotent.stores.sql.engines import AnyEngine, is_async, new_engine
+from idempotent.stores.sql.loops import unpooled
+
+Target: TypeAlias = AnyEngine
+F = TypeVar("F", bound=Callable[..., Any])
 
 LOCK_TIMEOUT_S = 60
 """How long a migration waits for another of the same table, in seconds (SQLite: for the file)."""
@@ -19,19 +26,37 @@ _SERVERS = ("mysql", "mariadb", "postgresql")
 _MYSQL_LOCK = "SHA2(CONCAT_WS('.', 'idempotent-consumer', DATABASE(), :table), 224)"
 
 
+def bridged(function: F) -> F:
+    """Let a function of a database await an asyncio driver, on an event loop of its own if the caller has none."""
+
+    @functools.wraps(function)
+    def run(target: Target, **options: Any) -> Any:
+        if not is_async(target):
+            return function(target, **options)
+        bridge = Bridge()
+        try:
+            return bridge.run(functools.partial(function, target, **options))
+        finally:
+            bridge.close()
+
+    return cast("F", run)
+
+
 @contextmanager
-def connect(target: str | URL | Engine) -> Iterator[Connection]:
+def connect(target: Target) -> Iterator[Connection]:
     """Connect to `target`.
 
     Raises:
         ConfigurationError: the URL is invalid, or the database or its driver is not supported.
         MissingExtraError: the database's driver is not installed.
     """
-    engine = target if isinstance(target, Engine) else new_engine(target, poolclass=NullPool)
+    engine = target if isinstance(target, Engine) else getattr(target, "sync_engine", None)
+    if engine is None:
+        engine = new_engine(target, asynchronous=True, poolclass=NullPool)
     dialect = engine.dialect.name
     if dialect not in (*_SERVERS, "sqlite"):
         raise ConfigurationError(f"no migrations for {dialect!r}: use MySQL, MariaDB, PostgreSQL or SQLite")
-    with engine.connect() as connection:
+    with Connection(engine, unpooled(engine)) if engine.dialect.is_async else engine.connect() as connection:
         if dialect in _SERVERS:
             # A snapshot taken before waiting for the lock would hide the changes of the previous owner of the lock.
             connection.execution_options(isolation_level="READ COMMITTED")
@@ -39,7 +64,7 @@ def connect(target: str | URL | Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def exclusive(target: str | URL | Engine, table: str) -> Iterator[Connection]:
+def exclusive(target: Target, table: str) -> Iterator[Connection]:
     """Connect, begin, and lock out other migrations of `table` until the block has committed.
 
     Raises:

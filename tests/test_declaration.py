@@ -48,6 +48,14 @@ def declare(function, **options):
     return Registry().consumer("orders", **options)(function)
 
 
+def hidden(handler):
+    @functools.wraps(handler)
+    def call(message):
+        return handler(message)
+
+    return call
+
+
 async def async_handler(message):
     pass
 
@@ -59,7 +67,7 @@ def generator_handler(message):
 @pytest.mark.parametrize(
     ("declaration", "said"),
     [
-        (lambda: declare(async_handler), "not supported yet"),
+        (lambda: declare(hidden(async_handler)), "behind a decorator"),
         (lambda: declare(generator_handler), "generator"),
         (lambda: declare(lambda: None), r"must take \(message\)"),
         (lambda: declare(lambda a, b, c: None), r"must take \(message\)"),

@@ -1,5 +1,7 @@
 """No password of a URL, and no value of a statement, is shown, logged or stored."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -86,3 +88,19 @@ def test_a_long_text_costs_little_time(part):
     began = time.process_time()
     assert len(without_values(part * 200_000)) <= 10_000
     assert time.process_time() - began < 2.0
+
+
+def test_passwords_are_masked_while_an_interpreter_shuts_down(tmp_path):
+    """Lines about tasks that were never awaited come then, and Python imports nothing any more."""
+    program = """
+import atexit, sys
+from idempotent.errors import mask
+
+def shut_down():
+    sys.meta_path = None
+    print(mask("cannot use redis://:secret@host/0?password=secret"))
+
+atexit.register(shut_down)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ended.stdout.strip() == "cannot use redis://:***@host/0?password=***"

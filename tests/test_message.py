@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from dataclasses import FrozenInstanceError
 
 import pytest
 
 from idempotent import Action, Message, Outcome
 from idempotent.errors import UndecodableBodyError
-from idempotent.message import Position
+from idempotent.message import Position, received_message
 from tests.support.consumers import consumer_of, message
 
-FIELDS = ("subject", "body", "id", "headers", "redelivered", "position")
+FIELDS = ("subject", "body", "id", "headers", "redelivered", "position", "key")
 ONE = Message(
     "orders",
     b"\xff{}",
@@ -22,6 +23,7 @@ ONE = Message(
     redelivered=True,
     position=Position("t", 1, 2, 3),
     raw=threading.Lock(),
+    key=b"\xff\x00",
 )
 
 
@@ -49,6 +51,56 @@ def test_a_deep_copy_shares_no_list_of_the_headers_and_knows_itself():
     assert first is second
     first.headers["a"].append(2)
     assert ONE.headers["a"] == [1, {"b": "\N{GRINNING FACE}"}]
+
+
+def test_a_message_from_a_client_library_is_as_one_that_was_made_by_hand():
+    place = Position("t", 1, 2, 3)
+    received = received_message("orders", b"{}", "7", {"a": 1}, True, place, ONE.raw, b"k")
+    by_hand = Message(
+        "orders", b"{}", id="7", headers={"a": 1}, redelivered=True, position=place, raw=ONE.raw, key=b"k"
+    )
+    assert type(received) is Message
+    assert fields(received) == fields(by_hand)
+    assert received.raw is ONE.raw
+    with pytest.raises(FrozenInstanceError):
+        received.id = "8"
+    with pytest.raises(TypeError):
+        received.headers["a"] = 2
+    assert fields(pickle.loads(pickle.dumps(received))) == fields(by_hand)
+    assert fields(copy.deepcopy(received)) == fields(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [("customer-\N{SNOWMAN}", "customer-\N{SNOWMAN}".encode()), (b"\xff", b"\xff"), ("", b""), (None, None)],
+)
+def test_the_key_is_bytes_however_it_was_written(given, key):
+    assert Message("orders", key=given).key == key
+
+
+@pytest.mark.parametrize("key", [7, ["a"], bytearray(b"a")])
+def test_a_key_that_is_neither_text_nor_bytes_is_refused(key):
+    with pytest.raises(TypeError, match="key must be a str or bytes, not"):
+        Message("orders", key=key)
+
+
+def test_a_tombstone_is_no_empty_body_and_no_json():
+    tombstone = Message("orders", None, id="7")
+    assert tombstone.body is None
+    assert pickle.loads(pickle.dumps(tombstone)).body is None
+    assert Message("orders", id="7").body == b""
+    with pytest.raises(UndecodableBodyError, match="tombstone"):
+        tombstone.json()
+    with pytest.raises(TypeError, match="body must be bytes, not str"):
+        Message("orders", "text")
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, b""), (b"", None), (None, b"tombstone")])
+def test_a_tombstone_has_another_fingerprint_than_any_body(first, second):
+    consumer = consumer_of(lambda _: None, fingerprint=lambda message: message.body)
+    given = [Message(consumer.subject, body, id="7") for body in (first, first, second)]
+    outcomes = [result.outcome for result in map(consumer.process, given)]
+    assert outcomes == [Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.REJECTED]
 
 
 BAD = [b"", b"not json", b"\xff\xfe\xfd", b'{"a": ', b"[" * 100_000]

@@ -15,6 +15,7 @@ from idempotent.claims import KeyStatus
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.keys import KeySpace
 from idempotent.redrive import Redriven, redrive
+from tests.support.kinds import KINDS, as_plain
 
 ORDERS = KeySpace("orders", "billing")
 
@@ -22,7 +23,7 @@ ORDERS = KeySpace("orders", "billing")
 class Shop:
     """A consumer that refuses some messages, and a broker whose messages it has had."""
 
-    def __init__(self, *bad: str, checker: MemoryChecker | None = None, **options) -> None:
+    def __init__(self, *bad: str, checker: MemoryChecker | None = None, kind=as_plain, **options) -> None:
         self.broker = MemoryBroker()
         self.checker = checker or MemoryChecker()
         self.registry = Registry()
@@ -31,7 +32,7 @@ class Shop:
         self.runs: Counter[str] = Counter()
         self.consumer = self.registry.consumer(
             "orders", group="billing", checker=self.checker, max_attempts=1, **options
-        )(self.handle)
+        )(kind(self.handle))
 
     def handle(self, message: Message) -> None:
         self.runs[str(message.id)] += 1
@@ -48,8 +49,9 @@ class Shop:
         return redrive(self.consumer, MemoryAdapter(self.broker), idle_s=0.3, **options)
 
 
-def test_dead_letters_go_back_and_run():
-    shop = Shop("1", "2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_dead_letters_go_back_and_run(kind):
+    shop = Shop("1", "2", kind=kind)
     assert shop.deliver("1", "2", "3")[Outcome.DEAD] == 2
     shop.bad.clear()
     seen = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from idempotent.adapters.activemq.connecting import Connecting
@@ -15,13 +14,14 @@ from idempotent.adapters.activemq.epoch import Epoch, Token
 from idempotent.adapters.activemq.frames import Frame, send_frame
 from idempotent.adapters.activemq.losses import Losses
 from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
+from idempotent.adapters.activemq.publishing import Publishing
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
-from idempotent.adapters.copies import KEY_HEADER, dead_letter_headers, delayed_headers
+from idempotent.adapters.copies import dead_letter_headers, delayed_headers
 from idempotent.adapters.reconnecting import Reconnecting
 from idempotent.choices import check_types, choice
-from idempotent.consumer import Consumer
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.consumer import AnyConsumer
+from idempotent.errors import AdapterError
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
@@ -29,7 +29,6 @@ from idempotent.policy import Backoff
 _LOOK_S: Final = 0.1
 # A connection this short was probably ended by one of its own messages: back off.
 _SHORT_LIFE_S: Final = 1.0
-_TRANSACTION: Final = 500
 _BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=30.0)
 
 
@@ -119,10 +118,11 @@ class StompAdapter(Adapter):
         self._reconnecting = Reconnecting(str(address), backoff=backoff, fail_fast=fail_fast)
         self._connecting = Connecting(self._settings, self._reconnecting, self._arrived)
         self._losses = Losses()
+        self._publishing = Publishing(str(address), lambda: self._connected().connection, self._lose)
         self._subscriptions: tuple[Subscription, ...] = ()
         self._epoch: Epoch | None = None
 
-    def open(self, consumers: Sequence[Consumer]) -> None:
+    def open(self, consumers: Sequence[AnyConsumer]) -> None:
         self.close()
         self._subscriptions = tuple(
             Subscription(str(number), subject, destination_of(subject))
@@ -171,23 +171,10 @@ class StompAdapter(Adapter):
         return self._replace(delivery, 0.0)
 
     def publish(self, message: Message) -> None:
-        frame, to = _send(message), f"a message to {message.subject}"
-        connection = self._connected().connection
-        self._confirmed(lambda: connection.confirm([frame], to))
+        self._publishing.publish([message])
 
     def publish_many(self, messages: Sequence[Message]) -> None:
-        # The broker syncs its disk once per transaction instead of once per message.
-        for start in range(0, len(messages), _TRANSACTION):
-            frames = [_send(message) for message in messages[start : start + _TRANSACTION]]
-            connection = self._connected().connection
-            self._confirmed(partial(connection.transact, frames, f"{len(frames)} messages"))
-
-    def _confirmed(self, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except LostError as error:
-            self._lose(error)
-            raise AdapterError(f"{self._settings.address} did not confirm a message: {error}") from error
+        self._publishing.publish(messages)
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_destination or dead_letters_of(destination_of(subject))
@@ -273,14 +260,3 @@ class StompAdapter(Adapter):
             self._lose(error)
             return False
         return True
-
-
-def _send(message: Message) -> Frame:
-    headers = dict(message.headers)
-    if message.id is not None:
-        headers[KEY_HEADER] = message.id
-    try:
-        destination = destination_of(message.subject)
-    except ConfigurationError as error:
-        raise AdapterError(f"cannot publish: {error}") from None
-    return send_frame(destination, message.body, headers)

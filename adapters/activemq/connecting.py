@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
 from idempotent.adapters.activemq.options import StompSettings
-from idempotent.adapters.activemq.refusals import LostError, RefusedError
+from idempotent.adapters.activemq.refusals import LostError, RefusedError, UntrustedError
 from idempotent.adapters.reconnecting import Reconnecting
 
 
@@ -44,6 +44,10 @@ class Connecting:
             self._reconnecting.succeeded()
             return attempt.connection
         if isinstance(attempt.error, LostError) or type(attempt.error) is RefusedError:
+            self._reconnecting.failed(attempt.error)
+            return None
+        if isinstance(attempt.error, UntrustedError) and self._reconnecting.was_connected:
+            # A certificate that is being replaced; a worker that ran goes on when it is.
             self._reconnecting.failed(attempt.error)
             return None
         raise attempt.error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +16,13 @@ from idempotent.adapters.activemq.frames import Frame, escaped_names
 from idempotent.adapters.activemq.greeting import Heartbeats, check_server, heartbeats
 from idempotent.adapters.activemq.inbox import Inbox
 from idempotent.adapters.activemq.options import StompSettings
-from idempotent.adapters.activemq.refusals import LostError, RefusedError, refusal
+from idempotent.adapters.activemq.refusals import (
+    CommitLostError,
+    LostError,
+    RefusedError,
+    UntrustedError,
+    refusal,
+)
 from idempotent.adapters.activemq.transport import Transport
 from idempotent.adapters.reconnecting import describe
 
@@ -71,11 +78,17 @@ class StompConnection:
         Raises:
             ForbiddenError: wrong credentials or a missing permission; the next attempt would fail too.
             RefusedError: the broker refused for another reason.
+            UntrustedError: its certificate is not trusted.
             AdapterError: the server is not ActiveMQ Classic.
         """
         until = time.monotonic() + self._settings.connect_timeout_s
         try:
             self._transport.start()
+        except ssl.SSLCertVerificationError as error:
+            raise UntrustedError(
+                f"cannot connect to {self._settings.address}: the broker's certificate is not trusted: check ca_file "
+                f"and the host name in the URL ({describe(error)})"
+            ) from error
         except OSError as error:
             raise LostError(describe(error)) from error
         if self._aborted:
@@ -162,17 +175,24 @@ class StompConnection:
 
         Raises:
             RefusedError: the transaction was rolled back; its messages stay unacknowledged.
+            CommitLostError: the broker may have processed it. After any other LostError it rolls it back.
         """
         name = {"transaction": f"t{next(self._numbers)}"}
         self.send(Frame("BEGIN", name))
         try:
             self.confirm([replace(step, headers={**step.headers, **name}) for step in steps], what)
-            self.confirm([Frame("COMMIT", name)], what)
+            self._commit(name, what)
         except RefusedError:
             self.confirm([Frame("ABORT", name)], f"the ABORT of {what}")
             raise
 
     # Private
+
+    def _commit(self, name: Mapping[str, str], what: str) -> None:
+        try:
+            self.confirm([Frame("COMMIT", name)], what)
+        except LostError as error:
+            raise CommitLostError(str(error)) from error
 
     def _greet(self) -> None:
         interval_ms = str(round(self._settings.heartbeat_s * 1000))

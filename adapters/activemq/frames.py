@@ -39,6 +39,9 @@ _NOT_SENT: Final = _OF_THE_FRAME | {
     _GROUP_FOR_COPIES,
 }
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\\c"})
+# The limit of StompWireFormat, less the end of the line; a character has up to four bytes, or two when it is escaped.
+_LONGEST_LINE: Final = 10_200
+_SURELY_SHORT: Final = _LONGEST_LINE // 4 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +96,20 @@ def message_of(frame: Frame, subject: str, *, redelivered: bool) -> Message:
     )
 
 
-def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_s: float = 0.0) -> Frame:
+def send_frame(
+    destination: str, body: bytes | None, headers: Mapping[str, Any], delay_s: float = 0.0
+) -> Frame:
     """A persistent message that the broker delays for `delay_s` seconds.
 
     Raises:
-        AdapterError: STOMP cannot carry the id, which is not UTF-8.
+        AdapterError: STOMP cannot carry the id, which is not UTF-8, a message without a body, or a header without a
+            name; or ActiveMQ does not read a header of that length.
     """
+    if body is None:
+        raise AdapterError("ActiveMQ has no tombstones: a message needs a body, if only an empty one")
+    if "" in headers:
+        # ActiveMQ closes the connection.
+        raise AdapterError("STOMP cannot carry a header whose name is empty: give it a name, or leave it out")
     sent = {name: _text(value) for name, value in headers.items() if name not in _NOT_SENT}
     sent |= _identity(headers.get(KEY_HEADER))
     if is_text := _is_text(sent):
@@ -110,7 +121,20 @@ def send_frame(destination: str, body: bytes, headers: Mapping[str, Any], delay_
         sent[_GROUP_FOR_COPIES] = sent[_GROUP]
     if delay_s > 0:
         sent[DELAY_HEADER] = str(max(round(delay_s * 1000), 1))
+    for name, value in sent.items():
+        if len(name) + len(value) > _SURELY_SHORT:
+            _demand_readable(name, value)
     return Frame("SEND", sent, body)
+
+
+def _demand_readable(name: str, value: str) -> None:
+    """Refuse a header line that is too long: the broker would read what follows it, the body too, as new frames."""
+    size = len(f"{name}:{value}".translate(_ESCAPES).encode())
+    if size > _LONGEST_LINE:
+        raise AdapterError(
+            f"ActiveMQ reads headers of up to {_LONGEST_LINE:,} bytes, and {name[:100]!r} has {size:,}: send less, "
+            "or send it in the body"
+        )
 
 
 def escaped_names(headers: Mapping[str, str]) -> dict[str, str]:

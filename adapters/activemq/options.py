@@ -152,8 +152,10 @@ class StompSettings:
         Raises:
             ConfigurationError: a durable subscription to anything but one topic.
         """
-        if self.durable_subscription is not None and not (
-            len(destinations) == 1 and is_topic(destinations[0])
+        if (
+            destinations
+            and self.durable_subscription is not None
+            and not (len(destinations) == 1 and is_topic(destinations[0]))
         ):
             raise ConfigurationError(
                 "durable_subscription is for the consumer of one topic, not for " + ", ".join(destinations)

@@ -17,6 +17,14 @@ class LostError(Exception):
     """The connection is lost. The broker may or may not have processed unconfirmed frames."""
 
 
+class UntrustedError(AdapterError):
+    """The broker's certificate is not trusted, and another attempt does not change that."""
+
+
+class CommitLostError(LostError):
+    """The connection was lost during a COMMIT: the broker may or may not have processed the whole transaction."""
+
+
 class CopyLostError(LostError):
     """The connection was lost while copies were sent, possibly because of one of them."""
 

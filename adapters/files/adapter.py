@@ -18,7 +18,7 @@ from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
 from idempotent.adapters.files.records import RecordFormat
 from idempotent.choices import check_types
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecordError
 from idempotent.message import Message
 from idempotent.outcomes import Result
@@ -54,9 +54,9 @@ class FileCounts:
 class FileAdapter(Adapter):
     """Read messages from a file, one JSON object per line, in constant memory.
 
-    A line is `{"id": ..., "subject": ..., "headers": {...}, "body": ...}`, or with `id_field` the body itself.
-    Malformed lines and dead letters go to the reject file with file, line number, reason and the line's text; all other
-    lines are processed. A failed message is delivered again after its delay, by this process.
+    A line is `{"id": ..., "subject": ..., "headers": {...}, "body": ..., "key": ...}`, or with `id_field` the body
+    itself. Malformed lines and dead letters go to the reject file with file, line number, reason and the line's text;
+    all other lines are processed. A failed message is delivered again after its delay, by this process.
 
     A file does not record what was settled: after a stop, read it again; processed messages are duplicates then.
 
@@ -114,7 +114,7 @@ class FileAdapter(Adapter):
             raise ConfigurationError("a file URL needs a path: file:///path/to/lines.jsonl, or file://-")
         return cls(path, **options)
 
-    def open(self, consumers: Sequence[Consumer]) -> None:
+    def open(self, consumers: Sequence[AnyConsumer]) -> None:
         self._subjects = subjects_of(consumers)
         self._file = FileLines(self.path, self._max_line_bytes)
         self._source = self._file if self._file.is_regular else PipedLines(self._file)

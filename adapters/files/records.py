@@ -11,7 +11,7 @@ from idempotent.adapters.files.lines import Line
 from idempotent.errors import UndecodableRecordError
 from idempotent.message import Message
 
-_FIELDS: Final = ("id", "subject", "headers", "body")
+_FIELDS: Final = ("id", "subject", "headers", "body", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RecordFormat:
     Attributes:
         subject: of lines without one; None: each line must have one, unless only one subject is consumed.
         id_field: lines are bodies, and this field is the message id; None: lines are envelopes,
-            `{"id": ..., "subject": ..., "headers": {...}, "body": ...}`.
+            `{"id": ..., "subject": ..., "headers": {...}, "body": ..., "key": ...}`.
     """
 
     subject: str | None = None
@@ -63,11 +63,12 @@ class RecordFormat:
             raise UndecodableRecordError(f"headers must be an object, not {_kind(headers)}")
         return Message(
             self._subject(record.get("subject"), subjects),
-            _body(record.get("body")),
+            _body(record.get("body", "")),
             id=_id(record.get("id"), "id"),
             headers=headers,
             position=line.number,
             raw=line.text,
+            key=_key(record.get("key")),
         )
 
     def _subject(self, named: Any, subjects: Collection[str]) -> str:
@@ -104,10 +105,16 @@ def _id(value: Any, field: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _body(value: Any) -> bytes:
-    """A string unchanged, any other value as JSON."""
+def _key(value: Any) -> str | None:
+    if not isinstance(value, (str, type(None))):
+        raise UndecodableRecordError(f"key must be a string, not {_kind(value)}")
+    return value
+
+
+def _body(value: Any) -> bytes | None:
+    """A string unchanged, null as a tombstone, any other value as JSON."""
     if value is None:
-        return b""
+        return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.encode()
 

@@ -1,4 +1,7 @@
-"""KafkaAdapter: the client of a Kafka cluster, which commits offsets after the store's verdicts."""
+"""KafkaAdapter: the client of a Kafka cluster, which commits offsets after the store's verdicts.
+
+Long because all settings are documented where a user gives them.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +36,17 @@ from idempotent.adapters.kafka.partition import Partition, Token, limits_of
 from idempotent.adapters.kafka.resets import Resets
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.topics import TopicIds
-from idempotent.adapters.kafka.transactions import Transactions
+from idempotent.adapters.kafka.transactions.transactions import Transactions
 from idempotent.choices import check_types, choice
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Outcome, Result
 
 log = logging.getLogger(__name__)
-# The client cannot be woken, so `wake` takes effect after at most this long.
-_SLICE_S: Final = 0.05
 _CLOSE_S: Final = 5.0
+_LOOK_S: Final = 0.1
 
 
 class KafkaAdapter(Adapter):
@@ -138,9 +140,9 @@ class KafkaAdapter(Adapter):
         self._has_retry_topics = retry_topic
         self._commit_interval_s = commit_interval_s
         # Outputs that wait for their transaction are pending too: a full partition must not wait for more of them.
-        if self._semantics is Semantics.EXACTLY_ONCE:
-            commit_every = min(commit_every, max_pending_per_partition)
-        self._commit_every = commit_every
+        self._keeps_outputs = self._semantics is Semantics.EXACTLY_ONCE
+        most = max_pending_per_partition if self._keeps_outputs else commit_every
+        self._commit_every = min(commit_every, most)
         self._dead_letter_topic = dead_letter_topic
         self._fail_fast = fail_fast
         self._consumer_config = dict(consumer_config or {})
@@ -165,9 +167,15 @@ class KafkaAdapter(Adapter):
         )
         self._copies: Copies
         self._group: KafkaGroup | None = None
+        self._only_publishes = False
         self._woken = threading.Event()
 
-    def open(self, consumers: Sequence[Consumer]) -> None:
+    def open(self, consumers: Sequence[AnyConsumer]) -> None:
+        if not consumers:
+            self.close()
+            self._sender.connect(fail_fast=self._fail_fast)
+            self._only_publishes = True
+            return
         group_id = group_of(consumers)
         check_consumers(self._semantics, self._limits.ordering, consumers)
         self.close()
@@ -195,30 +203,33 @@ class KafkaAdapter(Adapter):
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
         group = self._group
-        if group is None:
-            raise ConfigurationError("open() comes before receive()")
-        until = time.monotonic() + timeout_s
         self._sender.upkeep()
-        deliveries = group.take(limit, self.full_subjects)
-        if len(deliveries) < limit or group.needs_upkeep:
-            group.fetch(0.0, self._woken)
-            deliveries += group.take(limit - len(deliveries), self.full_subjects)
-        while not deliveries and (left_s := until - time.monotonic()) > 0 and not self._woken.is_set():
-            group.fetch(min(left_s, _SLICE_S), self._woken)
-            self._sender.upkeep()
-            deliveries = group.take(limit, self.full_subjects)
-        self._woken.clear()
-        # A rebalance in `fetch` may have ended the epoch of a delivery taken before it: the broker delivers that again.
-        deliveries = [delivery for delivery in deliveries if delivery.token.partition.is_open]
+        if group is None:
+            if not self._only_publishes:
+                raise ConfigurationError("open() comes before receive()")
+            self._wait(timeout_s)
+            return []
+        deliveries = group.receive(limit, timeout_s, self.full_subjects, self._woken, self._sender.upkeep)
         if self._semantics is Semantics.AT_MOST_ONCE:
             deliveries = group.assignment.give_up(group.consumer, deliveries)
-        return [delivery for delivery in deliveries if not self._copies.reject(delivery)]
+        return self._copies.readable(deliveries)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Do the upkeep of an adapter that only publishes, until that time has passed or it is woken."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._sender.upkeep()
+            self._sender.check()
+            left_s = until - time.monotonic()
+            if left_s <= 0 or self._woken.wait(min(left_s, _LOOK_S)):
+                self._woken.clear()
+                return
 
     def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
         token: Token = delivery.token
         if not token.partition.take_back(token):
             return False
-        if self._semantics is Semantics.EXACTLY_ONCE and result.outcome is Outcome.PROCESSED:
+        if self._keeps_outputs and result.outcome is Outcome.PROCESSED:
             try:
                 token.partition.outputs.keep(delivery.message, result.value)
             except OutputError as error:
@@ -255,9 +266,9 @@ class KafkaAdapter(Adapter):
         return True
 
     def publish(self, message: Message) -> None:
-        """Send to the topic of its `subject`, its id as `x-idempotent-key` and as Kafka key.
+        """Send to the topic of its `subject`, its id as `x-idempotent-key`, its `key` as Kafka's record key.
 
-        A message that came from Kafka keeps its Kafka key.
+        Without a `key` a message that came from Kafka keeps its record's; of any other the id becomes the record key.
         """
         self._sender.publish([message])
 
@@ -273,20 +284,22 @@ class KafkaAdapter(Adapter):
 
     @property
     def connected(self) -> bool:
-        return self._group is not None and self._group.connected
+        if self._group is None:
+            return self._only_publishes and self._sender.connected
+        return self._group.connected
 
     def wake(self) -> None:
         self._woken.set()
 
     def close(self) -> None:
-        group, self._group = self._group, None
+        group, self._group, self._only_publishes = self._group, None, False
+        # Confirmed dead letters are committed with the rest, and are not delivered again.
+        self._sender.flush(_CLOSE_S)
         if group is not None:
-            # Confirmed dead letters are committed with the rest, and are not delivered again.
-            self._sender.flush(_CLOSE_S)
             group.close()
 
     def _commits(self, group: str) -> Commits:
-        if self._semantics is not Semantics.EXACTLY_ONCE:
+        if not self._keeps_outputs:
             return OffsetCommits()
         own_id, own = self._transactional_id, self._producer_config
         name = own_id or f"{group}-{uuid.uuid4()}"

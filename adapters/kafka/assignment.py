@@ -97,8 +97,10 @@ class Assignment:
         """Add a received message."""
         topic, number, offset = origin_of(raw)
         partition = self._partitions.get((topic, number))
-        if partition is None or not self._resets.accepts(partition, raw):
-            return  # revoked since, or it comes again
+        if partition is None:
+            return  # revoked since
+        if partition.unverified is not None and not self._resets.accepts(partition, raw):
+            return  # it comes again
         if not partition.follows(offset):
             partition = self._begin_again(partition)
         partition.add(raw, offset)

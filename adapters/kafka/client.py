@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from idempotent.errors import ConfigurationError, MissingExtraError
 
@@ -31,6 +31,8 @@ __all__ = [
     "OFFSET_BEGINNING",
     "OFFSET_END",
     "OFFSET_INVALID",
+    "OF_THE_BATCH",
+    "OF_THE_TOPIC",
     "AdminClient",
     "ConsumerGroupTopicPartitions",
     "KafkaConsumer",
@@ -49,6 +51,31 @@ __all__ = [
 
 Raw: TypeAlias = "KafkaMessage[Any, Any]"
 C = TypeVar("C")
+# Codes of errors that the client library itself raises: public, despite their names.
+ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+AUTHENTICATION: Final = KafkaError._AUTHENTICATION  # noqa: SLF001
+SSL: Final = KafkaError._SSL  # noqa: SLF001
+OF_THE_TOPIC: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - public, despite its name
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+"""Errors with which a record is refused for good, because of its topic."""
+OF_THE_BATCH: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+    }
+)
+"""Errors with which the broker refuses a whole batch for good, because of one of its records."""
 # librdkafka's own log; without a logger it goes to standard error.
 _library_log = logging.getLogger("idempotent.adapters.kafka.adapter.librdkafka")
 

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import CUT_HEADER, dead_letter_headers, delayed_headers
-from idempotent.adapters.kafka.attempt import Refusal
 from idempotent.adapters.kafka.lanes import Record
 from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.outputs import Produced
 from idempotent.adapters.kafka.partition import Partition
+from idempotent.adapters.kafka.producer import Unconfirmed
 from idempotent.adapters.kafka.records import DUE_HEADER, origin_text
 from idempotent.adapters.kafka.sender import KafkaSender
+from idempotent.adapters.kafka.transactions.attempt import Refusal
 from idempotent.errors import MessageError, OutputError
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
@@ -79,18 +80,21 @@ class Copies:
             lambda: self._stored.skip(partition.subject, message.position),
         )
 
-    def reject(self, delivery: Delivery) -> bool:
-        """Send a dead letter of a message that cannot be decoded. False: it can."""
+    def readable(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Those that can be decoded. Of each other one a dead letter is sent, in its turn."""
+        garbled = [delivery for delivery in deliveries if delivery.token.record.problem is not None]
+        for delivery in garbled:
+            self._reject(delivery, delivery.token.record.problem)
+        return [delivery for delivery in deliveries if delivery not in garbled] if garbled else deliveries
+
+    def _reject(self, delivery: Delivery, problem: str) -> None:
         partition, record = delivery.token.partition, delivery.token.record
-        if record.problem is None:
-            return False
         partition.take_back(delivery.token)
         if partition.is_stored and not partition.is_next(record):
             partition.retry_at(record, time.monotonic() + _TURN_S)  # the store takes offsets in their order
         else:
-            log.error("message_rejected", extra={**about_message(delivery.message), "error": record.problem})
-            self.dead_letter(delivery, Result(Outcome.REJECTED, error=MessageError(record.problem)))
-        return True
+            log.error("message_rejected", extra={**about_message(delivery.message), "error": problem})
+            self.dead_letter(delivery, Result(Outcome.REJECTED, error=MessageError(problem)))
 
     def dead_letter_of_input(self, produced: Produced, refusal: Refusal) -> None:
         """Send a dead letter of a finished message whose outputs the broker refuses."""
@@ -99,7 +103,7 @@ class Copies:
         headers = dead_letter_headers(produced.message, origin_text(produced.message.raw), result)
         topic = self._dead_letter_topic(partition.subject)
 
-        def report(error: str | None) -> None:
+        def report(error: Unconfirmed | None) -> None:
             if error is None:
                 partition.outputs.give_up(produced)
             else:
@@ -120,7 +124,7 @@ class Copies:
     ) -> None:
         """Send a copy. The original is finished when the broker has the copy and `on_confirmed` returns True."""
 
-        def report(error: str | None) -> None:
+        def report(error: Unconfirmed | None) -> None:
             if error is not None:
                 _log_failed(message, topic, error)
             if not partition.is_open:
@@ -134,5 +138,5 @@ class Copies:
         self._sender.copy(topic, record.raw, headers, report)
 
 
-def _log_failed(original: Message, topic: str, error: str) -> None:
-    log.error("copy_failed", extra={**about_message(original), "target": topic, "error": error})
+def _log_failed(original: Message, topic: str, error: Unconfirmed) -> None:
+    log.error("copy_failed", extra={**about_message(original), "target": topic, "error": error.reason})

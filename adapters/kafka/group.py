@@ -6,12 +6,13 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.kafka.assignment import Assignment
 from idempotent.adapters.kafka.client import (
+    ALL_BROKERS_DOWN,
     KafkaConsumer,
     KafkaError,
     KafkaException,
@@ -20,11 +21,14 @@ from idempotent.adapters.kafka.client import (
     make_client,
 )
 from idempotent.adapters.kafka.commits import Commits
-from idempotent.consumer import Consumer
+from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
 
 log = logging.getLogger(__name__)
 _MOST_FETCHED: Final = 500
+# The client cannot be woken, so `wake` takes effect after at most this long.
+_SLICE_S: Final = 0.05
 _BLOCKED_WAIT_S: Final = 0.02
 _UPKEEP_S: Final = 0.1
 _ANSWER_S: Final = 10.0
@@ -33,9 +37,6 @@ _STATISTICS_MS: Final = 2_000
 _CLOSE_S: Final = 10.0
 _LEAVE_S: Final = 8.0
 _SILENCE_S: Final = 10.0
-# Untrusted certificates need a person; a starting broker causes other TLS errors.
-_UNTRUSTED: Final = "certificate"
-_HANDSHAKE: Final = "SSL_HANDSHAKE"
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -95,6 +96,31 @@ class KafkaGroup:
         self._topics = list(topics)
         self._subscribe()
 
+    def receive(
+        self,
+        limit: int,
+        timeout_s: float,
+        full: Container[str],
+        woken: threading.Event,
+        upkeep: Callable[[], None],
+    ) -> list[Delivery]:
+        """At most `limit` deliveries of subjects that are not `full`; none after `timeout_s` seconds, or when woken.
+
+        `upkeep` is called while this waits.
+        """
+        until = time.monotonic() + timeout_s
+        deliveries = self.take(limit, full)
+        if len(deliveries) < limit or self.needs_upkeep:
+            self.fetch(0.0, woken)
+            deliveries += self.take(limit - len(deliveries), full)
+        while not deliveries and (left_s := until - time.monotonic()) > 0 and not woken.is_set():
+            self.fetch(min(left_s, _SLICE_S), woken)
+            upkeep()
+            deliveries = self.take(limit, full)
+        woken.clear()
+        # A rebalance in `fetch` may have ended the epoch of a delivery taken before it: the broker delivers that again.
+        return [delivery for delivery in deliveries if delivery.token.partition.is_open]
+
     def fetch(self, wait_s: float, woken: threading.Event) -> None:
         """Receive messages, and wait at most `wait_s` seconds for the first. Rebalances happen in this call."""
         self.assignment.upkeep(self.consumer)
@@ -111,9 +137,13 @@ class KafkaGroup:
             raise AdapterError(f"Kafka at {self._where}: {error_of(error)}") from error
         self._fetched_at = time.monotonic()
         for raw in raws:
-            self._take_in(raw)
+            problem = raw.error()
+            if problem is None:
+                self.assignment.add(raw)
+            else:
+                self._notice(raw, problem)
         self.assignment.begin_stored(self.consumer)
-        fault = self._commits.fault if self._fault is None else error_of(self._fault)
+        fault = self._commits.fault if self._fault is None else why_unreachable(self._fault, was_up=True)
         if fault is not None:
             raise AdapterError(f"Kafka at {self._where}: {fault}")
 
@@ -160,11 +190,8 @@ class KafkaGroup:
             on_lost=self.assignment.on_lost,
         )
 
-    def _take_in(self, raw: Raw) -> None:
-        error = raw.error()
-        if error is None:
-            self.assignment.add(raw)
-        elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - public, despite its name
+    def _notice(self, raw: Raw, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - public, despite its name
             self.assignment.reset(raw, error_of(error))
         elif error.fatal():
             self._fault = error
@@ -175,10 +202,10 @@ class KafkaGroup:
             log.warning("kafka_waits", extra=what)
 
     def _on_error(self, error: KafkaError) -> None:
-        all_down = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - public
+        all_down = error.code() == ALL_BROKERS_DOWN
         if not all_down or self._last_error is None:
             self._last_error = error
-        if error.fatal() or (not self._was_up and _is_for_good(error)):
+        if error.fatal() or (not self._was_up and is_for_good(error)):
             self._fault = error
         else:
             # The library reconnects automatically, and reports it only in its statistics.
@@ -221,7 +248,7 @@ class KafkaGroup:
             return
 
 
-def group_of(consumers: Sequence[Consumer]) -> str:
+def group_of(consumers: Sequence[AnyConsumer]) -> str:
     """The group of all consumers.
 
     Raises:
@@ -234,23 +261,3 @@ def group_of(consumers: Sequence[Consumer]) -> str:
             "run one worker for each group"
         )
     return groups[0]
-
-
-def _is_for_good(error: KafkaError) -> bool:
-    """Whether another attempt would fail in the same way."""
-    code, text = error.code(), error_of(error)
-    return code == KafkaError._AUTHENTICATION or (code == KafkaError._SSL and _UNTRUSTED in text)  # noqa: SLF001 - public
-
-
-def why_unreachable(last: KafkaError | None, *, was_up: bool = False) -> str:
-    """The client's last error of a broker that does not answer, and what to check if it never did."""
-    if last is None:
-        return "no answer"
-    text = error_of(last)
-    if last.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - public
-        # The library also says this of brokers that went down, and of ports that close connections at once.
-        return text if was_up else f"{text}; does the port want TLS or a login? See security_protocol"
-    if _HANDSHAKE in text and "PLAINTEXT" not in text:
-        # Sometimes the library's own text names PLAINTEXT already.
-        return f"{text}; is it a PLAINTEXT port? See security_protocol"
-    return text

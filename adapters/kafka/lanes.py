@@ -20,24 +20,26 @@ class Record:
         offset: in the partition.
         lane: the messages with the same lane keep their order.
         due: when it may be delivered, by the adapter's clock.
-        turns: how often it was delivered.
         expected: the offset after the previous message.
-        refusals: how often the broker refused a copy of it.
-        failures: how often it failed in this process.
+        epoch: the leader epoch in which it was written; -1 if unknown.
         size: in bytes.
         problem: why the client library cannot decode it; None if it can.
+        turns: how often it was delivered.
+        refusals: how often the broker refused a copy of it.
+        failures: how often it failed in this process.
     """
 
     raw: Raw
     offset: int
     lane: Hashable
     due: float = 0.0
-    turns: int = 0
     expected: int = 0
-    refusals: int = 0
-    failures: int = 0
+    epoch: int = -1
     size: int = 0
     problem: str | None = None
+    turns: int = 0
+    refusals: int = 0
+    failures: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +98,8 @@ class Lanes:
         lane = self._lanes[record.lane]
         lane.out -= 1
         if lane.waiting:
-            self._offer(lane)
+            if lane.offered != lane.waiting[0].due:  # most lanes have their offer already
+                self._offer(lane)
         elif not lane.out:
             del self._lanes[record.lane]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from idempotent.adapters.kafka.options import keeps_offsets
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import StoreError
 from idempotent.message import Position
 
@@ -22,7 +22,7 @@ _RETRY_S: Final = 1.0
 class StoredOffsets:
     """The consumers whose checkers keep positions, by topic. Belongs to the adapter's thread."""
 
-    def __init__(self, consumers: Sequence[Consumer]) -> None:
+    def __init__(self, consumers: Sequence[AnyConsumer]) -> None:
         self._consumers = {consumer.subject: consumer for consumer in consumers if keeps_offsets(consumer)}
         self._retry_at = 0.0
 
@@ -64,5 +64,5 @@ class StoredOffsets:
         return True
 
 
-def _checker(consumer: Consumer) -> OffsetChecker:
+def _checker(consumer: AnyConsumer) -> OffsetChecker:
     return cast("OffsetChecker", consumer.checker)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from idempotent.choices import choice
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError
 
 
@@ -159,7 +159,7 @@ def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, A
     return {**config, **own, _RESET: "error"}
 
 
-def reset_policy(own: Mapping[str, Any], semantics: Semantics, consumers: Sequence[Consumer]) -> Reset:
+def reset_policy(own: Mapping[str, Any], semantics: Semantics, consumers: Sequence[AnyConsumer]) -> Reset:
     """What to do when records are lost: the user's `auto.offset.reset`, else the default of the semantics.
 
     Raises:
@@ -171,7 +171,7 @@ def reset_policy(own: Mapping[str, Any], semantics: Semantics, consumers: Sequen
     return Reset.ERROR if is_strict or any(map(keeps_offsets, consumers)) else Reset.EARLIEST
 
 
-def keeps_offsets(consumer: Consumer) -> bool:
+def keeps_offsets(consumer: AnyConsumer) -> bool:
     """Whether the consumer's checker keeps offsets, which win over those committed to the broker."""
     return consumer.checker.keeps_positions and consumer.checker.remembers_done
 
@@ -187,6 +187,8 @@ def producer_config(
         "message.timeout.ms": round(timeout_s * 1000),
         # A copy is larger than its original; the broker decides what is too large.
         "message.max.bytes": 1_000_000_000,
+        # How long a message for a missing topic waits, and with it the end of `publish`.
+        "topic.metadata.propagation.max.ms": round(min(timeout_s / 2, 5.0) * 1000),
         "linger.ms": 0,
         "reconnect.backoff.max.ms": 5_000,
         **own,
@@ -200,8 +202,6 @@ def transactional_config(
     config = {
         # For this long, the open transaction of a dead process hides later records from other readers.
         "transaction.timeout.ms": 10_000,
-        # For this long, an output for a missing topic delays the others.
-        "topic.metadata.propagation.max.ms": 5_000,
         # After a longer transaction the producer is replaced; librdkafka's default would replace it often.
         "retry.backoff.ms": 250,
         **own,
@@ -261,7 +261,7 @@ def check_semantics(
         )
 
 
-def check_consumers(semantics: Semantics, ordering: Ordering, consumers: Sequence[Consumer]) -> None:
+def check_consumers(semantics: Semantics, ordering: Ordering, consumers: Sequence[AnyConsumer]) -> None:
     """Refuse consumers and checkers with which the semantics cannot keep their promise.
 
     Raises:

@@ -19,7 +19,7 @@ class Output:
     """One record to send."""
 
     topic: str
-    value: bytes
+    value: bytes | None
     key: bytes | None
     headers: Headers
 
@@ -66,7 +66,7 @@ class Outputs:
         """
         outputs = outputs_of(message, value)
         if outputs:
-            size = size_of(message.raw) + sum(len(output.value) for output in outputs)
+            size = size_of(message.raw) + sum(len(output.value or b"") for output in outputs)
             produced = Produced(message, outputs, size)
             self._by_offset[produced.offset] = produced
             self.size += size
@@ -96,7 +96,8 @@ def outputs_of(message: Message, value: Any) -> tuple[Output, ...]:
     """The records for what the handler of `message` returned: None, a Message, or a list of messages.
 
     An output without an id gets the input's id with its own number, which is the same whenever the handler runs
-    again. It keeps the input's Kafka key, and so the order; without a key its id becomes the key.
+    again. Without a `key` of its own it keeps the input's Kafka key, and so the order; if the input has no key, the
+    output's id becomes the key.
 
     Raises:
         OutputError: the value is of another type, or cannot be sent.
@@ -122,8 +123,11 @@ def _output(message: Message, output: Any, number: int) -> Output:
             raise OutputError(f"an output cannot be sent: a header's name is of type {type(name).__name__}")
     identity = _bytes(output.id) or b"%s/%d" % (_bytes(message.id) or b"", number)
     headers = encoded({**output.headers, KEY_HEADER: identity}.items())
-    source = output.raw if isinstance(output.raw, KafkaMessage) else message.raw
-    return Output(output.subject, output.body, source.key() or identity, headers)
+    key = output.key
+    if key is None:
+        source = output.raw if isinstance(output.raw, KafkaMessage) else message.raw
+        key = source.key() or identity
+    return Output(output.subject, output.body, key, headers)
 
 
 def _no_output(value: Any) -> OutputError:

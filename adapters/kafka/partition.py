@@ -21,6 +21,8 @@ from idempotent.errors import ConfigurationError
 from idempotent.message import Position
 from idempotent.outcomes import Outcome
 
+_tuple: Final = tuple.__new__
+
 
 @dataclass(slots=True, eq=False)
 class Token:
@@ -111,7 +113,7 @@ class Partition:
         lane = None if self._has_one_lane else self._lane(raw, offset)
         problem = problem_of(raw)
         due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
-        record = Record(raw, offset, lane, due, 0, expected, size=size_of(raw), problem=problem)
+        record = Record(raw, offset, lane, due, expected, epoch, size_of(raw), problem)
         self._bytes += record.size
         self._lanes.add(record)
 
@@ -142,7 +144,8 @@ class Partition:
 
     def _delivery(self, record: Record, topic_id: str) -> Delivery:
         token = self._out[record.offset] = Token(self, record)
-        position = Position(topic_id, self.number, record.offset, record.expected, epoch_of(record.raw))
+        place = (topic_id, self.number, record.offset, record.expected, record.epoch)
+        position = _tuple(Position, place)  # half the time of Position(), and every message needs one
         # Kafka marks no redelivery, but a group goes on where its last process died: what is delivered before the first
         # new effect may have killed it, and is counted before it runs only with this mark.
         redelivered = record.turns > 1 or self.subject != self.topic or not self._has_effect

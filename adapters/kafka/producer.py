@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
-from idempotent.adapters.kafka.client import KafkaError, KafkaException, Producer, error_of, make_client
-from idempotent.adapters.kafka.records import ANY_PARTITION, Headers
+from idempotent.adapters.kafka.client import (
+    ALL_BROKERS_DOWN,
+    OF_THE_BATCH,
+    OF_THE_TOPIC,
+    KafkaError,
+    KafkaException,
+    Producer,
+    error_of,
+    make_client,
+)
+from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
+from idempotent.adapters.kafka.records import ANY_PARTITION, Headers, Outgoing
 
 log = logging.getLogger(__name__)
+_ANSWER_S: Final = 10.0
+_LOOK_S: Final = 0.5
+_SILENCE_S: Final = 10.0
+_STATISTICS_MS: Final = 1_000
 
-OnReport: TypeAlias = Callable[[str | None], None]
+# The record itself is refused. Every other error may go away by itself, and some come after the record was written.
+_REFUSALS: Final = OF_THE_TOPIC | OF_THE_BATCH | {KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """Why the broker did not confirm a message.
+
+    Attributes:
+        reason: in one line.
+        is_refused: the broker, or the client library, refused the message: the broker does not have it.
+        is_shared: the broker refused it together with all others of its batch, and may have meant another one.
+    """
+
+    reason: str
+    is_refused: bool = False
+    is_shared: bool = False
+
+
+OnReport: TypeAlias = Callable[[Unconfirmed | None], None]
 """Called with the error of a message; None: the broker confirmed it."""
 
 
@@ -24,6 +60,46 @@ class ConfirmedProducer:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._client: Producer | None = None
+        self.connected = False
+        """Whether a broker answers, since `connect`; `upkeep` and `flush` update it."""
+        self.complaint: str | None = None
+        """Why no broker answers, since `connect`; None while one does, or before the first error."""
+        self.fault: str | None = None
+        """Why no other attempt can succeed, since `connect`; only of a producer that was never connected."""
+        self._was_up = False
+        self._last_error: KafkaError | None = None
+        self._has_complained, self._complained_at = False, -_SILENCE_S
+
+    def connect(self, *, fail_fast: bool) -> None:
+        """Connect before the first message, and know from then on whether a broker answers.
+
+        Raises:
+            KafkaException: no broker answers, with `fail_fast`.
+        """
+        watched = {
+            "error_cb": self._on_error,
+            "stats_cb": self._on_statistics,
+            "statistics.interval.ms": _STATISTICS_MS,
+        }
+        self._config = {**watched, **self._config}
+        self._client = self.complaint = self.fault = self._last_error = None
+        self.connected = self._was_up = False
+        client = self._made()
+        if fail_fast:
+            self._meet(client)
+
+    def _meet(self, client: Producer) -> None:
+        until = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                client.list_topics(timeout=_LOOK_S)
+            except KafkaException:
+                client.poll(0)  # calls `_on_error`
+                if self.fault is None and time.monotonic() < until:
+                    continue
+                self._client = None
+                raise
+            return
 
     def send(
         self,
@@ -36,16 +112,8 @@ class ConfirmedProducer:
         partition: int = ANY_PARTITION,
     ) -> None:
         """Send without waiting. A message that cannot be queued is reported at once."""
-
-        def report(error: KafkaError | None, _: Any) -> None:
-            self._forget_if_fatal(error)
-            on_report(None if error is None else error_of(error))
-
-        try:
-            self._made().produce(topic, value, key, partition, headers=headers, on_delivery=report)  # type: ignore[arg-type] # None is a value
-        except (KafkaException, BufferError) as error:
-            self._forget_if_fatal(error.args[0] if isinstance(error, KafkaException) else None)
-            on_report(error_of(error))
+        record = (topic, value, key, headers)
+        send(self._made(), record, on_report, on_error=self._forget_if_fatal, partition=partition)
 
     def count_partitions(self, topic: str, timeout_s: float) -> int:
         """How many partitions a topic has; 0: there is no such topic.
@@ -70,8 +138,76 @@ class ConfirmedProducer:
             self._client = make_client(Producer, self._config)
         return self._client
 
-    def _forget_if_fatal(self, error: KafkaError | None) -> None:
+    def _on_statistics(self, text: str) -> None:
+        brokers = json.loads(text).get("brokers", {}).values()
+        self.connected = any(broker.get("state") == "UP" for broker in brokers)
+        if not self.connected:
+            return
+        self._was_up, self.complaint, self.fault, self._last_error = True, None, None, None
+        if self._has_complained:
+            # As loud as the loss, or a log of warnings never shows its end.
+            log.warning("broker_connected", extra={"broker": self._config["bootstrap.servers"]})
+            self._has_complained, self._complained_at = False, -_SILENCE_S
+
+    def _on_error(self, error: KafkaError) -> None:
+        all_down = error.code() == ALL_BROKERS_DOWN
+        if not all_down or self._last_error is None:
+            self._last_error = error
+        self.complaint = why_unreachable(self._last_error, was_up=self._was_up)
+        if not self._was_up and is_for_good(error):
+            self.fault = self.complaint
+        elif time.monotonic() - self._complained_at > _SILENCE_S:
+            self._has_complained, self._complained_at = True, time.monotonic()
+            where = self._config["bootstrap.servers"]
+            log.warning("broker_unreachable", extra={"broker": where, "error": self.complaint})
+
+    def _forget_if_fatal(self, error: KafkaError) -> None:
         # After a fatal error an idempotent producer never sends again.
-        if error is not None and error.fatal():
+        if error.fatal():
             log.error("kafka_producer_broken", extra={"error": error_of(error)})
             self._client = None
+
+
+def send(
+    client: Producer,
+    record: Outgoing,
+    on_report: OnReport,
+    *,
+    on_error: Callable[[KafkaError], None] | None = None,
+    partition: int = ANY_PARTITION,
+) -> None:
+    """Send without waiting. A message that cannot be queued is reported at once; `on_error` gets the errors first."""
+
+    def tell(error: KafkaError) -> None:
+        if on_error is not None:
+            on_error(error)
+
+    def report(error: KafkaError | None, _: Any) -> None:
+        if error is None:
+            on_report(None)
+        else:
+            tell(error)
+            on_report(_unconfirmed(error, is_shared=_is_of_the_batch(error)))
+
+    topic, value, key, headers = record
+    try:
+        client.produce(topic, value, key, partition, headers=headers, on_delivery=report)  # type: ignore[arg-type] # None is a value
+    except KafkaException as error:
+        tell(error.args[0])
+        on_report(_unconfirmed(error.args[0], is_shared=False))
+    except BufferError as error:
+        on_report(Unconfirmed(error_of(error)))
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # a NUL in the topic's name, a header name that is not a string
+        on_report(Unconfirmed(error_of(error), is_refused=True))
+
+
+def _unconfirmed(error: KafkaError, *, is_shared: bool) -> Unconfirmed:
+    return Unconfirmed(error_of(error), is_refused=error.code() in _REFUSALS, is_shared=is_shared)
+
+
+def _is_of_the_batch(error: KafkaError) -> bool:
+    # The client library says the second of the records that were refused beside an invalid one.
+    return error.code() in OF_THE_BATCH or error.code() == KafkaError._INVALID_DIFFERENT_RECORD  # noqa: SLF001 - public

@@ -8,8 +8,8 @@ from operator import methodcaller
 from typing import Any, Final
 
 from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, OURS, number_in
-from idempotent.adapters.kafka.client import Raw
-from idempotent.message import Message, Position
+from idempotent.adapters.kafka.client import KafkaMessage, Raw
+from idempotent.message import Message, Position, received_message
 
 TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
 """When the original of a copy was written, in milliseconds since 1970."""
@@ -20,6 +20,8 @@ ANY_PARTITION: Final = -1
 # confluent-kafka 2.16 does not report a name that is not UTF-8; the interpreter notices it only in calls like this.
 _decode_headers: Final = methodcaller("headers")
 Headers = list[tuple[str, bytes | None]]
+Outgoing = tuple[str, bytes | None, bytes | None, Headers]
+"""A record to send: topic, value, key, headers."""
 
 
 def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) -> Message:  # noqa: FBT001
@@ -30,15 +32,8 @@ def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) ->
     epoch.
     """
     headers = {name: _text(value) for name, value in _pairs(raw)}
-    return Message(
-        subject,
-        raw.value() or b"",
-        id=headers.get(KEY_HEADER) or str(position),
-        headers=headers,
-        redelivered=redelivered,
-        position=position,
-        raw=raw,
-    )
+    message_id = headers.get(KEY_HEADER) or str(position)
+    return received_message(subject, raw.value(), message_id, headers, redelivered, position, raw, raw.key())
 
 
 def origin_of(raw: Raw) -> tuple[str, int, int]:
@@ -67,10 +62,25 @@ def problem_of(raw: Raw) -> str | None:
     return None
 
 
+def outgoing(message: Message) -> Outgoing:
+    """The record of a message. Its key is the message's, else that of the record that it came from, else the id."""
+    headers = dict(message.headers)
+    identity = message.id.encode() if isinstance(message.id, str) else message.id
+    if identity is not None:
+        headers[KEY_HEADER] = identity
+    key = message.key
+    if key is None:
+        came_with = message.raw.key() if isinstance(message.raw, KafkaMessage) else None
+        key = came_with or identity
+    return message.subject, message.body, key, encoded(headers.items())
+
+
 def size_of(raw: Raw) -> int:
     """The bytes of a record's value, key and headers."""
     size = len(raw.value() or b"") + len(raw.key() or b"")
-    return size + sum(len(name) + len(value or b"") for name, value in _pairs(raw))
+    for name, value in _pairs(raw):
+        size += len(name) + len(value or b"")
+    return size
 
 
 def origin_text(raw: Raw) -> str:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
-from idempotent.adapters.copies import KEY_HEADER
-from idempotent.adapters.kafka.client import KafkaException, KafkaMessage, Raw, error_of
+from idempotent.adapters.answers import Answers
+from idempotent.adapters.kafka.client import KafkaException, Raw, error_of
 from idempotent.adapters.kafka.options import producer_config
-from idempotent.adapters.kafka.producer import ConfirmedProducer, OnReport
+from idempotent.adapters.kafka.producer import ConfirmedProducer, OnReport, Unconfirmed
 from idempotent.adapters.kafka.records import (
     ANY_PARTITION,
     copied_headers,
-    encoded,
     first_partition,
+    outgoing,
     returned_headers,
 )
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
 
 _ALL: Final = ("all", "-1")
+Sending: TypeAlias = Callable[[OnReport], None]
+"""Sends one encoded message."""
 
 
 class KafkaSender:
@@ -61,13 +64,39 @@ class KafkaSender:
             config = producer_config(security, acks, idempotent=False, timeout_s=timeout_s, own=own)
             self._publisher = ConfirmedProducer(config)
 
+    @property
+    def connected(self) -> bool:
+        """Whether a broker answers, since `connect`."""
+        return self._publisher.connected
+
+    def connect(self, *, fail_fast: bool) -> None:
+        """Connect before the first message is published.
+
+        Raises:
+            AdapterError: no broker answers, with `fail_fast`.
+        """
+        try:
+            self._publisher.connect(fail_fast=fail_fast)
+        except KafkaException as error:
+            why = self._publisher.complaint or error_of(error)
+            raise AdapterError(f"cannot connect to Kafka at {self._where}: {why}") from error
+
+    def check(self) -> None:
+        """Return if a broker answers, or may answer later.
+
+        Raises:
+            AdapterError: since `connect`, the brokers refuse the login, or their certificate is not trusted.
+        """
+        if self._publisher.fault is not None:
+            raise AdapterError(f"Kafka at {self._where}: {self._publisher.fault}")
+
     def publish(self, messages: Sequence[Message]) -> None:
         """Send messages to their subjects and wait for all of them.
 
         Raises:
-            AdapterError: the broker did not confirm one of them.
+            PublishError: the broker did not confirm some of them.
         """
-        self._confirm(messages, self._send)
+        self._confirm(messages, self._encoded)
 
     def put_back(self, letter: Message) -> None:
         """Send a dead letter to its subject, in the partition that it came from, and wait for it.
@@ -75,51 +104,65 @@ class KafkaSender:
         A partition that the topic does not have any more gives way to the one that the record's key names.
 
         Raises:
-            AdapterError: the broker did not confirm it, or did not describe the topic.
+            PublishError: the broker did not confirm it, or did not describe the topic.
         """
-        topic = letter.subject
+        topic, answers = letter.subject, Answers([letter])
         if topic not in self._partitions:
             try:
                 self._partitions[topic] = self._publisher.count_partitions(topic, self._timeout_s)
             except KafkaException as error:
-                raise AdapterError(
-                    f"Kafka at {self._where} did not describe {topic}: {error_of(error)}"
-                ) from error
-        self._confirm([letter], self._send_back)
+                answers.lose([0], f"Kafka at {self._where} did not describe {topic}: {error_of(error)}")
+                answers.check()
+        self._confirm([letter], self._encoded_back)
 
-    def _confirm(self, messages: Sequence[Message], send: Callable[[Message, OnReport], None]) -> None:
-        reports: list[str | None] = []
-        for message in messages:
-            send(message, reports.append)
+    def _confirm(self, messages: Sequence[Message], encode: Callable[[Message], Sending]) -> None:
+        answers = Answers(messages)
+        sendings = answers.made(encode)
+        failed = self._outcomes(sendings)
+        if len(messages) > 1:
+            # Nothing of a refused batch was written. Alone each shows whether the broker meant it.
+            for place in [place for place, failure in failed.items() if failure.is_shared]:
+                del failed[place]
+                failed |= self._outcomes({place: sendings[place]})
+        for place, failure in failed.items():
+            reason = f"Kafka at {self._where}: {failure.reason}"
+            if failure.is_refused:
+                answers.refuse(place, reason)
+            else:
+                complaint = self._publisher.fault or self._publisher.complaint
+                answers.lose([place], reason if complaint is None else f"{reason}: {complaint}")
+        answers.check()
+
+    def _outcomes(self, sendings: Mapping[int, Sending]) -> dict[int, Unconfirmed]:
+        """Send messages, and wait for all of them. Returns those that are not confirmed, by their places."""
+        silent = Unconfirmed(f"no answer within {self._timeout_s:g} s")
+        failed = dict.fromkeys(sendings, silent)
+
+        def report(place: int, failure: Unconfirmed | None) -> None:
+            if failure is None:
+                failed.pop(place, None)
+            else:
+                failed[place] = failure
+
+        for place, send in sendings.items():
+            send(partial(report, place))
             self._publisher.upkeep()
         # The client library reports its own timeout a little earlier.
         self._publisher.flush(self._timeout_s + 1)
-        silent = len(messages) - len(reports)
-        reasons = [report for report in reports if report is not None]
-        if reasons or silent:
-            reason = reasons[0] if reasons else f"no answer within {self._timeout_s:g} s"
-            to = ", ".join(dict.fromkeys(message.subject for message in messages))
-            raise AdapterError(f"Kafka at {self._where} did not confirm a message for {to}: {reason}")
+        return dict(sorted(failed.items()))
 
-    def _send(self, message: Message, on_report: OnReport) -> None:
-        headers = dict(message.headers)
-        key = message.id.encode() if isinstance(message.id, str) else message.id
-        if key is not None:
-            headers[KEY_HEADER] = key
-        came_with = message.raw.key() if isinstance(message.raw, KafkaMessage) else None
-        self._publisher.send(
-            message.subject, message.body, came_with or key, encoded(headers.items()), on_report
-        )
+    def _encoded(self, message: Message) -> Sending:
+        return partial(self._publisher.send, *outgoing(message))
 
-    def _send_back(self, letter: Message, on_report: OnReport) -> None:
+    def _encoded_back(self, letter: Message) -> Sending:
         raw: Raw = letter.raw
         first = first_partition(letter)
-        self._publisher.send(
+        return partial(
+            self._publisher.send,
             letter.subject,
             raw.value(),
             raw.key(),
             returned_headers(letter),
-            on_report,
             partition=first if first < self._partitions[letter.subject] else ANY_PARTITION,
         )
 
@@ -130,6 +173,8 @@ class KafkaSender:
     def upkeep(self) -> None:
         """Deliver the reports that have arrived."""
         self._copies.upkeep()
+        if self._publisher is not self._copies:
+            self._publisher.upkeep()
 
     def flush(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` seconds until all copies are reported."""

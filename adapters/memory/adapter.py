@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.memory.broker import Copy, MemoryBroker, dead_letter_queue, named_broker
 from idempotent.choices import check_types
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Result
@@ -47,7 +47,7 @@ class MemoryAdapter(Adapter):
         parts = urlsplit(url)
         return cls(named_broker(unquote(parts.netloc + parts.path), **options), until_empty=until_empty)
 
-    def open(self, consumers: Sequence[Consumer]) -> None:
+    def open(self, consumers: Sequence[AnyConsumer]) -> None:
         self._subjects = subjects_of(consumers)
         self._epoch = self.broker.connect()
 

@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
+from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for
 from idempotent.adapters.rabbitmq.closing import within
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
+from idempotent.adapters.rabbitmq.lanes import Item
 from idempotent.adapters.rabbitmq.messages import properties_of
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, QueueType
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for
@@ -20,7 +23,7 @@ from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.adapters.reconnecting import Reconnecting, describe
 from idempotent.choices import check_types, choice
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
 from idempotent.outcomes import Result
@@ -110,16 +113,22 @@ class RabbitMqAdapter(Adapter):
         self._owner: int | None = None
         self._woken = threading.Event()
 
-    def open(self, consumers: Sequence[Consumer]) -> None:
+    def open(self, consumers: Sequence[AnyConsumer]) -> None:
         # A session opened by `publish` consumes nothing.
         self.close()
         self._queues = subjects_of(consumers)
         self._owner = threading.get_ident()
         self._connected_at = None
-        self._connect()
+        session = self._connect()
+        if not self._queues:
+            self._open_to_publish(session)
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
         self._check_owner()
+        if not self._queues:
+            self._woken.wait(timeout_s)
+            self._woken.clear()
+            return []
         until = time.monotonic() + timeout_s
         deliveries: list[Delivery] = []
         while True:
@@ -161,15 +170,9 @@ class RabbitMqAdapter(Adapter):
 
     def publish_many(self, messages: Sequence[Message]) -> None:
         self._check_owner()
-        self._publisher.send_and_wait(
-            [
-                item_for(
-                    self._topology.work_place(each.subject), each.body, properties_of(each, each.headers)
-                )
-                for each in messages
-            ],
-            self._keep_alive,
-        )
+        answers = Answers(messages)
+        self._publisher.send_and_wait(answers.made(self._item), answers, self._keep_alive)
+        answers.check()
 
     def wake(self) -> None:
         if self._woken.is_set():
@@ -184,7 +187,7 @@ class RabbitMqAdapter(Adapter):
 
     @property
     def connected(self) -> bool:
-        return self._session is not None
+        return self._session is not None if self._queues else self._publisher.connected
 
     def close(self) -> None:
         try:
@@ -199,6 +202,18 @@ class RabbitMqAdapter(Adapter):
             log.error("messages_lost", extra={"count": len(self._copies)})
 
     # Private
+
+    def _item(self, message: Message) -> Item:
+        properties = properties_of(message, message.headers)
+        return item_for(self._topology.work_place(message.subject), message.body, properties)
+
+    def _open_to_publish(self, session: Session | None) -> None:
+        """Leave connecting to the publisher, which serves its own: nothing would serve one that consumes nothing."""
+        self._session = None
+        if session is not None:
+            with suppress(TimeoutError):
+                within(session.abandon, _CLOSE_S)
+        self._publisher.start()
 
     def _connect(self) -> Session | None:
         """A new session; None if no attempt is due or the attempt failed."""

@@ -16,7 +16,11 @@ except ImportError as error:
 import pika.data as pika_data
 import pika.exceptions as pika_errors
 import pika.frame as pika_frame
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.adapters.utils.connection_workflow import (
+    AMQPConnectionWorkflowFailed,
+    AMQPConnectorException,
+    AMQPConnectorPhaseErrorBase,
+)
 from pika.compat import long as pika_long
 
 __all__ = [
@@ -91,8 +95,8 @@ def plain_error(error: BaseException) -> BaseException:
     if isinstance(error, pika_errors.IncompatibleProtocolError):
         # May be temporary: a proxy before a starting broker causes the same error.
         return ConnectionError("it does not speak AMQP 0-9-1; a TLS port needs amqps://")
-    inner = getattr(error, "exception", None) or next(iter(error.args), None)
-    if not str(error) and isinstance(inner, BaseException):
+    inner = _cause(error)
+    if inner is not None:
         return plain_error(inner)
     if _TIMED_OUT in str(getattr(error, "reply_text", "")):
         return ConnectionError(
@@ -100,3 +104,16 @@ def plain_error(error: BaseException) -> BaseException:
             f"unacknowledged messages again, and those already processed are duplicates then ({error})"
         )
     return error
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """The error that one of pika's own wraps, whose text is empty or names only classes; None if it says more."""
+    if isinstance(error, AMQPConnectionWorkflowFailed):
+        last: BaseException | None = error.exceptions[-1] if error.exceptions else None
+        return last
+    if isinstance(error, AMQPConnectorPhaseErrorBase):
+        phase: BaseException | None = error.exception
+        return phase
+    inner = next(iter(error.args), None)
+    wraps = isinstance(error, pika_errors.AMQPConnectionError) or not str(error)
+    return inner if wraps and isinstance(inner, BaseException) else None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final
 
 from idempotent.adapters.rabbitmq.client import pika, pika_errors
-from idempotent.adapters.rabbitmq.messages import sendable
 from idempotent.adapters.rabbitmq.topology import Place
 from idempotent.errors import AdapterError
+
+log = logging.getLogger(__name__)
 
 # RabbitMQ's words for a body that is larger than its `max_message_size`.
 _MAX_MESSAGE_SIZE: Final = "max size"
@@ -36,14 +39,16 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Parcel:
-    """Messages that are published together and confirmed together.
+    """Messages that are published together.
 
     Attributes:
         items: the messages.
         repeat: send them again when the connection is lost before the broker has confirmed them.
         wanted: whether they shall still be sent; asked when their turn comes.
         copy: what the sender knows the parcel by.
-        error: why the broker did not confirm all of them; valid once `done` is set.
+        pending: the places of the items to which the broker has not answered.
+        refused: the places of the items that the broker refused, and why.
+        lost: why there will be no answer to the pending ones.
         done: set when the parcel is finished.
     """
 
@@ -51,14 +56,31 @@ class Parcel:
     repeat: bool = True
     wanted: Callable[[], bool] = lambda: True
     copy: Any = None
-    error: AdapterError | None = None
+    pending: set[int] = field(init=False)
+    refused: dict[int, NotTakenError] = field(default_factory=dict)
+    lost: AdapterError | None = None
     done: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.pending = set(range(len(self.items)))
+
+    @property
+    def error(self) -> AdapterError | None:
+        """Why the broker has not confirmed all of them; None: it has. Valid once the parcel is finished."""
+        return next(iter(self.refused.values()), self.lost)
+
+    def refuse(self, place: int, error: NotTakenError) -> None:
+        """Note that the broker refused an item."""
+        self.pending.discard(place)
+        self.refused[place] = error
 
 
 class Lane:
     """One destination's channel. A destination that does not answer stops its own lane, and no other.
 
-    One parcel at a time is out, so a refusal or a return belongs to it. All methods run in the publisher's thread.
+    One parcel at a time is out, so a refusal or a return belongs to it. The broker refuses some messages by closing the
+    channel, and then forgets those behind them. All without an answer are sent again, one by one, to find out which of
+    them it refuses; one that it had taken is repeated. All methods run in the publisher's thread.
 
     Args:
         finished: called with each parcel that is confirmed, refused or not wanted any more.
@@ -71,10 +93,11 @@ class Lane:
         self._connection: Any = None
         self._channel: Any = None
         self._tag = 0
-        self._open: set[int] = set()
-        self._refused = False
-        self._returned: list[tuple[str, bytes, Any]] = []
+        self._open: dict[int, int] = {}
+        """The places of the messages that are out, by their delivery tags, which ascend."""
+        self._returned: set[int] = set()
         self._declared: set[str] = set()
+        self._one_by_one = False
 
     def add(self, parcel: Parcel) -> None:
         """Send a parcel after those that wait."""
@@ -89,6 +112,7 @@ class Lane:
     def lost(self, error: AdapterError) -> None:
         """The connection is lost, and with it the answers. Parcels that may be repeated wait for the next one."""
         self._connection = self._channel = None
+        self._open.clear()
         parcels = [*([self._parcel] if self._parcel else []), *self._waiting]
         self._parcel = None
         self._waiting.clear()
@@ -96,7 +120,8 @@ class Lane:
             if parcel.repeat:
                 self._waiting.append(parcel)
             else:
-                self._finish(parcel, error)
+                parcel.lost = error
+                self._finished(parcel)
 
     # Private
 
@@ -104,68 +129,99 @@ class Lane:
         while self._parcel is None and self._waiting and self._connection and self._connection.is_open:
             parcel = self._waiting.popleft()
             if not parcel.wanted():
-                self._finish(parcel, None)
+                self._finished(parcel)
                 continue
             self._parcel = parcel
             self._declared.clear()
-            if self._channel is None:
-                self._connection.channel(on_open_callback=self._on_channel)
-            else:
-                self._begin()
+            self._one_by_one = False
+            self._go_on(parcel)
+
+    def _go_on(self, parcel: Parcel) -> None:
+        """Send what is pending, or end."""
+        if not parcel.pending:
+            self._parcel = None
+            self._finished(parcel)
+            self._next()
+        elif self._channel is None:
+            if self._connection is None or not self._connection.is_open:
+                return  # `lost` follows
+            self._connection.channel(on_open_callback=self._on_channel)
+        else:
+            places = sorted(parcel.pending)
+            self._send(parcel, places[:1] if self._one_by_one else places)
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel
         self._tag = 0
         channel.add_on_close_callback(self._on_closed)
         channel.add_on_return_callback(self._on_return)
-        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._begin())
+        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._on_ready(channel))
 
-    def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        properties.headers = sendable(properties.headers or {})
-        self._returned.append((method.routing_key, body, properties))
+    def _on_ready(self, channel: Any) -> None:
+        if channel is self._channel and self._parcel is not None:
+            self._go_on(self._parcel)
 
-    def _begin(self) -> None:
-        self._send([(item.place.queue, item.body, item.properties) for item in self._items()])
-
-    def _send(self, messages: Sequence[tuple[str, bytes, Any]]) -> None:
-        self._refused = False
-        self._returned = []
+    def _send(self, parcel: Parcel, places: Sequence[int]) -> None:
+        self._returned.clear()
         channel = self._channel
-        self._open = set(range(self._tag + 1, self._tag + len(messages) + 1))
-        self._tag += len(messages)
-        for queue, body, properties in messages:
+        self._open = dict(zip(range(self._tag + 1, self._tag + len(places) + 1), places, strict=True))
+        self._tag += len(places)
+        for place in places:
             if not channel.is_open:
                 return
-            channel.basic_publish("", queue, body, properties, mandatory=True)
+            item = parcel.items[place]
+            channel.basic_publish("", item.place.queue, item.body, item.properties, mandatory=True)
+
+    def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        """Note a message that reached no queue; its confirmation follows. The broker does not say which one it was."""
+        items = self._items()
+        similar = [
+            place
+            for place in self._open.values()
+            if place not in self._returned and items[place].place.queue == method.routing_key
+        ]
+        same = (
+            place
+            for place in similar
+            if items[place].properties.message_id == properties.message_id and items[place].body == body
+        )
+        self._returned.update([next(same, similar[0])] if similar else [])
 
     def _on_confirm(self, frame: Any) -> None:
-        method = frame.method
+        method, parcel = frame.method, self._parcel
         tag = method.delivery_tag
         if method.multiple:
-            self._open = {each for each in self._open if each > tag}
+            tags = list(takewhile(lambda each: each <= tag, self._open))
         else:
-            self._open.discard(tag)
-        self._refused |= isinstance(method, pika.spec.Basic.Nack)
-        if self._open or self._parcel is None:
+            tags = [tag] if tag in self._open else []
+        if parcel is None or not tags:
             return
-        names = ", ".join(dict.fromkeys(repr(item.place.queue) for item in self._items()))
-        if self._refused:
-            self._end(NotTakenError(f"queue {names} refuses it; is it full, or without a majority?"))
-        elif self._returned:
-            self._create()
+        for each in tags:
+            place = self._open.pop(each)
+            if isinstance(method, pika.spec.Basic.Nack):
+                queue = parcel.items[place].place.queue
+                parcel.refuse(
+                    place, NotTakenError(f"queue {queue!r} refuses it; is it full, or without a majority?")
+                )
+            elif place not in self._returned:
+                parcel.pending.discard(place)
+        if self._open:
+            return
+        if self._returned:
+            self._create(parcel)
         else:
-            self._end(None)
+            self._go_on(parcel)
 
-    def _create(self) -> None:
+    def _create(self, parcel: Parcel) -> None:
         """Create the queues that turned out to be missing, then send to them what the broker returned."""
-        missing = dict.fromkeys(queue for queue, _, _ in self._returned)
-        places = {item.place.queue: item.place for item in self._items()}
-        returned = self._returned
-        for queue in missing:
-            if queue in self._declared or places[queue].arguments is None:
-                self._end(NotTakenError(f"queue {queue!r} does not exist"))
-                return
-        self._declare([places[queue] for queue in missing], lambda: self._send(returned))
+        missing: dict[str, Place] = {}
+        for place in sorted(self._returned & parcel.pending):
+            target = parcel.items[place].place
+            if target.queue in self._declared or target.arguments is None:
+                parcel.refuse(place, NotTakenError(f"queue {target.queue!r} does not exist"))
+            else:
+                missing[target.queue] = target
+        self._declare(list(missing.values()), lambda: self._go_on(parcel))
 
     def _declare(self, places: Sequence[Place], then: Callable[[], None]) -> None:
         if not places:
@@ -177,8 +233,12 @@ class Lane:
             place.queue,
             durable=True,
             arguments=place.arguments,
-            callback=lambda _: self._declare(rest, then),
+            callback=lambda _: self._created(place.queue, rest, then),
         )
+
+    def _created(self, queue: str, rest: Sequence[Place], then: Callable[[], None]) -> None:
+        log.info("queue_created", extra={"queue": queue})
+        self._declare(rest, then)
 
     def _on_closed(self, channel: Any, reason: BaseException) -> None:
         if channel is not self._channel:
@@ -186,19 +246,17 @@ class Lane:
         self._channel = None
         if not isinstance(reason, pika_errors.ChannelClosedByBroker):
             return  # the connection is lost, and says so itself
-        text = reason.reply_text
-        kind = TooLargeError if _MAX_MESSAGE_SIZE in text else NotTakenError
-        self._end(kind(f"the broker refuses it: {text}"))
-
-    def _end(self, error: AdapterError | None) -> None:
-        parcel, self._parcel = self._parcel, None
-        if parcel is not None:
-            self._finish(parcel, error)
-        self._next()
-
-    def _finish(self, parcel: Parcel, error: AdapterError | None) -> None:
-        parcel.error = error
-        self._finished(parcel)
+        self._open.clear()
+        parcel = self._parcel
+        if parcel is None:
+            return
+        if self._one_by_one or len(parcel.pending) == 1:
+            text = reason.reply_text
+            kind = TooLargeError if _MAX_MESSAGE_SIZE in text else NotTakenError
+            parcel.refuse(min(parcel.pending), kind(f"the broker refuses it: {text}"))
+        self._one_by_one = True
+        self._declared.clear()
+        self._go_on(parcel)
 
     def _items(self) -> Sequence[Item]:
         return self._parcel.items if self._parcel is not None else ()

@@ -7,10 +7,11 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from idempotent.adapters.answers import Answers
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error
 from idempotent.adapters.rabbitmq.lanes import Item, Lane, NotTakenError, Parcel, TooLargeError
 from idempotent.adapters.rabbitmq.server import Server
@@ -67,43 +68,51 @@ class Publisher:
         """Send a parcel after the others of its lane, and return at once."""
         self._new.append((lane, parcel))
         with self._lock:
+            if self._thread is not None and self._connection is not None:
+                self._connection.ioloop.add_callback_threadsafe(self._take_new)
+        self.start()
+
+    def start(self) -> None:
+        """Connect, in a thread of its own, unless that runs already."""
+        with self._lock:
             if self._thread is None:
                 self._closing = threading.Event()
                 self._thread = threading.Thread(
                     target=self._run, args=(self._closing,), name="idempotent-publisher", daemon=True
                 )
                 self._thread.start()
-            elif self._connection is not None:
-                self._connection.ioloop.add_callback_threadsafe(self._take_new)
 
-    def send_and_wait(self, items: Sequence[Item], meanwhile: Callable[[], None]) -> None:
-        """Send messages in their order, and return when the broker has confirmed all of them.
+    @property
+    def connected(self) -> bool:
+        """Whether its connection is open."""
+        return self._opened_at is not None and self._connection is not None
+
+    def send_and_wait(
+        self, items: Mapping[int, Item], answers: Answers, meanwhile: Callable[[], None]
+    ) -> None:
+        """Send messages in their order, and return when the broker has answered to all of them, or will not.
 
         Args:
-            items: the messages.
+            items: the messages, by their places.
+            answers: gets the answers.
             meanwhile: called now and then while this waits.
-
-        Raises:
-            NotTakenError: the broker refused one of them.
-            AdapterError: the connection was lost, or the broker did not answer; it may have all of them.
         """
-        chunks = [items[start : start + _MOST_ITEMS] for start in range(0, len(items), _MOST_ITEMS)]
-        parcels = [Parcel(chunk, repeat=False) for chunk in chunks]
+        places = list(items)
+        chunks = [places[start : start + _MOST_ITEMS] for start in range(0, len(places), _MOST_ITEMS)]
+        parcels = [Parcel([items[place] for place in chunk], repeat=False) for chunk in chunks]
         for parcel in parcels:
             self.send(parcel)
-        until = time.monotonic() + _CONFIRM_S
-        for parcel in parcels:
-            while not parcel.done.wait(_MEANWHILE_S):
-                meanwhile()
-                if time.monotonic() >= until:
-                    for each in parcels:
-                        each.wanted = _no
-                    raise AdapterError(
-                        f"the broker did not confirm the message within {_CONFIRM_S:g} s, send it again: is it short "
-                        "of memory or disk, or the queue without a majority?"
-                    )
-            if parcel.error is not None:
-                raise parcel.error
+        _await(parcels, meanwhile)
+        silent = (
+            f"the broker did not confirm the message within {_CONFIRM_S:g} s, send it again: is it short of memory or "
+            "disk, or the queue without a majority?"
+        )
+        for parcel, chunk in zip(parcels, chunks, strict=True):
+            # In this order: an answer may still arrive, in the publisher's thread.
+            pending, refused = parcel.pending.copy(), parcel.refused.copy()
+            for place, error in refused.items():
+                answers.refuse(chunk[place], error)
+            answers.lose([chunk[place] for place in pending - refused.keys()], parcel.lost or silent)
 
     def finished(self) -> Iterator[Parcel]:
         """The parcels that repeat and were finished since the last call."""
@@ -222,17 +231,20 @@ def _abort(connection: Any) -> None:
         transport.abort()
 
 
-def item_for(place: Place, body: bytes, properties: Any) -> Item:
+def item_for(place: Place, body: bytes | None, properties: Any) -> Item:
     """A message that can be published.
 
     Raises:
         TooLargeError: the headers are too large.
-        NotTakenError: AMQP cannot encode the headers, or the name of the queue.
+        NotTakenError: AMQP cannot encode the headers, or the name of the queue, or has no message without a body.
     """
+    if body is None:
+        raise NotTakenError("RabbitMQ has no tombstones: a message needs a body, if only an empty one")
     size = _size_of(properties)
     if size > _MOST_HEADER_BYTES:
         raise TooLargeError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
-    if len(place.queue.encode(errors="replace")) > _SHORT_STRING_BYTES:
+    # The broker takes line breaks out of a name, and does not answer about the message.
+    if len(place.queue.encode(errors="replace")) > _SHORT_STRING_BYTES or set(place.queue) & {"\n", "\r"}:
         raise NotTakenError(f"no queue can be named {place.queue!r}")
     return Item(place, body, properties)
 
@@ -251,6 +263,18 @@ def _size_of(properties: Any) -> int:
         return sum(map(len, properties.encode()))
     except _UNENCODABLE as error:
         raise NotTakenError(f"the headers cannot be sent: {error!r}") from error
+
+
+def _await(parcels: Sequence[Parcel], meanwhile: Callable[[], None]) -> None:
+    """Wait until all are finished. After the time that the broker has, those that are not sent yet never will be."""
+    until = time.monotonic() + _CONFIRM_S
+    for parcel in parcels:
+        while not parcel.done.wait(_MEANWHILE_S):
+            meanwhile()
+            if time.monotonic() >= until:
+                for each in parcels:
+                    each.wanted = _no
+                return
 
 
 def _no() -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final, final
 
 from idempotent.admin import Finding, KeyAdmin
+from idempotent.checkers.awaiting import Awaiting, InThreads
+from idempotent.checkers.combining import Combiner
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.hooks import CheckerHooks
-from idempotent.choices import seconds, seconds_or_none, whole
+from idempotent.choices import flag, seconds, seconds_or_none, whole
 from idempotent.claims import ClaimRequest, Guarantee
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
@@ -29,9 +32,12 @@ class AbstractIdempotentChecker(CheckerHooks):
         retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
             that time was left then.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
+        combine: single claims and completions that arrive during a call of a hook go together to `_claim_many` and
+            `_complete_many`. Not for claims in transactions.
 
     Attributes:
         desk: claims, completes and releases keys for consumers.
+        combiner: sends the claims and completions of lone messages together; None: each by itself.
 
     Raises:
         ConfigurationError: a duration is not a positive, finite number.
@@ -43,11 +49,23 @@ class AbstractIdempotentChecker(CheckerHooks):
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
         dead_retention_s: float | None = None,
+        combine: bool = False,
     ) -> None:
         self.lease_s = seconds_or_none(lease_s, "lease_s")
         self.retention_s = seconds(retention_s, "retention_s")
         self.dead_retention_s = seconds_or_none(dead_retention_s, "dead_retention_s")
         self.desk: Final = ClaimDesk(self)
+        self.combiner: Final = Combiner(self.desk) if flag(combine, "combine") else None
+
+    @property
+    def lone(self) -> ClaimDesk | Combiner:
+        """Claims and completes the keys of single messages: the combiner, or else the desk."""
+        return self.combiner or self.desk
+
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        """Runs the checker's steps for tasks."""
+        return InThreads(self.desk, self.combiner)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -125,7 +143,11 @@ class AbstractIdempotentChecker(CheckerHooks):
             leader.desk.release(claim)
 
     def close(self) -> None:
-        """Close connections and stop the background thread. Idempotent."""
+        """Close connections and stop the background threads. Idempotent."""
+        if self.combiner is not None:
+            self.combiner.close()
+        if "awaiting" in vars(self):
+            self.awaiting.close()
         self.desk.close()
 
     @property

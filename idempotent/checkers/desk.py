@@ -207,6 +207,8 @@ class ClaimDesk:
             answer = hook(argument)
             if answer is None:
                 raise TypeError("_complete answered None, not whether the claim's owner owns the key")  # noqa: TRY301 - handled as every bug of a hook
+            if self._unrecorded:
+                self._unrecorded.forget(completions)
             return answer
         except Exception as error:
             if self.hooks.group_is_atomic:

@@ -85,11 +85,15 @@ class CheckerHooks(ABC):
         return decisions
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        """`_complete` for different keys; answers in the order of the completions."""
+        """`_complete` for many claims; answers in the order of the completions.
+
+        The claims of one call share an owner token, or each has a token of its own. Then a key may occur twice, with a
+        claim that has lost it and the claim that owns it.
+        """
         return [self._complete(completion) for completion in completions]
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
-        """`_release` for different keys; answers in the order of the releases."""
+        """`_release` for many claims, as in `_complete_many`; answers in the order of the releases."""
         return [self._release(claim, failure) for claim, failure in releases]
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:

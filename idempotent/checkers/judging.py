@@ -61,6 +61,8 @@ class Judgement:
         return self.decision.claim
 
 
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
+_DEAD: Final = KeyStatus.DEAD
 _PARKED: Final = Judgement(Decision(Verdict.DEAD, reason=UNKNOWN_EFFECT), Change.PARK)
 
 
@@ -105,6 +107,6 @@ def done_expiry(status: KeyStatus, expiry: float, now: float, retention_s: float
         now: the store's clock.
         retention_s: seconds a key is remembered.
     """
-    if status is KeyStatus.DEAD or expiry < now + retention_s / 2:
+    if status is _DEAD or expiry < now + retention_s / 2:
         return now + retention_s
     return expiry

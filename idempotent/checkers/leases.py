@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from idempotent.checkers.rounds import Rounds
 from idempotent.claims import Claim
-from idempotent.errors import StoreError
+from idempotent.errors import StoreBusyError, StoreError
 from idempotent.forks import free_in_child, generation
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _PATIENCE: Final = 1 / 6
 _SHORTEST_PATIENCE_S: Final = 0.5
 _MAX_HANGING: Final = 8
+# How many parts a renewal is split into that a locked key held up: each such part waits about a second for the lock.
+_PARTS: Final = 8
 
 Since: TypeAlias = list[float]
 """When the leases of some claims began at the latest, by the monotonic clock. One element, shared by these claims."""
@@ -127,13 +129,19 @@ class LeaseKeeper:
         return True
 
     def _renew_all(self) -> None:
-        held = list(self._held.items())
+        self._renew_part(list(self._held.items()), time.monotonic() + self._lease_s / 3)
+
+    def _renew_part(self, held: Sequence[tuple[Claim, Since]], until: float) -> None:
         if not held:
             return
         began = time.monotonic()
         try:
             kept = list(zip(held, self._renew([claim for claim, _ in held]), strict=True))
         except Exception as error:
+            if isinstance(error, StoreBusyError) and len(held) > 1 and time.monotonic() < until:
+                for part in range(_PARTS):  # one locked key must not let the leases of the others end
+                    self._renew_part(held[part::_PARTS], until)
+                return
             # Even a bug in a checker must not end the renewals of all other claims.
             level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "lease_renewal_failed", extra={"claims": len(held), "error": repr(error)})

@@ -19,6 +19,11 @@ class TransactionHooks(ABC):
     isolates: bool = False
     """Whether the effect of one handler of an atomic group can be rolled back without the others."""
 
+    @property
+    def is_async(self) -> bool:
+        """Whether its transactions are those of an AsyncEngine, for `async def` handlers."""
+        return False
+
     @abstractmethod
     def claim_nothing(self) -> Claim:
         """A claim without a key, for a handler that may run without one.
@@ -51,6 +56,9 @@ class TransactionHooks(ABC):
             claim: the handler's claim.
             takes: the type of the handler's second parameter; None: it has no second parameter.
         """
+
+    def interrupted(self, claim: Claim) -> None:  # noqa: B027 - optional
+        """Expect no more of the claim's connection: its handler was interrupted, perhaps in a statement."""
 
     @abstractmethod
     def is_transient(self, claim: Claim, error: Exception) -> bool:

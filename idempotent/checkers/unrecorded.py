@@ -16,6 +16,7 @@ from idempotent.keys import Key
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
+from idempotent.observe.sparse import Sparse
 from idempotent.values import value
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Unrecorded:
         self._steps: dict[bytes, Step] = {}
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
+        self._refused = Sparse()
         self._generation = generation.number
 
     def __len__(self) -> int:
@@ -67,6 +69,15 @@ class Unrecorded:
         completions = sum(isinstance(step, Completion) for step in steps)
         if completions:
             log.warning("completion_not_recorded", extra={"keys": completions})
+
+    def forget(self, completions: Sequence[Completion]) -> None:
+        """Do not retry completions that were recorded by another call."""
+        with self._lock:
+            for completion in completions:
+                key = completion.claim.key
+                kept = key and self._steps.get(key.hash)
+                if key and kept and kept.claim is completion.claim:
+                    del self._steps[key.hash]
 
     def settle(self, request: ClaimRequest) -> bool:
         """Retry the step of this key, if one is kept. False: the store still did not record it."""
@@ -103,7 +114,10 @@ class Unrecorded:
         try:
             owned = self._record(step)
         except StoreError as error:
-            extra = {**about_key(key), "error": str(error)}
+            more = self._refused.take()
+            if more is None:
+                return False
+            extra = {**about_key(key), "error": str(error), "more": more}
             if isinstance(step, Completion):
                 log.warning("completion_not_recorded", extra=extra)
             else:

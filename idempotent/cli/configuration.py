@@ -59,8 +59,11 @@ def _options(path: Path, name: str, given: object, command: Any) -> dict[str, An
     if unknown:
         listed = ", ".join(sorted(str(option) for option in known))
         raise ConfigurationError(f"{path}: {name} has no option {unknown[0]!r}; known: {listed}")
-    # A table, such as [run.checker], stands for an option NAME=VALUE that may be repeated.
-    return {
-        option: [f"{key}={word}" for key, word in value.items()] if isinstance(value, dict) else value
-        for option, value in given.items()
-    }
+    repeated = {option.name for option in command.params if getattr(option, "multiple", False)}
+    return {option: _value(value, repeated=option in repeated) for option, value in given.items()}
+
+
+def _value(given: object, *, repeated: bool) -> object:
+    if isinstance(given, dict):  # a table, such as [run.checker]: an option NAME=VALUE that may be repeated
+        return [f"{name}={word}" for name, word in given.items()]
+    return [given] if repeated and isinstance(given, str) else given

@@ -9,7 +9,7 @@ import typer
 from idempotent import migrations
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, UrlOption, YesOption
-from idempotent.cli.stores import database_at
+from idempotent.cli.stores import database_at, store_words
 from idempotent.cli.terminal.output import confirm, console, emit, plain, say, tell
 from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import mask
@@ -32,7 +32,17 @@ Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="T
     )
 )
 def upgrade(
-    url: UrlOption, table: TableName = DEFAULT_TABLE, revision: Revision = "head", as_json: JsonOption = False
+    url: UrlOption,
+    table: TableName = DEFAULT_TABLE,
+    revision: Revision = "head",
+    create_missing: Annotated[
+        bool,
+        typer.Option(
+            "--create-missing",
+            help="Create missing tables, empty: the keys that were in them are lost.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Create the tables, or bring them up to date. Safe at every start of every process.
 
@@ -40,7 +50,7 @@ def upgrade(
     """
     with database_at(url, table, must_exist=False) as engine:
         before = migrations.current(engine, table=table)
-        migrations.upgrade(engine, table=table, revision=revision)
+        migrations.upgrade(engine, table=table, revision=revision, create_missing=create_missing)
         after = migrations.current(engine, table=table)
         drifts = migrations.check(engine, table=table) if revision == "head" else []
     text = f"[green]Done:[/green] {table} is at revision {after} (was: {before or 'none'})."
@@ -65,11 +75,14 @@ def downgrade(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the tables [bold]with all their keys[/bold]: messages redelivered after that run again."""
+    """Remove the tables [bold]with all their keys[/bold]: messages redelivered after that run again.
+
+    With --revision remove only what later revisions made, with what is in it.
+    """
     with database_at(url, table) as engine:
         before = migrations.current(engine, table=table)
         if before is not None:
-            confirm(f"Remove {table} and every key in it from {mask(url)}?", yes=yes)
+            confirm(f"{_what_goes(table, revision)} from {mask(url)}?", yes=yes)
         migrations.downgrade(engine, table=table, revision=revision)
         after = migrations.current(engine, table=table)
     text = f"[green]Done:[/green] {table} is at revision {after or 'none'} (was: {before})."
@@ -78,10 +91,16 @@ def downgrade(
     tell(text, as_json=as_json, table=table, before=before, revision=after)
 
 
+def _what_goes(table: str, revision: str) -> str:
+    if revision == "base":
+        return f"Remove {table} and every key in it"
+    return f"Remove what the revisions of {table} after {revision} made, with what is in it,"
+
+
 @app.command(epilog=epilog("idempotent migrate current --url sqlite:///app.db"))
 def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
     """Show the revision of the tables. Exit code 1: no migration has created them."""
-    with database_at(url, table) as engine:
+    with database_at(url, table, only_reads=True) as engine:
         revision = migrations.current(engine, table=table)
         # An application's own history keeps no revision of ours.
         own_history = revision is None and not migrations.check(engine, table=table)
@@ -105,7 +124,7 @@ def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOptio
 )
 def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
     """Compare the tables with those this version needs. Reads only. Exit code 1: they differ."""
-    with database_at(url, table) as engine:
+    with database_at(url, table, only_reads=True) as engine:
         drifts = migrations.check(engine, table=table)
     if as_json:
         emit(table=table, differences=_records(drifts))
@@ -114,9 +133,8 @@ def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption 
     else:
         _show(drifts)
         if any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts):
-            say(
-                f"Type: [bold cyan]idempotent migrate upgrade --url '{plain(url)}' --table {table}[/bold cyan]"
-            )
+            words = plain(store_words(url, table=table, prefix=None))
+            say(f"Type: [bold cyan]idempotent migrate upgrade{words}[/bold cyan]")
     if drifts:
         raise typer.Exit(ExitCode.ATTENTION)
 

@@ -12,7 +12,7 @@ import typer
 
 from idempotent.cli.configuration import url_in
 from idempotent.cli.stores import open_checker
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, IdempotentError
 from idempotent.registry import Registry, default_registry
 
@@ -38,19 +38,19 @@ def registry_at(reference: str) -> Registry:
     return registry
 
 
-def consumer_at(reference: str) -> tuple[Registry, Consumer]:
+def consumer_at(reference: str) -> tuple[Registry, AnyConsumer]:
     """The registry and the consumer of `MODULE:name`.
 
     Raises:
         ConfigurationError: the module cannot be imported, or has no such consumer.
     """
     module, name = _module(reference)
-    known = _named(module, Consumer)
+    known = _named(module, AnyConsumer)
     if name is None:
         listed = ", ".join(f"{module.__name__}:{each}" for each in known) or "none"
         raise ConfigurationError(f"which consumer? Write MODULE:NAME; {reference} has: {listed}")
     consumer = _attribute(module, name, known)
-    if not isinstance(consumer, Consumer):
+    if not isinstance(consumer, AnyConsumer):
         raise ConfigurationError(f"{reference} is not a consumer: decorate the function with @consumer")
     for registry in _registries(module):
         if consumer in registry.consumers.values():

@@ -9,6 +9,7 @@ import typer
 
 from idempotent.cli.configuration import url_in
 from idempotent.cli.keys.view import Status
+from idempotent.cli.terminal.logs import LogFormat
 
 URL_VARIABLE: Final = "IDEMPOTENT_URL"
 
@@ -100,7 +101,12 @@ BrokerOption: TypeAlias = Annotated[
     ),
 ]
 ConcurrencyOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Handlers to run at once, in threads.")
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Handlers to run at once: so many in threads, and so many `async def` ones as tasks.",
+    ),
 ]
 BatchSizeOption: TypeAlias = Annotated[
     int, typer.Option(min=1, metavar="N", help="Messages to claim and complete together.")
@@ -118,4 +124,7 @@ class LogLevel(Enum):
 
 LogLevelOption: TypeAlias = Annotated[
     LogLevel, typer.Option(help="The lowest level of log messages to show, on stderr.")
+]
+LogFormatOption: TypeAlias = Annotated[
+    LogFormat, typer.Option(help="text, or json: one object a line, for machines.")
 ]

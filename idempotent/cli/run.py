@@ -17,6 +17,7 @@ from idempotent.cli.options import (
     ConcurrencyOption,
     ConsumersOption,
     JsonOption,
+    LogFormatOption,
     LogLevel,
     LogLevelOption,
 )
@@ -60,9 +61,7 @@ def run(
         ),
     ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="text, or json: one object a line, for machines.")
-    ] = LogFormat.TEXT,
+    log_format: LogFormatOption = LogFormat.TEXT,
     redact: Annotated[
         bool,
         typer.Option("--redact", help="Keep text and traceback of handlers' exceptions out of the log."),
@@ -71,9 +70,10 @@ def run(
 ) -> None:
     """Process messages until SIGTERM or Ctrl-C, then finish running handlers and return the other messages.
 
-    A second Ctrl-C does not wait for handlers. It waits for a broker that is down, and logs that; a wrong password is
-    an error. Exit code 1: handlers still ran at the end of --drain-timeout, or a file was processed to its end with
-    rejected or dead messages.
+    At the end of --drain-timeout, `async def` handlers are cancelled and their messages returned; others cannot be
+    cancelled. A second Ctrl-C does not wait for handlers. It waits for a broker that is down, and logs that; a wrong
+    password is an error. Exit code 1: plain handlers still ran at the end of --drain-timeout, or a file was processed
+    to its end with rejected or dead messages.
     """
     registry = registry_at(target)
     # All of stderr is JSON then: no progress, no remark.

@@ -17,15 +17,15 @@ from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.urls import StoreKind, scheme_of
-from idempotent.errors import ConfigurationError, StoreUnavailableError, mask
+from idempotent.errors import ConfigurationError, StoreUnavailableError, url_word
 from idempotent.keys import Key, key_from_text
 from idempotent.schema import validate_table_name
 from idempotent.stores.sql.answers import limit_answers
-from idempotent.stores.sql.engines import engine_from
+from idempotent.stores.sql.engines import engine_from, without_asyncio
 from idempotent.stores.sql.faults import as_store_error
 
 _CONNECT_TIMEOUT_S: Final = 10
-_ANSWER_TIMEOUT_S: Final = 30
+ANSWER_TIMEOUT_S: Final = 30
 # Longer than a migration waits for another one.
 _MIGRATION_TIMEOUT_S: Final = 90
 
@@ -41,6 +41,7 @@ def checker_at(
         MissingExtraError: the driver is not installed.
         StoreUnavailableError: an SQLite file that does not exist.
     """
+    url = without_asyncio(url)
     kind = scheme_of(url).kind
     if kind is StoreKind.MEMORY:
         raise ConfigurationError(
@@ -64,16 +65,19 @@ def checker_at(
 
 
 def limit_waits(checker: AbstractIdempotentChecker) -> None:
-    """Let a command fail that waits for a store that is frozen. Redis has a limit already."""
+    """Let a command fail that waits for a store that is frozen or locked. Redis has a limit already."""
     if isinstance(checker, (SqlChecker, InTransactions)):
-        limit_answers(checker.store.engine, _ANSWER_TIMEOUT_S)
+        limit_answers(checker.store.engine, ANSWER_TIMEOUT_S)
 
 
 def store_words(url: str, *, table: str | None, prefix: str | None) -> str:
-    """The options that name this store to another command, with a space before each; a password is masked."""
+    """The options that name this store to another command, with a space before each."""
     is_known = url == os.environ.get("IDEMPOTENT_URL")
-    named = {"--url": None if is_known else mask(url), "--table": table, "--prefix": prefix}
-    return "".join(f" {option} {shlex.quote(value)}" for option, value in named.items() if value is not None)
+    named = {"--table": table, "--prefix": prefix}
+    words = "" if is_known else f" --url {url_word(url)}"
+    return words + "".join(
+        f" {option} {shlex.quote(value)}" for option, value in named.items() if value is not None
+    )
 
 
 def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
@@ -86,8 +90,16 @@ def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
 
 
 @contextmanager
-def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[Engine]:
+def database_at(
+    url: str, table: str, *, must_exist: bool = True, only_reads: bool = False
+) -> Iterator[Engine]:
     """The engine for a migration of `table`; an error of SQLAlchemy inside becomes a StoreError.
+
+    Args:
+        url: of the database.
+        table: the key table.
+        must_exist: refuse an SQLite file that does not exist.
+        only_reads: do not wait long for a lock: no other migration is awaited.
 
     Raises:
         ConfigurationError: not the URL of a database, or an invalid table name.
@@ -99,9 +111,9 @@ def database_at(url: str, table: str, *, must_exist: bool = True) -> Iterator[En
         raise ConfigurationError("only SQL stores have tables to migrate; this one needs none")
     if must_exist:
         demand_file(url)
-    engine = engine_from(scheme.store_url(url))
+    engine = engine_from(without_asyncio(scheme.store_url(url)))
     _limit_connecting(engine)
-    limit_answers(engine, _MIGRATION_TIMEOUT_S)
+    limit_answers(engine, _MIGRATION_TIMEOUT_S, lock_waits=only_reads)
     try:
         yield engine
     except SQLAlchemyError as error:
@@ -122,7 +134,7 @@ def demand_file(url: str) -> None:
     if not Path(path).exists():
         raise StoreUnavailableError(
             f"the file {path} does not exist. Check the path (sqlite:///relative.db, sqlite:////absolute.db). "
-            f"Type: idempotent migrate upgrade --url '{parsed.render_as_string()}'"
+            f"Type: idempotent migrate upgrade --url {url_word(url)}"
         )
 
 

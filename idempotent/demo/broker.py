@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
 from idempotent.adapters.base import Adapter, Delivery
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.demo.consumers import SUBJECT
 from idempotent.demo.flights import Flight
 from idempotent.errors import AdapterError
@@ -132,7 +132,7 @@ class PipeAdapter(Adapter):
         self._finished = False
         self._woken = threading.Event()
 
-    def open(self, consumers: Sequence[Consumer]) -> None:
+    def open(self, consumers: Sequence[AnyConsumer]) -> None:
         """Nothing to do: the pipes are open."""
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:

@@ -24,8 +24,7 @@ class Counters(Observer):
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + count
 
-    def counted(self, consumer: str, what: Outcome | Event, count: int) -> None:
-        self.add(consumer, what, count)
+    counted = add
 
     def snapshot(self) -> dict[tuple[str, Outcome | Event], int]:
         """A copy of all counts."""

@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 class Observer:
     """Derive from it and override methods; by default every method does nothing.
 
-    A method runs in the thread of the message, so it must be quick. An exception from it is logged and does not affect
-    the message. `consumer` is the consumer's name, `subject:group`.
+    A method runs in a thread of the message, so it must be quick: `claimed` and `ran` in that of the handler, and in a
+    worker the others perhaps in another one. An exception from it is logged and does not affect the message.
+    `consumer` is the consumer's name, `subject:group`.
     """
 
     def counted(self, consumer: str, what: Outcome | Event, count: int) -> None:
@@ -56,6 +57,7 @@ class Observers:
         watch_runs: an observer overrides `ran`; if not, messages skip the call.
         watch_results: an observer overrides `processed`; if not, messages skip the call.
         watch_settling: an observer overrides `settling`; if not, messages skip the call.
+        watch_settled: an observer overrides `settled`; if not, messages skip the call.
 
     Raises:
         ConfigurationError: no list of observers.
@@ -67,6 +69,7 @@ class Observers:
         self.watch_runs = False
         self.watch_results = False
         self.watch_settling = False
+        self.watch_settled = False
         if isinstance(observers, Observer) or not isinstance(observers, Iterable):
             raise ConfigurationError(f"observers takes a list of observers: write [{observers!r}]")
         for observer in observers:
@@ -85,10 +88,14 @@ class Observers:
         self.watch_runs |= type(observer).ran is not Observer.ran
         self.watch_results |= type(observer).processed is not Observer.processed
         self.watch_settling |= type(observer).settling is not Observer.settling
+        self.watch_settled |= type(observer).settled is not Observer.settled
 
     def count(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         for observer in self._all:
-            _tell(observer.counted, consumer, what, count)
+            try:  # as `_tell`, whose call would cost every message as much as counting
+                observer.counted(consumer, what, count)
+            except Exception:
+                log.exception("observer_failed")
 
     def claimed(
         self, consumer: str, message: Message, request: ClaimRequest, answer: Decision | StoreError

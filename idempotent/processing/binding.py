@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.combining import Combiner
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.transactions import TransactionHooks, transactions_of
-from idempotent.claims import Claim
 from idempotent.errors import MessageError
-from idempotent.forks import end_child, generation
 from idempotent.keys import KeySpace
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_message
 from idempotent.observe.observers import Observers
 from idempotent.observe.sparse import Sparse
-from idempotent.processing.finished import finished
+from idempotent.processing.calling import AsyncCalls, Calls
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
 from idempotent.processing.requests import Requests
@@ -29,20 +25,6 @@ from idempotent.processing.requests import Requests
 log = logging.getLogger(__name__)
 
 RESULT_LIMIT: Final = 1_000_000
-
-_current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
-
-
-def current_claim() -> Claim:
-    """The claim of the message that the running handler processes: its key, and the fence to send downstream.
-
-    Raises:
-        LookupError: no handler is running in this context, or it is a batch handler.
-    """
-    claim = _current_claim.get()
-    if claim is None:
-        raise LookupError("current_claim() works only inside a handler that takes one message")
-    return claim
 
 
 class Binding:
@@ -59,6 +41,9 @@ class Binding:
     Attributes:
         name: the consumer's name, `subject:group`.
         desk: claims, completes and releases its keys.
+        lone: claims and completes the key of one message alone.
+        combiner: the same, if single messages share rounds; None: each has statements of its own.
+        calls: runs its handler.
         transactions: the checker's transaction hooks.
         requests: makes the requests for its keys.
         store_failures: which failures of the store are logged.
@@ -82,57 +67,24 @@ class Binding:
         self.observers: Final = observers
         self.disabled: Final = disabled
         self.desk: Final[ClaimDesk] = checker.desk
+        self.lone: Final[ClaimDesk | Combiner] = checker.lone
+        self.combiner: Final = self.lone if isinstance(self.lone, Combiner) else None
         self.transactions: Final = transactions_of(checker)
+        self.calls: Final = (
+            AsyncCalls(
+                self.name,
+                handler,
+                checker.awaiting,
+                self.transactions,
+                observers,
+                options.handler_timeout_s,
+            )
+            if handler.is_async
+            else Calls(self.name, handler, self.transactions, observers)
+        )
         self.counts_starts: Final = isinstance(checker, TransactionHooks)
         self.requests: Final = Requests(keys, options, by_position=checker.keeps_positions)
         self.store_failures: Final = Sparse()
-
-    def invoke(self, claim: Claim, message: Message) -> Any:
-        """Run the handler on one message and return its value. Exceptions pass through."""
-        handler = self.handler
-        process = generation.number
-        token = _current_claim.set(claim)
-        try:
-            first: Any = [message] if handler.batch else message
-            if self.observers.watch_runs:
-                return self._watched((message,), self._arguments(claim, first))
-            if handler.takes is None:
-                returned = handler.function(first)
-            else:
-                returned = handler.function(first, self.transactions.handler_argument(claim, handler.takes))
-            return None if returned is None else finished(returned)
-        finally:
-            if generation.number != process:
-                end_child(self.name)
-            _current_claim.reset(token)
-
-    def invoke_batch(self, claim: Claim, messages: Sequence[Message]) -> None:
-        """Run a batch handler on all messages together. Exceptions pass through."""
-        arguments = self._arguments(claim, list(messages))
-        process = generation.number
-        try:
-            if self.observers.watch_runs:
-                self._watched(messages, arguments)
-            else:
-                finished(self.handler.function(*arguments))
-        finally:
-            if generation.number != process:
-                end_child(self.name)
-
-    def _arguments(self, claim: Claim, first: Any) -> tuple[Any, ...]:
-        takes = self.handler.takes
-        return (first,) if takes is None else (first, self.transactions.handler_argument(claim, takes))
-
-    def _watched(self, messages: Sequence[Message], arguments: tuple[Any, ...]) -> Any:
-        began = time.perf_counter()
-        error: BaseException | None = None
-        try:
-            return finished(self.handler.function(*arguments))
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.observers.ran(self.name, messages, time.perf_counter() - began, error)
 
     def about(self, message: Message) -> dict[str, object]:
         """The fields of a log line about a message."""

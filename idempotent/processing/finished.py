@@ -38,7 +38,7 @@ def finished(returned: Any) -> Any:
         return returned
     first = pending[0]
     if isinstance(first, CoroutineType):
-        advice = "which was never awaited; run it with asyncio.run()"
+        advice = "which was never awaited; await it in an `async def` handler, or run it with asyncio.run()"
     elif isinstance(first, (Future, Awaitable)):
         advice = "which may not be done; wait for its result in the handler"
     elif isinstance(first, partial):

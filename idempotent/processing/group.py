@@ -1,4 +1,7 @@
-"""Many messages together: one statement claims their keys, one completes them, and each has its own outcome."""
+"""Many messages together: one statement claims their keys, one completes them, and each has its own outcome.
+
+See `steps` for what is yielded.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from idempotent.processing.members import Member, place
 from idempotent.processing.results import mismatch
 from idempotent.processing.running import GroupRun
 from idempotent.processing.single import process_keyed
+from idempotent.processing.steps import STORE, Life
 from idempotent.processing.streamed import Streamed
 from idempotent.processing.unprotected import refused, store_failed, without_key
 
@@ -23,10 +27,10 @@ from idempotent.processing.unprotected import refused, store_failed, without_key
 _MIN_GROUP: Final = 2
 
 
-def process_many(binding: Binding, messages: Sequence[Message]) -> list[Result]:
+def process_many(binding: Binding, messages: Sequence[Message]) -> Life[list[Result]]:
     """Process messages together; results align with the input."""
     group = _Group(binding, messages)
-    group.run()
+    yield from group.run()
     return [group.results[index] for index in range(len(messages))]
 
 
@@ -41,7 +45,7 @@ class _Group:
         self._copies: list[tuple[Member, Member]] = []
         self._keyless: list[tuple[int, MessageError]] = []
 
-    def run(self) -> None:
+    def run(self) -> Life[None]:
         firsts = self._firsts()
         if self._binding.checker.keeps_positions:
             # Restore partition order: a held message may arrive after its successors.
@@ -61,15 +65,15 @@ class _Group:
         if len(start) < _MIN_GROUP or always_alone:
             self._run.alone += [*start, *firsts]
         else:
-            claimed = self._claim(chain(start, firsts))
+            claimed = yield from self._claim(chain(start, firsts))
             if claimed:
-                self._run.run(claimed)
+                yield from self._run.run(claimed)
         for member in self._run.alone:
-            self.results[member.index] = self._process_alone(member)
+            self.results[member.index] = yield from self._process_alone(member)
         for index, error in self._keyless:
-            self.results[index] = without_key(self._binding, self._messages[index], error)
+            self.results[index] = yield from without_key(self._binding, self._messages[index], error)
         for member, first in self._copies:
-            self.results[member.index] = self._result_of_copy(member, self.results[first.index])
+            self.results[member.index] = yield from self._result_of_copy(member, self.results[first.index])
 
     def _firsts(self) -> Iterator[Member]:
         """The first message of each key. Later copies go to `_copies`, messages without a key to `_keyless`."""
@@ -100,7 +104,7 @@ class _Group:
             else:
                 yield member
 
-    def _claim(self, firsts: Iterator[Member]) -> list[Member]:
+    def _claim(self, firsts: Iterator[Member]) -> Life[list[Member]]:
         members: list[Member] = []
 
         def requests() -> Iterator[ClaimRequest]:
@@ -108,8 +112,12 @@ class _Group:
                 members.append(member)
                 yield member.request
 
+        # Of an `async def` consumer the claim may run in another thread, where its key function must not.
+        asked: Sequence[ClaimRequest] = (
+            list(requests()) if self._binding.handler.is_async else Streamed(requests())
+        )
         try:
-            decisions = self._binding.desk.claim_many(Streamed(requests()))
+            decisions: list[Decision] = yield STORE, self._binding.desk.claim_many, (asked,)
         except StoreBusyError:
             self._run.repeat_alone([*members, *firsts])
             return []
@@ -117,18 +125,18 @@ class _Group:
             members += firsts
             self._report_claims(members, repeat(error))
             for member in members:
-                self.results[member.index] = store_failed(self._binding, member.message, error)
+                self.results[member.index] = yield from store_failed(self._binding, member.message, error)
             return []
         try:
             self._report_claims(members, decisions)
-            return self._take(members, decisions)
+            return (yield from self._take(members, decisions))
         except BaseException:
             for decision in decisions:
-                if decision.claim is not None:
-                    self._binding.desk.abandon(decision.claim)  # the claims must not outlive the error
+                if decision.claim is not None:  # the claims must not outlive the error
+                    yield STORE, self._binding.desk.abandon, (decision.claim,)
             raise
 
-    def _take(self, members: list[Member], decisions: list[Decision]) -> list[Member]:
+    def _take(self, members: list[Member], decisions: list[Decision]) -> Life[list[Member]]:
         """The members whose handlers run together; the others get a result, or are left to claims of their own."""
         claimed = []
         for member, decision in zip(members, decisions, strict=True):
@@ -138,10 +146,12 @@ class _Group:
             elif decision.lapsed:
                 self._run.alone.append(member)
             else:
-                self.results[member.index] = refused(self._binding, member.message, member.request, decision)
+                self.results[member.index] = yield from refused(
+                    self._binding, member.message, member.request, decision
+                )
         if self._run.alone and claimed and isinstance(claimed[0].message.position, Position):
             # A lapsed message is claimed alone, and must run before the later messages of its partition.
-            self._run.undo(claimed)
+            yield from self._run.undo(claimed)
             self._run.alone.sort(key=lambda member: member.index)
             return []
         return claimed
@@ -152,14 +162,14 @@ class _Group:
             for member, answer in zip(members, answers, strict=False):
                 observers.claimed(self._binding.name, member.message, member.request, answer)
 
-    def _process_alone(self, member: Member) -> Result:
+    def _process_alone(self, member: Member) -> Life[Result]:
         request = self._binding.requests.alone(member.request)
         return process_keyed(self._binding, member.message, request)
 
-    def _result_of_copy(self, member: Member, first: Result) -> Result:
+    def _result_of_copy(self, member: Member, first: Result) -> Life[Result]:
         """A later copy takes the final outcome of the first message, or runs if the first one failed."""
         if first.outcome is Outcome.FAILED or self._binding.disabled:
-            return self._process_alone(member)
+            return (yield from self._process_alone(member))
         if first.action is Action.ACK:
             return Result(Outcome.DUPLICATE, value=first.value)
         return first

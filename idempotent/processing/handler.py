@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, MissingExtraError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,16 @@ class Handler:
 
     Attributes:
         function: the plain function.
-        takes: the type of its second parameter, Session or Connection; None: it has no second parameter.
+        takes: the type of its second parameter, Session or Connection, of an `async def` AsyncSession or
+            AsyncConnection; None: it has no second parameter.
         batch: its first parameter is a list of messages.
+        is_async: it is an `async def`.
     """
 
     function: Callable[..., Any]
     takes: type | None
     batch: bool
+    is_async: bool
 
     @property
     def name(self) -> str:
@@ -38,7 +42,7 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
     """Read a handler's signature.
 
     Raises:
-        ConfigurationError: a class or no function, async or a generator, or a function with other parameters than
+        ConfigurationError: a class or no function, a generator, or a function with other parameters than
             (message) or (message, session).
     """
     if isinstance(function, type) or not callable(function):
@@ -48,12 +52,9 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
         )
     code = _code(function)
     name = code.__qualname__
-    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
-        raise ConfigurationError(
-            f"{name} is an `async def` handler, which is not supported yet; use `def` and run "
-            "coroutines with asyncio.run()"
-        )
-    if inspect.isgeneratorfunction(code):
+    is_async = inspect.iscoroutinefunction(code)
+    _refuse_hidden_coroutine(code, is_async=is_async)
+    if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
         raise ConfigurationError(
             f"{name} is a generator: calling it would do nothing; use `return`, not `yield`"
         )
@@ -83,7 +84,18 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
         raise ConfigurationError(
             f"{name} must take (message) or (message, session), but takes {len(positional)} parameters"
         )
-    return Handler(function, _second(code, positional[1].name, name) if positional[1:] else None, batch)
+    takes = _second(code, positional[1].name, name, is_async=is_async) if positional[1:] else None
+    return Handler(function, takes, batch, is_async)
+
+
+def _refuse_hidden_coroutine(code: Callable[..., Any], *, is_async: bool) -> None:
+    """Refuse a decorator that hides an `async def`: calling it would run nothing of the handler."""
+    inner = inspect.unwrap(code)
+    if not is_async and inspect.iscoroutinefunction(inner):
+        raise ConfigurationError(
+            f"{code.__qualname__} is an `async def` behind a decorator that returns a plain function: let the "
+            "decorator return an `async def` that awaits it"
+        )
 
 
 def _code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,20 +107,30 @@ def _code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refuse_optional_session(function: Callable[..., Any], code: Callable[..., Any]) -> None:
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.default is None and any(map(_session_type, _members(_annotation(code, parameter.name)))):
+        if parameter.default is not None:
+            continue
+        for kind in filter(None, map(_session_type, _members(_annotation(code, parameter.name)))):
             raise ConfigurationError(
                 f"{code.__qualname__}: the parameter {parameter.name!r} has the default None, so it would get None "
-                f"instead of a session; write `{parameter.name}: Session` without a default"
+                f"instead of a session; write `{parameter.name}: {kind.__name__}` without a default"
             )
 
 
-def _second(function: Callable[..., Any], parameter: str, name: str) -> type:
+def _second(function: Callable[..., Any], parameter: str, name: str, *, is_async: bool) -> type:
+    kinds = _kinds(is_async=is_async)
     annotation = _annotation(function, parameter)
-    found = _session_type("Session" if annotation is None else annotation)
-    if found is not None:
+    found = _session_type(kinds[0] if annotation is None else annotation)
+    if found is not None and issubclass(found, kinds):
         return found
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    if found is not None:
+        this, other = ("an `async def`", "a plain `def`") if is_async else ("a plain `def`", "an `async def`")
+        raise ConfigurationError(
+            f"{name} is {this}, but its second parameter is of type {found.__name__}: let it take {wanted}, or write "
+            f"{other}"
+        )
     raise ConfigurationError(
-        f"the second parameter of {name} must be an SQLAlchemy Session or Connection, not {annotation!r}"
+        f"the second parameter of {name} must be an SQLAlchemy {wanted}, not {annotation!r}"
     )
 
 
@@ -128,13 +150,35 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _session_type(annotation: Any) -> type | None:
-    """The Session or Connection that an annotation names, if it does."""
+    """The session or connection that an annotation names, if it does."""
     if not isinstance(annotation, (str, type)):
         return None
+    for is_async in (False, True) if _may_be_async(annotation) else (False,):
+        for kind in _kinds(is_async=is_async):
+            if isinstance(annotation, str) and annotation.rpartition(".")[2] == kind.__name__:
+                return kind
+            if isinstance(annotation, type) and issubclass(annotation, kind):
+                return annotation
+    return None
+
+
+def _may_be_async(annotation: str | type) -> bool:
+    """Whether an annotation may name an AsyncSession or AsyncConnection, which can only be imported with greenlet."""
+    if isinstance(annotation, str):
+        return annotation.rpartition(".")[2].startswith("Async")
+    return "sqlalchemy.ext.asyncio" in sys.modules
+
+
+def _kinds(*, is_async: bool) -> tuple[type, ...]:
+    """What a handler may take beside its message."""
     # Imported here: a consumer without a session does not need SQLAlchemy.
+    if is_async:
+        try:
+            from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+        except ImportError as error:
+            raise MissingExtraError("greenlet", "postgres-async,mysql-async") from error
+        return AsyncSession, AsyncConnection
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
-    if isinstance(annotation, str):
-        return {"Session": Session, "Connection": Connection}.get(annotation.rpartition(".")[2])
-    return annotation if issubclass(annotation, (Session, Connection)) else None
+    return Session, Connection

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Message
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
+from idempotent.processing.handler import Handler
 
+Exceptions: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 KeyFunction: TypeAlias = Callable[[Message], "str | bytes | int | None"]
-ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool]"
+ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool] | Callable[[Key], Awaitable[bool]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,38 @@ class ConsumerOptions:
     fingerprint: KeyFunction | None
     store_result: bool
     concurrency: int | None
+    handler_timeout_s: float | None
+
+
+def check_options(handler: Handler, options: ConsumerOptions) -> None:
+    """Refuse options of a plain handler that only an `async def` can obey.
+
+    Raises:
+        ConfigurationError: it has one.
+    """
+    if handler.is_async:
+        return
+    if options.handler_timeout_s is not None:
+        raise ConfigurationError(
+            f"handler_timeout_s cannot go with {handler.name}, a plain `def`: a thread cannot be cancelled. Remove it, "
+            "and set timeouts on what the handler calls; or write an `async def`"
+        )
+    if inspect.iscoroutinefunction(options.on_expired_lease):
+        raise ConfigurationError(
+            f"on_expired_lease is an `async def`, and {handler.name} a plain `def`: write both in one kind"
+        )
+
+
+def exceptions(value: Exceptions, name: str) -> tuple[type[BaseException], ...]:
+    """The exception classes of an option as a tuple.
+
+    Raises:
+        ConfigurationError: it is not an exception class, or a tuple of them.
+    """
+    classes: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise ConfigurationError(
+                f"{name} takes an exception class, or a tuple of them such as (ValueError, KeyError), not {each!r}"
+            )
+    return classes

@@ -112,6 +112,9 @@ def _digits(value: object, what: str) -> str:
 
 def _fingerprint(function: KeyFunction, message: Message) -> bytes:
     content = _evaluate(function, message, "fingerprint")
+    if content is None and message.body is None:
+        # A tombstone has other content than an empty body, and than any text.
+        return hashlib.blake2b(digest_size=HASH_BYTES, person=b"tombstone").digest()
     if not isinstance(content, (str, bytes)):
         content = _digits(content, "fingerprint")
     if isinstance(content, str):

@@ -16,6 +16,7 @@ from idempotent.processing.binding import Binding
 from idempotent.processing.members import Member, result_of
 from idempotent.processing.results import failed, failure_of, unavailable
 from idempotent.processing.single import count_lost
+from idempotent.processing.steps import RUN, STORE, Life
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +40,22 @@ class GroupRun:
         self.results: dict[int, Result] = {}
         self.alone: list[Member] = []
 
-    def run(self, claimed: list[Member]) -> None:
+    def run(self, claimed: list[Member]) -> Life[None]:
         """Run the handlers of claimed members, and complete or release their keys."""
         try:
-            self._run(claimed)
+            yield from self._run(claimed)
         except BaseException:
             for member in claimed:
-                self._binding.desk.abandon(member.claim)  # the claims must not outlive the error
+                yield (
+                    STORE,
+                    self._binding.desk.abandon,
+                    (member.claim,),
+                )  # the claims must not outlive the error
             raise
 
-    def undo(self, claimed: Sequence[Member]) -> None:
+    def undo(self, claimed: Sequence[Member]) -> Life[None]:
         """Release the group's keys without counting attempts, and have each message processed alone."""
-        self._release(claimed)
+        yield from self._release(claimed)
         self.repeat_alone(claimed)
 
     def repeat_alone(self, members: Sequence[Member]) -> None:
@@ -58,104 +63,118 @@ class GroupRun:
         self._binding.observers.count(self._binding.name, Event.GROUP_REPEATED)
         self.alone.extend(members)
 
-    def _run(self, claimed: list[Member]) -> None:
+    def _run(self, claimed: list[Member]) -> Life[None]:
         if self._binding.handler.batch:
-            self._run_batch_handler(claimed)
-        elif self._binding.checker.group_is_atomic:
-            self._run_atomically(claimed)
-        else:
-            self._run_independently(claimed)
+            return self._run_batch_handler(claimed)
+        if self._binding.checker.group_is_atomic:
+            return self._run_atomically(claimed)
+        return self._run_independently(claimed)
 
-    def _run_batch_handler(self, claimed: list[Member]) -> None:
+    def _run_batch_handler(self, claimed: list[Member]) -> Life[None]:
         """Call the handler once for all messages: all effects happen, or none."""
         messages = [member.message for member in claimed]
         try:
-            self._binding.invoke_batch(claimed[0].claim, messages)
+            yield RUN, self._binding.calls.batch, (claimed[0].claim, messages)
         except Exception:
-            self.undo(claimed)
+            yield from self.undo(claimed)
             return
         except BaseException:
-            self._release(claimed)
+            yield from self._interrupted(claimed)
             raise
-        self._record(claimed, claimed)
+        yield from self._record(claimed, claimed)
 
-    def _run_atomically(self, claimed: list[Member]) -> None:
+    def _run_atomically(self, claimed: list[Member]) -> Life[None]:
         """Run all handlers in one transaction."""
         ran: list[Member] = []
         raised: list[Member] = []
         invoke = self._invoke_isolated if self._binding.transactions.isolates else self._invoke
         for member in claimed:
             try:
-                member.returned = invoke(member)
+                member.returned = yield from invoke(member)
             except Exception as error:
-                if not self._survives(member, error, ran, raised):
-                    self.undo(claimed)
+                if not (yield from self._survives(member, error, ran, raised)):
+                    yield from self.undo(claimed)
                     return
             except BaseException:
-                self._release(claimed)
+                yield from self._interrupted(claimed)
                 raise
             else:
                 ran.append(member)
         if not ran:
-            self._release(claimed)
-        if self._record(ran, claimed):
-            self._free(raised)
+            yield from self._release(claimed)
+        if (yield from self._record(ran, claimed)):
+            yield from self._free(raised)
 
-    def _invoke(self, member: Member) -> Any:
-        returned = self._binding.invoke(member.claim, member.message)
-        self._binding.transactions.flush(member.claim)
+    def _invoke(self, member: Member) -> Life[Any]:
+        returned = yield RUN, self._binding.calls.one, (member.claim, member.message)
+        yield STORE, self._binding.transactions.flush, (member.claim,)
         return returned
 
-    def _invoke_isolated(self, member: Member) -> Any:
-        with self._binding.transactions.isolated(member.claim, self._binding.handler.takes):
-            return self._invoke(member)
+    def _invoke_isolated(self, member: Member) -> Life[Any]:
+        """Run a handler in a savepoint: each end of `with isolated:` is a step."""
+        isolated = yield (
+            STORE,
+            self._binding.transactions.isolated,
+            (member.claim, self._binding.handler.takes),
+        )
+        yield STORE, isolated.__enter__, ()
+        try:
+            returned = yield from self._invoke(member)
+        except BaseException as error:
+            yield STORE, isolated.__exit__, (type(error), error, error.__traceback__)
+            raise
+        yield STORE, isolated.__exit__, (None, None, None)
+        return returned
 
-    def _survives(self, member: Member, error: Exception, ran: list[Member], raised: list[Member]) -> bool:
+    def _survives(
+        self, member: Member, error: Exception, ran: list[Member], raised: list[Member]
+    ) -> Life[bool]:
         """Whether an atomic group can continue without the effect of a handler that raised."""
-        if not self._binding.transactions.isolates or self._binding.transactions.is_transient(
-            member.claim, error
-        ):
+        transactions = self._binding.transactions
+        if not transactions.isolates or (yield STORE, transactions.is_transient, (member.claim, error)):
             return False
-        if self._is_ignored(member, error):
+        handling = self._note(member, error)
+        if handling is Handling.IGNORE:
             ran.append(member)
             return True
         try:
-            self._binding.transactions.forget(member.claim)
+            yield STORE, transactions.forget, (member.claim,)
         except Exception:
             return False
         raised.append(member)
         return True
 
-    def _run_independently(self, claimed: list[Member]) -> None:
+    def _run_independently(self, claimed: list[Member]) -> Life[None]:
         """Run the handlers one after the other; each key is completed or released by its own result."""
         ran: list[Member] = []
         raised: list[Member] = []
         recorded_at = time.monotonic()
+        one = self._binding.calls.one
         for position, member in enumerate(claimed):
             try:
-                member.returned = self._binding.invoke(member.claim, member.message)
+                member.returned = yield RUN, one, (member.claim, member.message)
             except Exception as error:
-                (ran if self._is_ignored(member, error) else raised).append(member)
+                (ran if self._note(member, error) is Handling.IGNORE else raised).append(member)
             except BaseException:
-                self._record(ran, claimed)
-                self._free(raised)
-                self._release(claimed[position:])
+                yield from self._record(ran, claimed)
+                yield from self._free(raised)
+                yield from self._release(claimed[position:])
                 raise
             else:
                 ran.append(member)
             if time.monotonic() - recorded_at > _RECORD_EVERY_S:
-                self._record(ran, claimed)
+                yield from self._record(ran, claimed)
                 ran = []
                 recorded_at = time.monotonic()
-        self._record(ran, claimed)
-        self._free(raised)
+        yield from self._record(ran, claimed)
+        yield from self._free(raised)
 
-    def _record(self, ran: Sequence[Member], claimed: Sequence[Member]) -> bool:
+    def _record(self, ran: Sequence[Member], claimed: Sequence[Member]) -> Life[bool]:
         """Complete these keys; False: an atomic group could not commit, and all its messages will run alone."""
         if not ran:
             return True
         try:
-            kept = self._binding.desk.complete_many(self._completions(ran))
+            kept = yield STORE, self._binding.desk.complete_many, (self._completions(ran),)
         except StoreError as error:
             self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for member in ran:
@@ -164,7 +183,7 @@ class GroupRun:
             if not self._binding.checker.group_is_atomic:
                 raise
             # Rolled back, or refused at COMMIT: running each message alone shows which one is at fault.
-            self.undo(claimed)
+            yield from self.undo(claimed)
             return False
         else:
             for member, owned in zip(ran, kept, strict=True):
@@ -173,12 +192,13 @@ class GroupRun:
                 self.results[member.index] = result_of(member)
         return True
 
-    def _free(self, raised: Sequence[Member]) -> None:
+    def _free(self, raised: Sequence[Member]) -> Life[None]:
         """Release the keys of handlers that raised, and count the attempts."""
         if not raised:
             return
+        releases = [(member.claim, member.failure) for member in raised]
         try:
-            released = self._binding.desk.release_many([(member.claim, member.failure) for member in raised])
+            released = yield STORE, self._binding.desk.release_many, (releases,)
         except StoreError as error:
             for member in raised:
                 about = self._binding.about(member.message)
@@ -188,23 +208,28 @@ class GroupRun:
         for member, answer in zip(raised, released, strict=True):
             self.results[member.index] = failed(self._binding, member.error, answer)
 
-    def _release(self, claimed: Sequence[Member]) -> None:
+    def _interrupted(self, claimed: Sequence[Member]) -> Life[None]:
+        yield STORE, self._binding.transactions.interrupted, (claimed[0].claim,)
+        yield from self._release(claimed)
+
+    def _release(self, claimed: Sequence[Member]) -> Life[None]:
         if not claimed:
             return
+        releases = [(member.claim, None) for member in claimed]
         try:
-            self._binding.desk.release_many([(member.claim, None) for member in claimed])
+            yield STORE, self._binding.desk.release_many, (releases,)
         except StoreError as error:
             for member in claimed:
                 about = self._binding.about(member.message)
                 log.warning("release_failed", extra={**about, "error": str(error)})
 
-    def _is_ignored(self, member: Member, error: Exception) -> bool:
-        """Note a handler's exception. Returns whether the consumer ignores it: the message counts as processed."""
+    def _note(self, member: Member, error: Exception) -> Handling:
+        """Note a handler's exception. Returns what it means to the consumer."""
         handling = self._binding.options.exceptions.classify(error)
         member.error = error
         if handling is not Handling.IGNORE:
             member.failure = failure_of(self._binding, error, handling)
-        return member.failure is None
+        return handling
 
     def _completions(self, ran: Sequence[Member]) -> list[Completion]:
         if not self._binding.options.store_result:

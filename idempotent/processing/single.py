@@ -1,4 +1,4 @@
-"""One message: claim its key, run the handler, record the result, in this order."""
+"""One message: claim its key, run the handler, record the result, in this order. See `steps` for what is yielded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
-from idempotent.processing.finished import finished
 from idempotent.processing.results import (
     STORE_RETRY_S,
     failed,
@@ -23,7 +22,8 @@ from idempotent.processing.results import (
     raised_by_handler,
     unavailable,
 )
-from idempotent.processing.unprotected import refused, release_quietly, store_failed, without_key
+from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life
+from idempotent.processing.unprotected import interrupted, refused, release_quietly, store_failed, without_key
 from idempotent.values import changed
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _TRANSACTION_TRIES: Final = 4
 
 
-def process_one(binding: Binding, message: Message) -> Result:
+def process_one(binding: Binding, message: Message) -> Life[Result]:
     """Process one message alone."""
     try:
         request = binding.requests.of(message)
@@ -40,137 +40,145 @@ def process_one(binding: Binding, message: Message) -> Result:
     return process_keyed(binding, message, request)
 
 
-def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> Result:
+def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result]:
     """Claim a key alone, and run and record its message. If the database undid the transaction, try again."""
     doomed: DoomedTransactionError | None = None
     for attempt in range(_TRANSACTION_TRIES):
         if attempt:
             binding.observers.count(binding.name, Event.TRANSACTION_REPEATED)
-            time.sleep(random.uniform(0.0, 0.02) * attempt)
+            yield SLEEP, time.sleep, (random.uniform(0.0, 0.02) * attempt,)
             request = changed(request, owner=new_owner())
         try:
-            decision = binding.desk.claim(request)
+            decision: Decision = yield CLAIM, binding.lone.claim, (request,)
         except StoreError as error:
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, error)
-            return store_failed(binding, message, error)
+            return (yield from store_failed(binding, message, error))
         if decision.claim is None:
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, decision)
-            return refused(binding, message, request, decision)
+            return (yield from refused(binding, message, request, decision))
         try:
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, decision)
             if message.redelivered and binding.counts_starts:
-                return _run_counted(binding, message, request, decision.claim)
-            return _run_claimed(binding, message, request, decision)
+                return (yield from _run_counted(binding, message, request, decision.claim))
+            return (yield from _run_claimed(binding, message, request, decision))
         except DoomedTransactionError as error:
             doomed = error
         except BaseException:
-            binding.desk.abandon(decision.claim)  # the claim must not outlive the error
+            yield STORE, binding.desk.abandon, (decision.claim,)  # the claim must not outlive the error
             raise
     return unavailable(doomed)
 
 
-def _run_counted(binding: Binding, message: Message, request: ClaimRequest, claim: Claim) -> Result:
+def _run_counted(binding: Binding, message: Message, request: ClaimRequest, claim: Claim) -> Life[Result]:
     """Count the attempt before the handler runs: the message may have killed the process of its first delivery."""
     try:
-        decision = binding.transactions.count_start(request, claim, binding.options.max_attempts)
+        decision: Decision = yield (
+            STORE,
+            binding.transactions.count_start,
+            (request, claim, binding.options.max_attempts),
+        )
     except StoreError as error:
         if binding.observers.watch_claims:
             binding.observers.claimed(binding.name, message, request, error)
         return unavailable(error)
     if decision.claim is None:
-        return refused(binding, message, request, decision)
+        return (yield from refused(binding, message, request, decision))
     raised = False
     try:
-        result = _run_claimed(binding, message, changed(request, counted=True), decision)
+        result = yield from _run_claimed(binding, message, changed(request, counted=True), decision)
         raised = raised_by_handler(result) is not None
     except BaseException:
-        binding.desk.abandon(decision.claim)
+        yield STORE, binding.desk.abandon, (decision.claim,)
         raise
     finally:
         if not raised:
-            binding.transactions.uncount(request.key)
+            yield STORE, binding.transactions.uncount, (request.key,)
     return result
 
 
-def _run_claimed(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
+def _run_claimed(
+    binding: Binding, message: Message, request: ClaimRequest, decision: Decision
+) -> Life[Result]:
     claim = decision.claim
     assert claim is not None
     if decision.lapsed:
         binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
         log.warning("lease_taken_over", extra=binding.about(message))
         if callable(binding.options.on_expired_lease):
-            result = _ask_consumer(binding, message, claim)
+            result = yield from _ask_consumer(binding, message, claim)
             if result is None and decision.alone:
-                result = _count_lapse(binding, message, request, decision)
+                result = yield from _count_lapse(binding, message, request, decision)
             if result is not None:
                 return result
     try:
-        value = binding.invoke(claim, message)
+        value = yield RUN, binding.calls.one, (claim, message)
     except Exception as error:
-        if binding.transactions.is_transient(claim, error):
-            release_quietly(binding, message, claim)
+        if (yield STORE, binding.transactions.is_transient, (claim, error)):
+            yield from release_quietly(binding, message, claim)
             raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
-        return after_exception(binding, message, request, claim, error)
+        return (yield from after_exception(binding, message, request, claim, error))
     except BaseException:
-        release_quietly(binding, message, claim)
+        yield from interrupted(binding, message, claim)
         raise
-    return _record(binding, message, request, claim, value)
+    return (yield from _record(binding, message, request, claim, value))
 
 
-def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Result | None:
+def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Result | None]:
     """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
     ask = binding.options.on_expired_lease
     assert callable(ask)
     assert claim.key is not None
     try:
-        if not _effect_happened(ask(claim.key)):
+        if not _effect_happened((yield RUN, binding.calls.ask, (ask, claim.key))):
             return None
-        binding.desk.complete(claim)
+        yield COMPLETE, binding.lone.complete, (claim,)
     except Exception as error:
         log.warning(
             "expired_lease_not_resolved",
             extra={**binding.about(message), "error": described(error)},
         )
         wait_s = binding.checker.lease_s or STORE_RETRY_S
-        binding.desk.abandon(claim)
+        yield STORE, binding.desk.abandon, (claim,)
         return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
     return Result(Outcome.DUPLICATE)
 
 
 def _effect_happened(answer: object) -> bool:
     """What a consumer answered. None, where `return` was forgotten, must not run the handler again."""
-    if not isinstance(finished(answer), int):
+    if not isinstance(answer, int):
         raise TypeError(f"on_expired_lease returned {answer!r}; return True if the effect happened, or False")
     return bool(answer)
 
 
 def _count_lapse(
     binding: Binding, message: Message, request: ClaimRequest, decision: Decision
-) -> Result | None:
+) -> Life[Result | None]:
     """Count the lapse as an attempt, after the consumer said that the effect did not happen; None: run."""
     assert decision.claim is not None
     try:
-        counted = binding.desk.count_lapse(decision, binding.options.max_attempts)
+        counted = yield STORE, binding.desk.count_lapse, (decision, binding.options.max_attempts)
     except StoreError as error:
-        binding.desk.abandon(decision.claim)
+        yield STORE, binding.desk.abandon, (decision.claim,)
         return unavailable(error)
-    return None if counted is decision else refused(binding, message, request, counted)
+    return None if counted is decision else (yield from refused(binding, message, request, counted))
 
 
-def _record(binding: Binding, message: Message, request: ClaimRequest, claim: Claim, value: Any) -> Result:
+def _record(
+    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, value: Any
+) -> Life[Result]:
     """Complete the key: the effect happened, or happens with the COMMIT."""
     try:
-        owned = binding.desk.complete(claim, binding.encode(value, message))
+        owned = yield COMPLETE, binding.lone.complete, (claim, binding.encode(value, message))
     except DoomedTransactionError:
         raise
     except StoreError as error:
         binding.observers.count(binding.name, Event.COMPLETION_NOT_RECORDED)
         return Result(Outcome.UNAVAILABLE, value=value, error=error, retry_after_s=STORE_RETRY_S)
     except Exception as error:
-        return after_exception(binding, message, request, claim, error)
+        return (yield from after_exception(binding, message, request, claim, error))
     if not owned:
         count_lost(binding, message, claim)
     return processed(value)
@@ -178,17 +186,18 @@ def _record(binding: Binding, message: Message, request: ClaimRequest, claim: Cl
 
 def after_exception(
     binding: Binding, message: Message, request: ClaimRequest, claim: Claim, error: Exception
-) -> Result:
+) -> Life[Result]:
     """Complete the key if the consumer ignores the exception, else release it and count the attempt."""
     handling = binding.options.exceptions.classify(error)
     if handling is Handling.IGNORE:
         try:
-            binding.transactions.ignore(request, claim)
+            yield STORE, binding.transactions.ignore, (request, claim)
         except StoreError as store_error:
             return unavailable(store_error)
         return Result(Outcome.IGNORED, error=error)
+    failure = failure_of(binding, error, handling, counted=request.counted)
     try:
-        released = binding.desk.release(claim, failure_of(binding, error, handling, counted=request.counted))
+        released = yield STORE, binding.desk.release, (claim, failure)
     except StoreError as store_error:
         log.warning("failure_not_recorded", extra={**binding.about(message), "error": str(store_error)})
         return failed(binding, error, None)

@@ -12,57 +12,58 @@ from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling, OnMissingKey, OnStoreError
 from idempotent.processing.binding import Binding
 from idempotent.processing.results import answered, processed, unavailable
+from idempotent.processing.steps import RUN, STORE, Life
 
 log = logging.getLogger(__name__)
 
 
-def without_key(binding: Binding, message: Message, error: MessageError) -> Result:
+def without_key(binding: Binding, message: Message, error: MessageError) -> Life[Result]:
     """Reject a message that has no key, or run it unprotected."""
     if isinstance(error, MissingKeyError) and binding.options.on_missing_key is OnMissingKey.PROCESS:
-        return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
+        return (yield from run_unprotected(binding, message, Event.RAN_WITHOUT_KEY))
     return Result(Outcome.REJECTED, error=error)
 
 
-def refused(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
+def refused(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Life[Result]:
     """The result of a message whose key was not acquired; with the kill switch on, run it unprotected."""
     if binding.disabled:
-        return run_unprotected(binding, message, Event.RAN_DISABLED)
+        return (yield from run_unprotected(binding, message, Event.RAN_DISABLED))
     return answered(binding, request, decision)
 
 
-def store_failed(binding: Binding, message: Message, error: StoreError) -> Result:
+def store_failed(binding: Binding, message: Message, error: StoreError) -> Life[Result]:
     """UNAVAILABLE, because the store did not answer; run the message unprotected if the consumer allows it."""
     more = binding.store_failures.take()
     if more is not None:
         log.warning("store_failed", extra={**binding.about(message), "error": str(error), "more": more})
     if binding.options.on_store_error is OnStoreError.PROCESS:
-        return run_unprotected(binding, message, Event.RAN_WITHOUT_KEY)
+        return (yield from run_unprotected(binding, message, Event.RAN_WITHOUT_KEY))
     if binding.disabled:
-        return run_unprotected(binding, message, Event.RAN_DISABLED)
+        return (yield from run_unprotected(binding, message, Event.RAN_DISABLED))
     return unavailable(error)
 
 
-def run_unprotected(binding: Binding, message: Message, why: Event) -> Result:
+def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Result]:
     """Run the handler without a key; counted and logged every time."""
     binding.observers.count(binding.name, why)
     log.warning("ran_without_protection", extra={**binding.about(message), "why": why.value})
     try:
-        claim = binding.transactions.claim_nothing()
+        claim: Claim = yield STORE, binding.transactions.claim_nothing, ()
     except StoreError as error:
         return unavailable(error)
     try:
-        value = binding.invoke(claim, message)
+        value = yield RUN, binding.calls.one, (claim, message)
     except Exception as error:
-        transient = binding.transactions.is_transient(claim, error)
-        release_quietly(binding, message, claim)
+        transient = yield STORE, binding.transactions.is_transient, (claim, error)
+        yield from release_quietly(binding, message, claim)
         if transient:
             return unavailable(error)
         return _failed_without_key(binding, error)
     except BaseException:
-        release_quietly(binding, message, claim)
+        yield from interrupted(binding, message, claim)
         raise
     try:
-        binding.desk.complete(claim)
+        yield STORE, binding.desk.complete, (claim,)
     except (StoreError, DoomedTransactionError) as error:
         return unavailable(error)
     except Exception as error:
@@ -80,9 +81,15 @@ def _failed_without_key(binding: Binding, error: Exception) -> Result:
             return Result(Outcome.DEAD, error=error)
 
 
-def release_quietly(binding: Binding, message: Message, claim: Claim) -> None:
+def release_quietly(binding: Binding, message: Message, claim: Claim) -> Life[None]:
     """Free a key without counting an attempt; if the store does not answer, the key is free when its lease ends."""
     try:
-        binding.desk.release(claim)
+        yield STORE, binding.desk.release, (claim,)
     except StoreError as error:
         log.warning("release_failed", extra={**binding.about(message), "error": str(error)})
+
+
+def interrupted(binding: Binding, message: Message, claim: Claim) -> Life[None]:
+    """Free the key of a handler that was interrupted, such as by KeyboardInterrupt or a cancellation."""
+    yield STORE, binding.transactions.interrupted, (claim,)
+    yield from release_quietly(binding, message, claim)

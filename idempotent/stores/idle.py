@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 from idempotent.forks import generation
@@ -41,6 +42,11 @@ class Idle(Generic[C]):
     def put(self, connection: C) -> None:
         """Add a connection that is ready to be used again."""
         self._connections.append(connection)
+
+    def drain(self) -> Iterator[C]:
+        """Remove all connections, one by one."""
+        while (connection := self.take()) is not None:
+            yield connection
 
     def _forget_parents(self) -> None:
         # After fork() the sockets belong to the parent: forget them without closing.

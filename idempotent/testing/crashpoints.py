@@ -7,15 +7,17 @@ Production code knows nothing about them: `crash_points` adds them to a checker,
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.hooks import CheckerHooks
@@ -148,6 +150,8 @@ class _Armed:
         return self._plan if self._is_given else CrashPlan.from_environment()
 
 
+# Of a context, not of a thread: the tasks of one loop complete in turns.
+_commits_completion: Final[ContextVar[bool]] = ContextVar("idempotent_commits_completion", default=False)
 _passings: Final = _Passings()
 _armed: Final = _Armed()
 
@@ -163,8 +167,7 @@ def reach(point: str, plan: CrashPlan | None = None) -> None:
         raise ConfigurationError(f"unknown crash point {point!r}; known: {', '.join(sorted(POINTS))}")
     if plan is None or plan.point != point or _passings.count(point) != plan.nth:
         return
-    # Not print(): a buffer would be lost with the process.
-    os.write(2, f"{plan.kind.value} at {point}\n".encode())
+    os.write(2, f"{plan.kind.value} at {point}\n".encode())  # the buffer of print() would be lost
     # To this thread: the process would end, or stop, a moment later.
     signal.pthread_kill(
         threading.get_ident(), signal.SIGKILL if plan.kind is CrashKind.KILL else signal.SIGSTOP
@@ -178,19 +181,32 @@ def arm(plan: CrashPlan | None) -> None:
 
 
 def around(function: Callable[P, T], step: str, plan: CrashPlan | None = None) -> Callable[P, T]:
-    """The function between `before_<step>` and `after_<step>`: a handler ("effect").
+    """The function, or `async def`, between `before_<step>` and `after_<step>`: a handler is an "effect".
 
     A Spark run has methods for its steps; the one that makes its output visible is "publish".
     """
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with _between(step, plan):
+                return await function(*args, **kwargs)
+
+        return cast("Callable[P, T]", awaited)
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        reach(f"before_{step}", plan)
-        answer = function(*args, **kwargs)
-        reach(f"after_{step}", plan)
-        return answer
+        with _between(step, plan):
+            return function(*args, **kwargs)
 
     return wrapped
+
+
+@contextmanager
+def _between(step: str, plan: CrashPlan | None) -> Iterator[None]:
+    reach(f"before_{step}", plan)
+    yield
+    reach(f"after_{step}", plan)
 
 
 class AckPoints(Observer):
@@ -214,25 +230,17 @@ def crash_points(checker: C, plan: CrashPlan | None = None) -> C:
         checker: changed in place, at its desk, and returned.
         plan: where to die; None: the environment's plan, read at each point.
     """
-    committing = threading.local()
-    checker.desk.hooks = _HooksWithPoints(checker.desk.hooks, committing, plan)
+    checker.desk.hooks = _HooksWithPoints(checker.desk.hooks, plan)
     engine = getattr(getattr(checker, "store", None), "engine", None)
     if engine is not None:
-        _around_commit(engine.dialect, committing, plan)
+        _around_commit(engine.dialect, plan)
     return checker
 
 
 class _HooksWithPoints(CheckerHooks):
-    """A checker's hooks, each between the points of its step.
+    """A checker's hooks, each between the points of its step. The hooks that they call themselves pass none."""
 
-    Args:
-        hooks: the checker, or another object in its place.
-        committing: its `on` tells the thread's commits that they belong to a completion.
-        plan: where to die.
-    """
-
-    def __init__(self, hooks: CheckerHooks, committing: threading.local, plan: CrashPlan | None) -> None:
-        """Put points around the hooks; the hooks that they call themselves pass none."""
+    def __init__(self, hooks: CheckerHooks, plan: CrashPlan | None) -> None:
         self.lease_s = hooks.lease_s
         self.retention_s = hooks.retention_s
         self.dead_retention_s = hooks.dead_retention_s
@@ -240,7 +248,6 @@ class _HooksWithPoints(CheckerHooks):
         self.keeps_positions = hooks.keeps_positions
         self.remembers_done = hooks.remembers_done
         self._hooks = hooks
-        self._committing = committing
         self._plan = plan
 
     def _claim(self, request: ClaimRequest) -> Decision:
@@ -250,11 +257,11 @@ class _HooksWithPoints(CheckerHooks):
         return around(self._hooks._claim_many, "claim", self._plan)(requests)
 
     def _complete(self, completion: Completion) -> bool:
-        with self._completing():
+        with _completing():
             return around(self._hooks._complete, "complete", self._plan)(completion)
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        with self._completing():
+        with _completing():
             return around(self._hooks._complete_many, "complete", self._plan)(completions)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
@@ -269,16 +276,17 @@ class _HooksWithPoints(CheckerHooks):
     def _garbage_collect(self, limit: int) -> int:
         return self._hooks._garbage_collect(limit)
 
-    @contextmanager
-    def _completing(self) -> Iterator[None]:
-        self._committing.on = True
-        try:
-            yield
-        finally:
-            self._committing.on = False
+
+@contextmanager
+def _completing() -> Iterator[None]:
+    token = _commits_completion.set(True)
+    try:
+        yield
+    finally:
+        _commits_completion.reset(token)
 
 
-def _around_commit(dialect: Any, committing: threading.local, plan: CrashPlan | None) -> None:
+def _around_commit(dialect: Any, plan: CrashPlan | None) -> None:
     """Points around the COMMIT of a completion; the application's own commits pass none.
 
     SQLAlchemy has an event before a COMMIT, but none after it.
@@ -287,6 +295,6 @@ def _around_commit(dialect: Any, committing: threading.local, plan: CrashPlan | 
     commit_with_points = around(commit, "commit", plan)
 
     def do_commit(connection: Any) -> None:
-        (commit_with_points if getattr(committing, "on", False) else commit)(connection)
+        (commit_with_points if _commits_completion.get() else commit)(connection)
 
     dialect.do_commit = do_commit

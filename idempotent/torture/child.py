@@ -5,10 +5,10 @@ Each further line is a crash plan for this process, or null to cancel it. The en
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
-import random
 import sys
 import threading
 import time
@@ -18,62 +18,29 @@ from typing import Any, Final
 
 from sqlalchemy import insert
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.orm import registry as registry_of_rows
 
-from idempotent.consumer import current_claim
-from idempotent.message import Message, Position
+from idempotent.message import Message
 from idempotent.policy import Backoff
 from idempotent.registry import Registry
-from idempotent.testing.crashpoints import AckPoints, CrashPlan, arm, around, crash_points
+from idempotent.testing.crashpoints import AckPoints, CrashPlan, arm, crash_points
 from idempotent.testing.stage.places import place_at
 from idempotent.torture.clocks import sleep_by_the_right_clock
+from idempotent.torture.handling import FlakyError, HandlerRun, behaviour_in, check_headers, takes_s, timed
 from idempotent.torture.journal import Journal, JournalObserver, What
-from idempotent.torture.settings import GROUP, SLOW, Job
+from idempotent.torture.settings import GROUP, Job
 from idempotent.torture.stores import EffectStore, Outputs, effects_table, outputs_of, store_at
-from idempotent.torture.traffic import Behaviour, headers_of, is_slow, subjects_of
+from idempotent.torture.traffic import Behaviour, is_slow, subjects_of
 from idempotent.worker import Worker
 
 # Kills and failures alone never use up the attempts: only poison becomes a dead letter.
 _ATTEMPTS: Final = 100_000
 _BACKOFF: Final = Backoff(initial_s=0.1, maximum_s=1.0)
-_FAILS: Final = 0.6
-_LONGEST_MOMENT_S: Final = 0.004
-_LONGEST_SLOW_S: Final = 0.08
 _GC_EVERY_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.2
 _STARVED_S: Final = 0.8
-
-
-class FlakyError(Exception):
-    """A temporary failure."""
-
-
-class PoisonError(Exception):
-    """A permanent failure."""
-
-
-def _fails(behaviour: Behaviour) -> bool:
-    if behaviour in (Behaviour.FLAKY, Behaviour.UNDONE):
-        return random.random() < _FAILS
-    return behaviour is Behaviour.POISON
-
-
-def _dawdle(behaviour: Behaviour, lease_s: float, *, slowly: bool) -> None:
-    """Take some time, so that faults of the process hit its handler."""
-    moment_s = random.random() * (_LONGEST_SLOW_S if slowly else _LONGEST_MOMENT_S)
-    time.sleep(lease_s * SLOW if behaviour is Behaviour.SLOW else moment_s)
-
-
-def _behaviour_in(message: Message) -> Behaviour:
-    return Behaviour(message.json()["behaviour"])
-
-
-def _check_headers(message: Message, journal: Journal, *, has_bytes: bool) -> None:
-    for name, value in headers_of(message.json()["number"], has_bytes=has_bytes).items():
-        if message.headers.get(name) != value:
-            found = message.headers.get(name)
-            journal.write(What.WRONG, id=message.id, error=f"the header {name} is {found!r}")
 
 
 def main() -> None:
@@ -98,8 +65,8 @@ def consume(job: Job, journal: Journal) -> None:
     for observer in (JournalObserver(journal), AckPoints()):
         registry.observers.add(observer)
     store = store_at(job.checker_url, job.broker_url, job.name, lease_s=job.lease_s)
-    checker = crash_points(store.checker())
     place = place_at(job.broker_url, job.name, job.batch_size)
+    checker = crash_points(store.checker(is_async=job.is_async))
     handlers = _Handlers(job, journal, store, has_bytes=place.has_bytes)
     for subject in subjects_of(job.name):
         registry.consumer(
@@ -116,7 +83,7 @@ def consume(job: Job, journal: Journal) -> None:
 
 
 class _Handlers:
-    """The handlers of one process; they differ in where their effects go."""
+    """The handlers of one process; they differ in where their effects go, and in whether they are `async def`."""
 
     def __init__(self, job: Job, journal: Journal, store: EffectStore, *, has_bytes: bool) -> None:
         self._job = job
@@ -132,61 +99,77 @@ class _Handlers:
     def chosen(self) -> Callable[..., Any]:
         """The handler for this store."""
         if isinstance(self._store, Outputs):
-            return self._in_topic
-        return self._in_database if self._store.is_transactional else self._in_journal
+            return self._in_topic_async if self._job.is_async else self._in_topic
+        if self._store.is_transactional:
+            return self._in_database_async if self._job.is_async else self._in_database
+        return self._in_journal_async if self._job.is_async else self._in_journal
 
     def _in_journal(self, message: Message) -> str:
         """With a leased checker: an effect outside of its store."""
-        return self._run(message, lambda effect: self._journal.write(What.EFFECT, **effect))
+        run = self._begin(message)
+        time.sleep(run.takes_s)
+        with run.effect() as effect:
+            self._journal.write(What.EFFECT, **effect)
+        return run.end()
+
+    async def _in_journal_async(self, message: Message) -> str:
+        run = self._begin(message)
+        await asyncio.sleep(run.takes_s)
+        with run.effect() as effect:
+            self._journal.write(What.EFFECT, **effect)
+        return run.end()
 
     def _in_database(self, message: Message, session: Session) -> str:
         """With a transactional checker: an effect in the transaction of the key."""
-        behaviour = _behaviour_in(message)
-        if behaviour is Behaviour.FORGETFUL:
+        run = self._begin(message)
+        if run.behaviour is Behaviour.FORGETFUL:
             session.expunge_all()
-
-        def write(effect: dict[str, Any]) -> None:
-            if behaviour is Behaviour.UNSENT:
-                session.add(self._row(**_timed(effect)))
+        time.sleep(run.takes_s)
+        with run.effect() as effect:
+            if run.behaviour is Behaviour.UNSENT:
+                session.add(self._row(**timed(effect)))
             else:
-                session.execute(insert(self._table), _timed(effect))
+                session.execute(insert(self._table), timed(effect))
+        return run.end()
 
-        return self._run(message, write)
+    async def _in_database_async(self, message: Message, session: AsyncSession) -> str:
+        run = self._begin(message)
+        if run.behaviour is Behaviour.FORGETFUL:
+            session.expunge_all()
+        await asyncio.sleep(run.takes_s)
+        with run.effect() as effect:
+            if run.behaviour is Behaviour.UNSENT:
+                session.add(self._row(**timed(effect)))
+            else:
+                await session.execute(insert(self._table), timed(effect))
+        return run.end()
 
     def _in_topic(self, message: Message) -> Message:
         """With Kafka's exactly-once: an effect in the transaction of the offset."""
-        effects: list[dict[str, Any]] = []
-        self._run(message, effects.append)
-        return Message(outputs_of(self._job.name), json.dumps(_timed(effects[0])).encode(), id=message.id)
+        run = self._begin(message)
+        time.sleep(run.takes_s)
+        return self._sent(run)
 
-    def _run(self, message: Message, write: Callable[[dict[str, Any]], object]) -> str:
+    async def _in_topic_async(self, message: Message) -> Message:
+        run = self._begin(message)
+        await asyncio.sleep(run.takes_s)
+        return self._sent(run)
+
+    def _sent(self, run: HandlerRun) -> Message:
+        with run.effect() as effect:
+            body = json.dumps(timed(effect)).encode()
+        return Message(outputs_of(self._job.name), body, id=run.end())
+
+    def _begin(self, message: Message) -> HandlerRun:
         known_as = str(message.id)
         self._begun[known_as] += 1
-        _check_headers(message, self._journal, has_bytes=self._has_bytes)
-        behaviour = _behaviour_in(message)
-        place = str(message.position) if isinstance(message.position, Position) else ""
-        fails = _fails(behaviour)
-        _dawdle(behaviour, self._job.lease_s, slowly=is_slow(message.subject))
-        if fails:
-            self._journal.write(What.RAISED, id=known_as, position=place)
-        if fails and not (self._store.is_transactional and behaviour is Behaviour.UNDONE):
-            raise PoisonError("always") if behaviour is Behaviour.POISON else FlakyError("before the effect")
-        around(write, "effect")(
-            {
-                "id": known_as,
-                "position": place,
-                "process": self._job.process,
-                "attempt": self._begun[known_as],
-                "fence": current_claim().fence,
-            }
+        check_headers(message, self._journal, has_bytes=self._has_bytes)
+        behaviour = behaviour_in(message)
+        takes = takes_s(behaviour, self._job.lease_s, slowly=is_slow(message.subject))
+        undone = self._store.is_transactional and behaviour is Behaviour.UNDONE
+        return HandlerRun(
+            self._journal, self._job.process, message, self._begun[known_as], takes, undone=undone
         )
-        if fails:
-            raise FlakyError("after the effect")
-        return known_as
-
-
-def _timed(effect: dict[str, Any]) -> dict[str, Any]:
-    return effect | {"at": time.monotonic(), "wall": time.time()}
 
 
 def _follow_plans() -> None:

@@ -25,8 +25,16 @@ _AT_POINT: Final = re.compile(r"^(kill|pause) at (\w+)$", re.MULTILINE)
 class ConsumerSlot:
     """One consumer. The URLs of its job are those of the servers themselves; `record` is called with each incident."""
 
-    def __init__(self, number: int, job: Job, folder: Path, record: Callable[[Incident], object]) -> None:
-        """Start the proxies only."""
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        folder: Path,
+        record: Callable[[Incident], object],
+        *,
+        both_kinds: bool = False,
+    ) -> None:
+        """Start the proxies only. With `both_kinds` its processes have plain and async handlers in turn."""
         self.number: Final = number
         self.path: Final = folder / f"consumer-{number}.jsonl"
         self.store_proxy, checker_url = proxied(job.checker_url)
@@ -35,6 +43,7 @@ class ConsumerSlot:
         self.at_work = False
         self.is_up = False
         self._record = record
+        self._both_kinds = both_kinds
         self._log = folder / f"consumer-{number}.log"
         self._tail = Tail(self.path)
         self._job = replace(job, journal=str(self.path), checker_url=checker_url, broker_url=broker_url)
@@ -61,7 +70,9 @@ class ConsumerSlot:
         self.at_work = self.is_up = False
         self._kills_met = len(self._points_met(CrashKind.KILL))
         self._armed = self._paused = self._stopping_since = None
-        job = replace(self._job, process=self.process, shift_s=shift_s)
+        # Plain and async handlers take turns, also on the same keys.
+        is_async = self._both_kinds and (self.number + self.started) % 2 == 1
+        job = replace(self._job, process=self.process, shift_s=shift_s, is_async=is_async)
         environ = shifted_clock(shift_s) if shift_s else None
         self._child = ChildProcess("idempotent.torture.child", asdict(job), self._log, environ=environ)
 

@@ -197,7 +197,8 @@ class TortureRun:
             batch_size=shape.batch_size,
             results=number % 2 == 0 and not self.store.by_position,
         )
-        return ConsumerSlot(number, job, self._folder, self._record)
+        has_async = not (self.store.is_transactional and self.store.is_file)
+        return ConsumerSlot(number, job, self._folder, self._record, both_kinds=has_async)
 
     def _torture(self, on_tick: Callable[[], object]) -> None:
         began = self.began = time.monotonic()

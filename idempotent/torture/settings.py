@@ -64,7 +64,8 @@ class Settings:
 class Job:
     """One consuming process: its name, what it connects to, and how it works.
 
-    With `results` it stores results. Its clock is `shift_s` seconds wrong.
+    With `results` it stores results. Its clock is `shift_s` seconds wrong. With `is_async` its handlers are
+    `async def`.
     """
 
     broker_url: str
@@ -77,3 +78,4 @@ class Job:
     process: str = ""
     journal: str = ""
     shift_s: float = 0.0
+    is_async: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,7 +13,6 @@ from idempotent.keys import consumer_named
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.registry import Registry
-from idempotent.worker.health_file import HealthFile
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter
@@ -33,6 +32,19 @@ def check_registry_and_adapter(registry: Registry, adapter: Adapter) -> None:
         raise ConfigurationError(
             f"adapter must be an Adapter, not of type {type(adapter).__name__}: write adapter_from_url(url)"
         )
+
+
+def check_no_running_loop() -> None:
+    """Refuse to block an event loop.
+
+    Raises:
+        ConfigurationError: one runs in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise ConfigurationError("run() would block the event loop of this thread: use `await worker.serve()`")
 
 
 def checked_names(names: Collection[str] | None) -> Collection[str] | None:
@@ -77,16 +89,3 @@ def checked_callback(callback: Callback | None) -> Callback | None:
     if callback is None:
         return None
     return function(callback, "on_result", "lambda message, result: ...", takes=2)
-
-
-def checked_health_file(path: str | os.PathLike[str] | None) -> HealthFile | None:
-    """The health file; None: none is wanted.
-
-    Raises:
-        ConfigurationError: no path.
-    """
-    if path is None:
-        return None
-    if not path or not isinstance(path, (str, os.PathLike)):
-        raise ConfigurationError(f"health_file must be a path, such as '/run/worker.health', not {path!r}")
-    return HealthFile(path)

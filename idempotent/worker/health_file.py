@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from idempotent.errors import ConfigurationError
+from idempotent.observe.sparse import Sparse
+
+log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 1.0
 READY: Final = "ready\n"
@@ -31,23 +37,50 @@ class HealthFile:
         self.path: Final = Path(path)
         self._word = ""
         self._next = 0.0
+        self._told = Sparse()
 
     def beat(self, word: str) -> None:
-        """Note that the loop has run once more, with one of the words above.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Note that the loop has run once more, with one of the words above."""
         now = time.monotonic()
         if word == self._word and now < self._next:
             return
         self._next = now + _EVERY_S
         self._word = word
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        draft.write_text(word)
-        draft.replace(self.path)  # a reader never sees half a word
+        try:
+            draft.write_text(word)
+            draft.replace(self.path)  # a reader never sees half a word
+        except OSError as error:
+            # The probe will notice the old file; messages continue.
+            more = self._told.take()
+            if more is not None:
+                about = {"path": str(self.path), "error": error.strerror or str(error), "more": more}
+                log.warning("health_file_failed", extra=about)
 
     def remove(self) -> None:
         """Remove the file when the worker has ended."""
         with suppress(FileNotFoundError):
             self.path.unlink()
+
+
+def checked_health_file(path: str | os.PathLike[str] | None) -> HealthFile | None:
+    """The health file; None: none is wanted.
+
+    Raises:
+        ConfigurationError: no path, or that of a folder or a device, which would be replaced, or in a folder that is
+            not there.
+    """
+    if path is None:
+        return None
+    if not path or not isinstance(path, (str, os.PathLike)):
+        raise ConfigurationError(f"health_file must be a path, such as '/run/worker.health', not {path!r}")
+    if Path(path).exists() and not Path(path).is_file():
+        raise ConfigurationError(
+            f"health_file must be the path of a file, and {path!r} is a folder or a device"
+        )
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"health_file cannot be written: there is no folder {str(folder)!r}; make it"
+        )
+    return HealthFile(path)

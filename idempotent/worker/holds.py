@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Delivery
@@ -26,10 +26,10 @@ class Work:
     """A delivery, its consumer, and how often it was held."""
 
     delivery: Delivery
-    consumer: Consumer
-    checks: int = 0
+    consumer: AnyConsumer
     since: float = field(default_factory=time.monotonic)
     """When it was received, by the worker's clock."""
+    checks: int = 0
     complaints: int = 0
     """How often the log complained of its wait."""
 
@@ -53,7 +53,7 @@ class Holds:
         """Hold nothing yet."""
         self._heap: list[tuple[float, int, Work]] = []
         self._ties = itertools.count()
-        self.of: Counter[Consumer] = Counter()
+        self.of: Counter[AnyConsumer] = Counter()
         """How many deliveries of a consumer are held."""
 
     def __bool__(self) -> bool:

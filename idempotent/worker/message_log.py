@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import IdempotentError, described
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
@@ -34,10 +34,8 @@ class MessageLog:
     def __init__(self, *, redact: bool) -> None:
         self._redact = redact
 
-    def settled(self, consumer: Consumer | None, message: Message, result: Result) -> None:
+    def not_acknowledged(self, consumer: AnyConsumer | None, message: Message, result: Result) -> None:
         """Log a delivery that was not acknowledged. `consumer`: None if no consumer has its subject."""
-        if result.action is Action.ACK:
-            return
         error = result.error
         shown = (
             None if self._redact or error is None or isinstance(error, IdempotentError) else _hidden(error)
@@ -75,7 +73,7 @@ class MessageLog:
         extra = self._about(work.consumer, work.delivery.message, Result(Outcome.FAILED, error=error))
         log.error("handler_crashed", extra=extra, exc_info=None if self._redact else _hidden(error))
 
-    def _about(self, consumer: Consumer | None, message: Message, result: Result) -> dict[str, Any]:
+    def _about(self, consumer: AnyConsumer | None, message: Message, result: Result) -> dict[str, Any]:
         key = None if consumer is None else consumer.key_in(message)
         return {
             "consumer": message.subject if consumer is None else consumer.name,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
+from idempotent.worker.handlers import HandlerPool
 from idempotent.worker.holds import Holds
-from idempotent.worker.pool import HandlerPool
 
 
 class Rooms:
@@ -29,9 +29,9 @@ class Rooms:
         self._concurrency = concurrency
         self._batch_size = batch_size
         self._max_held = max_held
-        self._shares: dict[Consumer, int] = {}
+        self._shares: dict[AnyConsumer, int] = {}
 
-    def serve(self, consumers: Iterable[Consumer]) -> None:
+    def serve(self, consumers: Iterable[AnyConsumer]) -> None:
         """Make a room for each of these consumers."""
         for consumer in consumers:
             threads = min(consumer.options.concurrency or self._concurrency, self._concurrency)
@@ -53,7 +53,7 @@ class Rooms:
         rooms = {consumer.subject: self._of(consumer) for consumer in self._shares}
         return max(rooms.values()), frozenset(subject for subject, room in rooms.items() if not room)
 
-    def _of(self, consumer: Consumer) -> int:
+    def _of(self, consumer: AnyConsumer) -> int:
         if self._holds.of[consumer] >= self._max_held:
             return 0
         return max(self._shares[consumer] - self._pool.in_flight[consumer], 0)

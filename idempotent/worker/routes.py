@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from idempotent.adapters.base import Adapter
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, MessageError
 from idempotent.policy import OnExpiredLease
 from idempotent.registry import Registry
 
 
-def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -> Mapping[str, Consumer]:
+def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -> Mapping[str, AnyConsumer]:
     """The consumers that a worker serves, by subject.
 
     Args:
@@ -30,7 +30,7 @@ def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -
         raise ConfigurationError(
             f"no consumer is named {', '.join(unknown)}; known: {', '.join(sorted(known)) or 'none'}"
         )
-    by_subject: dict[str, Consumer] = {}
+    by_subject: dict[str, AnyConsumer] = {}
     for name, consumer in known.items():
         if names is not None and name not in names:
             continue

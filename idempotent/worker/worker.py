@@ -5,29 +5,30 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from idempotent.choices import flag, seconds, seconds_or_none, whole
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
 from idempotent.worker import given
+from idempotent.worker.draining import Drain
 from idempotent.worker.expired_keys import ExpiredKeys
-from idempotent.worker.health_file import CONNECTING, READY, STORE
+from idempotent.worker.handlers import Done, HandlerPool, LoopPlace
+from idempotent.worker.health_file import CONNECTING, READY, STORE, checked_health_file
 from idempotent.worker.holds import Holds, Work
 from idempotent.worker.message_log import MessageLog
-from idempotent.worker.pool import Done, HandlerPool
 from idempotent.worker.python_gc import relaxed_python_gc
 from idempotent.worker.rooms import Rooms
 from idempotent.worker.routes import check_dead_letters, routes, unknown_subject
 from idempotent.worker.services import inside
+from idempotent.worker.serving import in_thread
+from idempotent.worker.settling import Settling
 from idempotent.worker.signals import on_stop_signal
 from idempotent.worker.store_watch import StoreWatch
 from idempotent.worker.summary import WorkerSummary
@@ -41,12 +42,14 @@ log = logging.getLogger(__name__)
 # How long `receive` may wait: with handlers running (where the adapter cannot be woken), and without.
 _BUSY_WAIT_S: Final = 0.05
 _IDLE_WAIT_S: Final = 0.2
+_LAST_WAIT_S: Final = 1.0
 
 
 class Worker:
     """Let a registry's consumers process what an adapter receives.
 
-    The thread that calls `run` owns the adapter; handlers run in threads of their own. Consumers take turns. Of each,
+    The thread that calls `run` owns the adapter. Plain handlers run in threads of their own, `async def` handlers as
+    tasks of one event loop: the worker's own, in a thread, or with `serve` the caller's. Consumers take turns. Of each,
     at most twice `concurrency` x `batch_size` deliveries run or wait to run, and at most `max_held` are held; no more
     are received of its subject until some are settled, while those of other subjects continue.
 
@@ -56,8 +59,8 @@ class Worker:
     Args:
         registry: the consumers; one group of a subject, because a delivery is settled once.
         adapter: the source of the messages.
-        concurrency: how many handlers (or batches) run at once, each in a thread; `@consumer(concurrency=...)` limits
-            one consumer.
+        concurrency: how many handlers (or batches) run at once: so many in threads, and so many in tasks;
+            `@consumer(concurrency=...)` limits one consumer.
         batch_size: above 1, up to this many messages of a consumer pass through `process_many` together.
         drain_timeout_s: seconds that running handlers have to finish when the worker stops. Closing takes up to five
             more, so the default stays below the 30 seconds after which Kubernetes kills.
@@ -100,9 +103,9 @@ class Worker:
         self._names = given.checked_names(consumers)
         self._gc_interval_s = seconds_or_none(gc_interval_s, "gc_interval_s")
         self._services = given.checked_services(services)
-        self._on_result = given.checked_callback(on_result)
         self._log = MessageLog(redact=flag(redact, "redact"))
-        self._health = given.checked_health_file(health_file)
+        self._settling = Settling(adapter, registry.observers, self._log, given.checked_callback(on_result))
+        self._health = checked_health_file(health_file)
         self._pool = HandlerPool(whole(concurrency, "concurrency"), batch_size, adapter.wake)
         self._holds = Holds()
         self._rooms = Rooms(
@@ -110,10 +113,8 @@ class Worker:
         )
         self._fail_fast = flag(fail_fast, "fail_fast")
         self._stores = StoreWatch(())
-        self._routes: Mapping[str, Consumer] = {}
+        self._routes: Mapping[str, AnyConsumer] = {}
         self._unrecorded = UnrecordedSteps(())
-        self._outcomes: Counter[Outcome] = Counter()
-        self._requeued = 0
         self._abandoned = 0
         self._crash: BaseException | None = None
         # Plain flags: a signal handler sets them and may take no lock.
@@ -123,15 +124,32 @@ class Worker:
         """Work until `stop`, SIGTERM or SIGINT (in the main thread), or the adapter is finished.
 
         Stopping, it receives nothing more, requeues what did not start, and settles and records what finishes within
-        `drain_timeout_s`. A second signal ends it without that wait. Checkers are left open. While it runs, Python's
-        garbage collector is relaxed, see `relaxed_python_gc`.
+        `drain_timeout_s`. Then `async def` handlers are cancelled and their deliveries requeued. A second signal ends
+        it without that wait. Checkers are left open. While it runs, Python's garbage collector is relaxed, see
+        `relaxed_python_gc`.
 
         Raises:
-            ConfigurationError: registry, consumers and adapter do not fit together, or it ran before.
+            ConfigurationError: registry, consumers and adapter do not fit together, it ran before, or a loop runs here.
             AdapterError: unrecoverable: the worker stops. Running handlers were drained first.
             StoreError: with `fail_fast`: a store cannot be used.
             BaseException: a handler raised SystemExit, KeyboardInterrupt or the like; its deliveries were requeued.
         """
+        given.check_no_running_loop()
+        return self._run(None)
+
+    async def serve(self) -> WorkerSummary:
+        """Work beside an application, as `run` does: `async def` handlers are tasks of the running loop.
+
+        They see the caller's context variables. The adapter is called in a thread, plain handlers run in others.
+        Signals are left alone. Cancelling it stops the worker in order; a second cancellation waits for no handler.
+
+        Raises:
+            CancelledError: it was cancelled, and has ended in order.
+            BaseException: what `run` raises.
+        """
+        return await in_thread(self._run, self._interrupt)
+
+    def _run(self, place: LoopPlace | None) -> WorkerSummary:
         if self._started:
             raise ConfigurationError("a Worker runs once; create a new one")
         self._started = True
@@ -148,18 +166,18 @@ class Worker:
                 self._adapter.capacity = self._rooms.largest
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})
-                self._pool.start()
+                self._pool.start(consumers, place)
                 with inside((expired, *self._services)):
                     try:
                         self._work()
                     finally:
                         self._drain()
             finally:
+                self._pool.close(_LAST_WAIT_S)
                 self._adapter.close()
                 if self._health is not None:
                     self._health.remove()
-        counts = (self._requeued, self._abandoned, self._adapter.stale_settlements, len(self._unrecorded))
-        summary = WorkerSummary(MappingProxyType(dict(self._outcomes)), *counts)
+        summary = self._settling.summary(self._abandoned, len(self._unrecorded))
         log.info("worker_stopped", extra=summary.as_extra())
         if self._crash is not None:
             raise self._crash
@@ -168,6 +186,12 @@ class Worker:
     def stop(self) -> None:
         """Ask the worker to stop, from any thread, without waiting. If called before `run`, `run` ends immediately."""
         self._stopping = True
+        self._adapter.wake()
+
+    def _interrupt(self) -> None:
+        # `asyncio.run` cancels all tasks once, at its end: those that start after that would run on.
+        self._pool.pause_tasks()
+        self._on_signal()
         self._adapter.wake()
 
     def _on_signal(self) -> None:
@@ -194,30 +218,25 @@ class Worker:
                 self._take_back(self._holds.next_in_s(now, _BUSY_WAIT_S))
 
     def _beat(self) -> None:
-        if self._health is None:
-            return
-        try:
+        if self._health is not None:
             connected = self._adapter.connected
             self._health.beat((READY if self._stores.ready else STORE) if connected else CONNECTING)
-        except OSError as error:
-            # The probe will notice the old file; messages continue.
-            log.warning("health_file_failed", extra={"error": str(error)})
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
-        works, rejected = [], []
+        works, rejected, now = [], [], time.monotonic()
         for delivery in deliveries:
             consumer = self._routes.get(delivery.message.subject)
             if consumer is None or delivery.error is not None:
-                rejected.append(delivery)
+                rejected.append((delivery, consumer))
             else:
-                works.append(Work(delivery, consumer))
+                works.append(Work(delivery, consumer, now))
         self._pool.submit(works)
-        for delivery in rejected:
+        for delivery, consumer in rejected:
             error = delivery.error or unknown_subject(delivery.message.subject, self._routes)
-            self._settle(delivery, Result(Outcome.REJECTED, error=error))
+            self._settling.settle(delivery, consumer, Result(Outcome.REJECTED, error=error))
 
     def _take_back(self, wait_s: float) -> None:
-        """Settle or hold the works that the handlers' threads have processed."""
+        """Settle or hold the works that were processed."""
         for done in self._pool.finished(wait_s):
             if done.crash is not None:
                 self._crashed(done)
@@ -226,71 +245,56 @@ class Worker:
                 if result.action is Action.HOLD:
                     self._hold(work, result)
                 else:
-                    self._settle(work.delivery, result)
-
-    def _settle(self, delivery: Delivery, result: Result) -> None:
-        observers = self._registry.observers
-        if observers.watch_settling:
-            observers.settling(delivery.message, result)
-        self._adapter.settle(delivery, result)
-        self._outcomes[result.outcome] += 1
-        self._log.settled(self._routes.get(delivery.message.subject), delivery.message, result)
-        observers.settled(delivery.message, result)
-        if self._on_result is not None:
-            try:
-                self._on_result(delivery.message, result)
-            except Exception:
-                # A broken progress bar must not stop the messages.
-                log.exception("on_result_failed")
+                    self._settling.settle(work.delivery, work.consumer, result)
 
     def _hold(self, work: Work, result: Result) -> None:
         self._log.held(work, result)
         if result.outcome is Outcome.UNAVAILABLE and not isinstance(result.error, StoreBusyError):
             self._stores.suspect(work.consumer.checker)
         if self._stopping or work.held_long_enough:
-            self._requeue(work)
+            self._settling.requeue(work)
             return
         longest_s = STORE_RETRY_S if result.retry_after_s is None else result.retry_after_s
         # Asking a store that is down more often does not bring it back sooner.
         wait_s = work.wait_s(longest_s) if result.outcome is Outcome.IN_PROGRESS else longest_s
         self._holds.add(work, time.monotonic() + wait_s)
 
-    def _requeue(self, work: Work) -> None:
-        self._adapter.requeue(work.delivery)
-        self._requeued += 1
-
     def _crashed(self, done: Done) -> None:
         assert done.crash is not None
-        self._log.crashed(done.works[0], done.crash)
+        if done.works:
+            self._log.crashed(done.works[0], done.crash)
         self._crash = self._crash or done.crash
         self._stopping = True
         for work in done.works:
-            self._requeue(work)
+            self._settling.requeue(work)
 
     def _drain(self) -> None:
         """Requeue deliveries that did not start, then settle those that finish and are recorded in time."""
         self._stopping = True
-        until = time.monotonic() + self._drain_timeout_s
+        drain = Drain(
+            self._pool,
+            self._unrecorded,
+            self._log,
+            self._drain_timeout_s,
+            is_hurried=lambda: self._without_drain,
+            stores_answer=lambda: self._stores.ready,
+        )
         try:
             for work in (*self._pool.stop(), *self._holds.clear()):
-                self._requeue(work)
-            while self._unfinished(until):
-                self._beat()
-                self._adapter.receive(0, 0.0)  # heartbeats
-                self._take_back(_BUSY_WAIT_S)
+                self._settling.requeue(work)
+            drain.run(self._settle_finished)
         except AdapterError as error:
             log.warning("drain_failed", extra={"error": str(error)})
-            while self._unfinished(until):
-                for _ in self._pool.finished(_BUSY_WAIT_S):
-                    pass
+            drain.run(self._drop_finished)
         self._unrecorded.report()
         self._abandoned = self._pool.in_flight.total()
-        if self._abandoned:
-            self._log.drain_timed_out(self._abandoned, self._pool.running, stores_answer=self._stores.ready)
-        else:
-            self._pool.join(1.0)
+        self._pool.close(_LAST_WAIT_S)  # tasks that handlers left running may use the services
 
-    def _unfinished(self, until: float) -> bool:
-        """Whether the drain goes on: handlers run, or the store has not recorded what they did."""
-        waits = time.monotonic() < until and not self._without_drain
-        return waits and bool(self._pool.is_busy or self._unrecorded)
+    def _settle_finished(self) -> None:
+        self._beat()
+        self._adapter.receive(0, 0.0)  # heartbeats
+        self._take_back(_BUSY_WAIT_S)
+
+    def _drop_finished(self) -> None:
+        for _ in self._pool.finished(_BUSY_WAIT_S):
+            pass

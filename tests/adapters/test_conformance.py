@@ -1,4 +1,7 @@
-"""What holds for every broker alike, on real ones."""
+"""What holds for every broker alike, on real ones.
+
+Long because all of it shares the fixtures that start a broker, and reads as one list.
+"""
 
 import asyncio
 import random
@@ -22,6 +25,7 @@ from tests.adapters.conformance_child import EFFECTS, GROUP, consume
 from tests.adapters.ending import finish, ids, is_killed, numbered
 from tests.adapters.places import BROKERS, open_place
 from tests.support.forked import Forked
+from tests.support.kinds import KINDS, as_async, as_plain
 from tests.support.working import run_until
 
 SOON = Backoff(initial_s=0.1, maximum_s=0.1)
@@ -32,6 +36,12 @@ MANY = 5000
 @pytest.fixture(params=BROKERS)
 def place(request):
     yield from open_place(request.param, request)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Makes a plain handler one of this kind."""
+    return request.param
 
 
 @pytest.fixture
@@ -150,11 +160,13 @@ def test_a_crash_around_a_dead_letter_loses_nothing(place, subject, start, effec
     assert effects() == ["2"]
 
 
-def test_slow_messages_of_one_queue_leave_threads_to_another(place, subject):
+def test_slow_messages_of_one_queue_leave_threads_and_tasks_to_another(place, subject, kind):
     other, go, fast = place.subject(), threading.Event(), []
     registry = Registry()
-    registry.consumer(subject, group=GROUP, checker=MemoryChecker(), concurrency=2)(lambda _: go.wait(100))
-    registry.consumer(other, group=GROUP, checker=MemoryChecker())(lambda m: fast.append(m.id))
+    registry.consumer(subject, group=GROUP, checker=MemoryChecker(), concurrency=2)(
+        kind(lambda _: go.wait(100))
+    )
+    registry.consumer(other, group=GROUP, checker=MemoryChecker())(kind(lambda m: fast.append(m.id)))
     place.send(*numbered(subject, 60))
     place.send(*numbered(other, 30))
 
@@ -168,12 +180,22 @@ def test_slow_messages_of_one_queue_leave_threads_to_another(place, subject):
     assert sorted(fast) == ids(30)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
-def test_a_handler_that_is_interrupted_acknowledges_nothing_and_frees_its_key(place, subject, error):
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (as_plain, KeyboardInterrupt),
+        (as_plain, SystemExit),
+        (as_plain, asyncio.CancelledError),  # of a task, it would be a failure
+        (as_async, KeyboardInterrupt),
+        (as_async, SystemExit),
+    ],
+)
+def test_a_handler_that_is_interrupted_acknowledges_nothing_and_frees_its_key(place, subject, kind, error):
     checker, seen = MemoryChecker(), []
     registry = Registry()
 
     @registry.consumer(subject, group=GROUP, checker=checker)
+    @kind
     def handle(message):
         seen.append(message.id)
         if len(seen) == 1:
@@ -189,7 +211,7 @@ def test_a_handler_that_is_interrupted_acknowledges_nothing_and_frees_its_key(pl
 
 
 @pytest.mark.parametrize("first_fails", [False, True])
-def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, subject, first_fails):
+def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, subject, kind, first_fails):
     runs, finished = [], []
 
     class Watching(Observer):
@@ -199,6 +221,7 @@ def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, s
     registry = Registry(observers=[Watching()])
 
     @registry.consumer(subject, group=GROUP, checker=MemoryChecker(), backoff=SOON)
+    @kind
     def handle(message):
         runs.append("began")
         time.sleep(0.5)
@@ -213,10 +236,10 @@ def test_of_two_copies_at_once_one_runs_and_the_other_waits_for_its_end(place, s
     assert place.left(subject) == 0
 
 
-def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subject):
+def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subject, kind):
     checker, done = MemoryChecker(), []
     registry = Registry()
-    consumer = registry.consumer(subject, group=GROUP, checker=checker)(lambda m: done.append(m.id))
+    consumer = registry.consumer(subject, group=GROUP, checker=checker)(kind(lambda m: done.append(m.id)))
     claim = checker.desk.claim(ClaimRequest(consumer.binding.requests.of(Message(subject, id="1")).key)).claim
     place.send(Message(subject, id="1"))
     timer = threading.Timer(1.5, lambda: checker.desk.release(claim))
@@ -227,11 +250,12 @@ def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subj
     assert place.left(subject) == 0
 
 
-def test_a_body_that_nobody_can_read_is_a_dead_letter_and_the_next_message_runs(place, subject):
+def test_a_body_that_nobody_can_read_is_a_dead_letter_and_the_next_message_runs(place, subject, kind):
     done = []
     registry = Registry()
 
     @registry.consumer(subject, group=GROUP, checker=MemoryChecker(), retry_for=(OSError,))
+    @kind
     def handle(message):
         done.append(message.json())
 
@@ -283,16 +307,41 @@ def test_a_message_without_a_key_is_a_dead_letter_unless_the_consumer_takes_it(p
     assert place.left(subject) == 0
 
 
-def test_without_the_stores_word_nothing_is_acknowledged(place, subject):
+def test_without_the_stores_word_nothing_is_acknowledged(place, subject, kind):
     class Lost(MemoryChecker):
         def _complete(self, completion):
             raise StoreUnavailableError("gone")
 
     done = []
     registry = Registry()
-    registry.consumer(subject, group=GROUP, checker=Lost())(lambda message: done.append(message.id))
+    registry.consumer(subject, group=GROUP, checker=Lost())(kind(lambda message: done.append(message.id)))
     place.send(Message(subject, id="1"))
     # The drain would wait for the store, which never comes back.
     run_until(registry, place.adapter(), lambda: done, drain_timeout_s=0.5)
     until(lambda: place.left(subject) == 1, "the message")
     assert done == ["1"]
+
+
+def test_tasks_that_run_when_the_worker_stops_are_cancelled_and_their_messages_come_again(place, subject):
+    begun, checker = [], MemoryChecker()
+
+    def registry_of(seconds):
+        registry = Registry()
+
+        @registry.consumer(subject, group=GROUP, checker=checker)
+        async def handle(message):
+            begun.append(message.id)
+            await asyncio.sleep(seconds)
+
+        return registry
+
+    place.send(*numbered(subject, 30))
+    cut = run_until(
+        registry_of(100), place.adapter(), lambda: len(begun) >= 10, concurrency=10, drain_timeout_s=0.1
+    )
+    assert (cut.settled, cut.abandoned) == (0, 0)
+    until(lambda: place.left(subject) == 30, "all messages")
+    begun.clear()
+    done = run_until(registry_of(0), place.adapter(), lambda: len(set(begun)) == 30, concurrency=10)
+    assert done[Outcome.PROCESSED] == 30
+    assert place.left(subject) == 0

@@ -222,7 +222,7 @@ def _session_with_the_same_statement(engine: Engine) -> Iterator[Work]:
     space = KeySpace(SUBJECT, secrets.token_hex(4))
     dialect = dialect_for(engine.dialect)
     claim = Statements(dialect, DEFAULT_TABLE, Durations(None, RETENTION_S, None)).insert(
-        1, KeyStatus.DONE, LOCK_S
+        1, KeyStatus.DONE, LOCK_S, in_transaction=True
     )
     run = insert_id if dialect.conflict is Conflict.RETURNS_ALL else query
 
@@ -297,7 +297,7 @@ def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
         driver = DriverConnection(connection.connection.dbapi_connection)
         durations = Durations(LEASE_MS / 1000, RETENTION_S, None)
         statements = Statements(dialect_for(engine.dialect), DEFAULT_TABLE, durations)
-        insert_one = statements.insert(1, KeyStatus.IN_PROGRESS, None)
+        insert_one = statements.insert(1, KeyStatus.IN_PROGRESS, None, in_transaction=False)
         run = insert_id if dialect_for(engine.dialect).conflict is Conflict.RETURNS_ALL else query
 
         def one(messages: Sequence[Message], tick: Tick) -> None:
@@ -315,9 +315,10 @@ def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
             owner = new_owner()
             keys = sorted((space.key(str(message.id)) for message in messages), key=lambda key: key.hash)
             claims = [value for key in keys for value in (key.hash, key.text, owner, None)]
-            run(driver, statements.insert(len(keys), KeyStatus.IN_PROGRESS_GROUP, None), claims)
+            insert = statements.insert(len(keys), KeyStatus.IN_PROGRESS_GROUP, None, in_transaction=False)
+            run(driver, insert, claims)
             hashes = [key.hash for key in keys]
-            complete = statements.complete_group(len(keys), 0)
+            complete = statements.complete_group(len(keys), 1, 0)
             if execute(driver, complete, (*hashes, owner), many=True) != len(keys):
                 raise ValueError("these messages were to be fresh ones")
 

@@ -15,6 +15,7 @@ from idempotent import Consumer, Message, Registry
 from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.migrations import upgrade
+from idempotent.outcomes import Result
 from tests.bench.contest import SUBJECT, Contender, Work, in_batches, one_by_one
 
 CheckerFactory = Callable[[], AbstractIdempotentChecker]
@@ -32,9 +33,9 @@ effects = Table(
 )
 
 
-def engine_at(url: str) -> Engine:
+def engine_at(url: str, pool_size: int = 8) -> Engine:
     """An engine with the deduplication tables and the table of the effects."""
-    engine = create_engine(url, pool_size=8)
+    engine = create_engine(url, pool_size=pool_size)
     upgrade(url)
     effects.metadata.create_all(engine)
     return engine
@@ -86,15 +87,18 @@ def contender(
 
 
 def _one(consumer: Consumer, message: Message) -> None:
-    result = consumer.process(message)
+    raise_error(consumer.process(message))
+
+
+def raise_error(result: Result) -> None:
+    """Raise the error of a result that has one."""
     if result.error is not None:
         raise result.error
 
 
 def _many(consumer: Consumer, messages: Sequence[Message]) -> None:
     for result in consumer.process_many(messages):
-        if result.error is not None:
-            raise result.error
+        raise_error(result)
 
 
 def memory() -> list[Contender]:

@@ -12,6 +12,9 @@ from typing import Final, TypeAlias
 
 from tests.bench import bare, brokers, checkers, memory, peers, servers
 from tests.bench.contest import Contender, contest
+from tests.bench.crowd import contenders as crowds
+from tests.bench.crowd import working
+from tests.bench.crowd.calls import rounds_of
 from tests.bench.figures import Figure, Figures, What
 from tests.bench.spark_dedup import spark_figures
 from tests.support.services import PrivateServer
@@ -46,6 +49,7 @@ Part: TypeAlias = Callable[[Figures, Effort, OnStep], None]
 
 _WORKER_MESSAGES: Final = 1_000_000
 _ROUNDS_END_TO_END: Final = 3
+_CROWD_MESSAGES: Final = 20_000
 _ROUNDS_OF_SPARK: Final = 5
 
 
@@ -110,6 +114,35 @@ def _redis(figures: Figures, effort: Effort, on_step: OnStep) -> None:
         figures.all += _contest(contenders, effort, on_step)
 
 
+def _crowd(where: str, start: Callable[[], PrivateServer]) -> Part:
+    """Async handlers and natural batching, on one store."""
+
+    def measure(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+        with closing(_started(start(), on_step)) as server:
+            figures.all += rounds_of(crowds.all_of(where, server.url), effort.fewer_rounds + 2, on_step)
+
+    return measure
+
+
+def _crowd_in_memory(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+    figures.all += rounds_of(crowds.memory(), effort.rounds, on_step)
+
+
+def _crowd_over(broker: str) -> Part:
+    """Async handlers of a Worker, over one broker."""
+
+    def measure(figures: Figures, _: Effort, on_step: OnStep) -> None:
+        absent = brokers.missing(broker)
+        if absent:
+            on_step(f"{broker} left out: {absent}")
+            return
+        on_step(f"start {broker}")
+        with brokers.open_place(broker, _CROWD_MESSAGES) as place:
+            figures.all += rounds_of(working.over(broker, place), _ROUNDS_END_TO_END, on_step)
+
+    return measure
+
+
 def _through(broker: str, *, targets: bool = True) -> Part:
     def measure(figures: Figures, effort: Effort, on_step: OnStep) -> None:
         messages = effort.messages if targets else effort.messages // 4
@@ -156,6 +189,12 @@ PARTS: Final[dict[str, Part]] = {
     "rabbitmq": _through("RabbitMQ"),
     "activemq": _through("ActiveMQ", targets=False),
     "kafka": _through("Kafka"),
+    "async-memory": _crowd_in_memory,
+    "async-redis": _crowd("Redis", servers.redis),
+    "async-mariadb": _crowd("MariaDB", servers.mariadb),
+    "async-postgresql": _crowd("PostgreSQL", servers.postgres),
+    "async-rabbitmq": _crowd_over("RabbitMQ"),
+    "async-kafka": _crowd_over("Kafka"),
     "spark": _spark,
     "worker": _worker,
 }

@@ -12,8 +12,8 @@ from typing import Final
 from rich.table import Table
 
 from tests.bench.figures import Figure, Figures, What
+from tests.bench.goals import Verdict
 from tests.bench.machine import machine
-from tests.bench.targets import Verdict
 
 _MARKS: Final = {True: "pass", False: "FAIL", None: "-"}
 _COLORS: Final = {True: "green", False: "red", None: "dim"}
@@ -93,6 +93,8 @@ def _plots(folder: Path, figures: Figures) -> list[Path]:
     paths = []
     for where in _places(figures):
         chosen = [f for f in figures.all if f.where == where and f.what is What.FRESH and f.threads == 1]
+        if not chosen:
+            continue
         chosen.sort(key=lambda figure: figure.rate)
         labels = [f"{figure.who}{f', {figure.batch}' if figure.batch > 1 else ''}" for figure in chosen]
         picture, axes = plt.subplots(figsize=(9, 0.6 + 0.32 * len(chosen)), layout="constrained")

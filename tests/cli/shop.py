@@ -1,6 +1,7 @@
 """A module of consumers, as text: tests write it into a folder of their own."""
 
 CONSUMERS = """
+import asyncio
 import time
 
 from idempotent import Backoff, Message, Registry, consumer
@@ -30,6 +31,19 @@ mail = Registry()
 
 @mail.consumer("mail", checker="db")
 def on_mail(message: Message) -> None:
+    with open("effects.txt", "a") as effects:
+        effects.write(f"{message.id}\\n")
+
+
+calls = Registry()
+
+
+@calls.consumer("calls", checker="db", max_attempts=1)
+async def on_call(message: Message) -> None:
+    call = message.json()
+    await asyncio.sleep(call.get("sleep_s", 0))
+    if call.get("bad"):
+        raise ValueError("no such number")
     with open("effects.txt", "a") as effects:
         effects.write(f"{message.id}\\n")
 

@@ -73,8 +73,30 @@ def test_a_missing_table_says_what_to_type(cli, sql_store):
     assert "Table missing or different" in answer.err
     # On one line, without a border: something to copy.
     (line,) = [line for line in answer.err.splitlines() if "idempotent migrate upgrade" in line]
-    assert line.strip().startswith("Type: idempotent migrate upgrade --url '")
+    assert line.strip().startswith("Type: idempotent migrate upgrade --url ")
     assert line.endswith("--table not_there")
+    assert "***" not in line
+
+
+@pytest.mark.parametrize(
+    ("words", "missing", "function"),
+    [
+        (("keys", "list"), "{}", "create_dedup_table"),
+    ],
+)
+def test_a_missing_table_is_named_with_what_makes_it(cli, sql_store, words, missing, function):
+    answer = cli(*words, "--url", sql_store.url, "--table", "not_there")
+    said = words_of(answer.err)
+    assert f"the table {missing.format('not_there')} in " in said
+    assert f"in an Alembic history of your own, {function}() of idempotent.migrations" in said
+
+
+def test_a_command_to_type_has_no_masked_password(cli, mysql_url, monkeypatch):
+    words = ("keys", "list", "--table", "not_there")
+    answer = cli(*words, "--url", mysql_url)
+    assert "idempotent migrate upgrade --url env:VARIABLE --table not_there" in words_of(answer.err)
+    monkeypatch.setenv("VARIABLE", mysql_url)
+    assert cli(*words, "--url", "env:VARIABLE").code == 4
 
 
 def test_a_changed_table_says_where_to_look(cli, sql_store):
@@ -153,7 +175,7 @@ def test_a_checker_without_admin_says_so(cli, monkeypatch, sqlite_store):
     [
         ("no_such_module:on_paid", "module no_such_module was not found"),
         ("shop_consumers", "which consumer?"),
-        ("shop_consumers:on_piad", "known: on_mail, on_paid"),
+        ("shop_consumers:on_piad", "known: on_call, on_mail, on_paid"),
         ("shop_consumers:undecorated", "is not a consumer"),
         ("shop_consumers.py:on_paid", "write the module: shop_consumers:on_paid"),
         ("broken:on_paid", "importing broken failed: ZeroDivisionError"),
@@ -171,7 +193,7 @@ def test_a_consumer_that_cannot_be_found_is_explained(cli, shop, target, said):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("shop_consumers:mial", "known: letters, mail"),
+        ("shop_consumers:mial", "known: calls, letters, mail"),
         ("shop_consumers:undecorated", "is not a Registry"),
         ("empty", "has no consumers"),
     ],

@@ -22,7 +22,7 @@ on_order = registry.consumer("orders", group="billing", checker="db")(lambda mes
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [PrivateMariaDb, PrivatePostgres])
 def test_it_ends_and_its_letters_stay(cli, project, spare, monkeypatch, kind):
-    monkeypatch.setattr(stores, "_ANSWER_TIMEOUT_S", 2)
+    monkeypatch.setattr(stores, "ANSWER_TIMEOUT_S", 2)
     monkeypatch.setattr(stores, "_CONNECT_TIMEOUT_S", 2)
     module = f"shop_{secrets.token_hex(4)}"
     (project / f"{module}.py").write_text(CONSUMERS)

@@ -1,11 +1,11 @@
 """`idempotent keys` on every store."""
 
 import re
-import shlex
 
 import pytest
 
-from idempotent.errors import mask
+from idempotent.cli.terminal.output import plain
+from idempotent.errors import mask, url_word
 from idempotent.keys import KeySpace
 from tests.cli.support import BILLING, MAIL, at, dead, done, fill, live
 
@@ -217,12 +217,20 @@ def test_a_key_is_shown_as_it_is_typed_and_becomes_no_picture(cli, sqlite_store)
         assert cli("keys", "resolve", f"orders:{group}::smile:", "--done", *at(sqlite_store)).code == 0
 
 
+def test_what_a_terminal_would_obey_is_written_out(cli):
+    assert plain("a\x1b[2J\x9b1m\x08\tb\n") == "a\\x1b[2J\\x9b1m\\x08\tb\n"
+    said = cli("keys", "list", "--url", "sqlite:///\x1b[2J.db").err
+    assert r"\x1b[2J.db does not exist" in said
+    assert "\x1b" not in said
+
+
 def test_what_is_to_be_typed_names_the_store(cli, store, monkeypatch):
     fill(store)
     named = " ".join(at(store)[2:])
+    assert (":***@" in mask(store.url)) == (url_word(store.url) == "env:VARIABLE")
     monkeypatch.delenv("IDEMPOTENT_URL", raising=False)
     shown = cli("keys", "show", "orders.paid:billing:dead", *at(store)).out
-    assert f"--done --url {shlex.quote(mask(store.url))} {named}" in " ".join(shown.split())
+    assert f"--done --url {url_word(store.url)} {named}" in " ".join(shown.split())
     monkeypatch.setenv("IDEMPOTENT_URL", store.url)
     assert f"--done {named}" in cli("keys", "show", "orders.paid:billing:dead", *at(store)).out
     hints = " ".join(cli("doctor", *at(store)).out.replace("│", "").split())

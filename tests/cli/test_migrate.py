@@ -1,12 +1,15 @@
 """`idempotent migrate` on every SQL store."""
 
 import secrets
+from contextlib import closing
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from idempotent.checkers import SqlChecker
+from idempotent.claims import ClaimRequest
 from idempotent.migrations import create_dedup_table
-from tests.cli.support import at
+from tests.cli.support import BILLING, at
 from tests.migrations.support import operations
 from tests.support.stores import open_store
 
@@ -74,7 +77,7 @@ def test_check_of_missing_tables_says_what_to_type(cli, bare):
     answer = cli("migrate", "check", *bare)
     assert answer.code == 1
     assert "missing table" in answer.out
-    assert "idempotent migrate upgrade --url '" in answer.out
+    assert "idempotent migrate upgrade --url " in answer.out
     assert f"--table {bare[3]}" in answer.out
     assert "idempotent:idempotent@" not in answer.out
 
@@ -133,8 +136,24 @@ def test_upgrade_says_what_is_missing_of_tables_that_it_has_made(cli, bare, gone
     name = f"{table}_failures: missing table" if "TABLE {}_" in gone else f"{table}.fence: missing column"
     assert name in said
     assert "Nothing was changed" in said
+    assert ("--create-missing" in said) == ("TABLE {}_" in gone)
     assert cli("migrate", "downgrade", *bare, "--yes").code == 0
     assert "Done" in cli("migrate", "upgrade", *bare).out
+
+
+def test_upgrade_creates_missing_tables_with_its_option(cli, bare):
+    table = bare[3]
+    cli("migrate", "upgrade", *bare)
+    engine = create_engine(bare[1])
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP TABLE {table}_failures"))
+    with closing(SqlChecker(bare[1], table=table)) as checker:
+        checker.lone.claim(ClaimRequest(BILLING.key("1")))
+    assert cli("migrate", "upgrade", *bare, "--create-missing").code == 0
+    assert cli("migrate", "check", *bare).code == 0
+    with engine.connect() as connection:
+        assert connection.execute(text(f"SELECT COUNT(*) FROM {table}")).scalar() == 1
+    engine.dispose()
 
 
 def test_upgrade_shows_what_differs_otherwise(cli, bare):

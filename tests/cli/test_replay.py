@@ -114,6 +114,13 @@ def test_a_consumer_of_a_registry_of_its_own_is_found(cli, shop):
 
 
 @pytest.mark.slow
+def test_a_file_is_replayed_to_an_async_handler(cli, shop):
+    file = write(shop / "calls.jsonl", ("1", {}), ("2", {"bad": True}), ("1", {}))
+    answer = cli("replay", file, "shop_consumers:on_call", "--checker", f"db={URL}", "--json")
+    assert (answer.code, answer.line["processed"], answer.line["dead"]) == (1, 1, 1)
+    assert effects(shop) == ["1"]
+
+
 def test_standard_input_is_a_file_too(shop):
     with command(
         "replay", "-", *TARGET, "--json", stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=shop

@@ -52,10 +52,37 @@ def test_dead_messages_of_a_file_show_in_the_code(cli, shop):
     assert cli("run", "shop_consumers", *broker(file), *CHECKER).code == 1
 
 
+def test_async_handlers_are_run_as_tasks(cli, shop):
+    file = write(shop / "calls.jsonl", *[(str(number), {"sleep_s": 0.2}) for number in range(50)])
+    began = time.monotonic()
+    words = ("run", "shop_consumers:calls", *broker(file), *CHECKER, "--concurrency", "50", "--json")
+    answer = cli(*words)
+    assert (answer.code, answer.line["processed"]) == (0, 50)
+    assert len(effects(shop)) == 50
+    assert time.monotonic() - began < 50 * 0.2, "they ran one after the other"
+
+
+def test_async_handlers_that_run_too_long_at_the_end_are_cancelled_and_that_is_no_error(shop):
+    write(shop / "calls.jsonl", ("1", {}), *[(str(number), {"sleep_s": 100}) for number in range(2, 30)])
+    words = ("run", "shop_consumers:calls", *broker(shop / "calls.jsonl"), *CHECKER, "--json")
+    more = ("--concurrency", "5", "--drain-timeout", "0.1")
+    with command(*words, *more, stdout=subprocess.PIPE, cwd=shop) as child:
+        until = time.monotonic() + 30
+        while len(effects(shop)) < 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+        out, _ = child.communicate(timeout=60)
+    summary = json.loads(out)
+    assert (child.returncode, summary["processed"], summary["abandoned"]) == (0, 1, 0)
+    assert summary["requeued"] >= 5
+
+
 @pytest.mark.slow
-def test_sigterm_finishes_what_runs(shop):
-    write(shop / "orders.jsonl", *[(str(number), {"sleep_s": 0.02}) for number in range(500)])
-    words = ("run", "shop_consumers", *broker(shop / "orders.jsonl"), *CHECKER, "--json")
+@pytest.mark.parametrize("target", ["shop_consumers", "shop_consumers:calls"])
+def test_sigterm_finishes_what_runs(shop, target):
+    name = "calls" if target.endswith("calls") else "orders"
+    write(shop / f"{name}.jsonl", *[(str(number), {"sleep_s": 0.02}) for number in range(500)])
+    words = ("run", target, *broker(shop / f"{name}.jsonl"), *CHECKER, "--json")
     with command(*words, stdout=subprocess.PIPE, cwd=shop) as child:
         until = time.monotonic() + 30
         while len(effects(shop)) < 5 and time.monotonic() < until:

@@ -1,12 +1,18 @@
 """aio-pika, whose producers give an id of their own to each publishing."""
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
 
 import aio_pika
 import pytest
 
-from idempotent import Outcome
+from idempotent import Message, Outcome
+from idempotent.testing.adapter_contract import until
 from tests.clients.service import TIMEOUT_S
+from tests.project.house import ROOT
 
 BODY = b'{"cents": 100}'
 HEADERS = {"event": "order-7", "tries": 3, "deep": {"flags": [True, None]}, "bytes": bytearray(b"\xff")}
@@ -89,3 +95,36 @@ def test_a_message_is_kept_in_memory_only_unless_the_producer_says_otherwise(rab
     service = serve_queue()
     service.work(2)
     assert [effect.raw.properties.delivery_mode for effect in service.effects] == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_example_sends_each_mail_once_from_a_callback(rabbit, tmp_path):
+    queue = rabbit.declare("mail")
+    for _ in range(2):
+        publish(rabbit.url, queue, message_id="m-1")
+    rabbit.send(Message(queue))  # rejected: it has no id
+    publish(rabbit.url, queue, message_id="m-2")
+    sent = []
+
+    def empties_the_queue():
+        """The broker counts no messages that are not acknowledged, but a kill returns them."""
+        program = subprocess.Popen(
+            [sys.executable, "-W", "error", str(ROOT / "examples" / "aio_pika_service.py")],
+            cwd=tmp_path,
+            env={**os.environ, "RABBITMQ_URL": rabbit.url},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            until(lambda: rabbit.depth(queue) == 0, "nothing ready")
+            time.sleep(2.0)
+            assert program.poll() is None, "the example ended by itself"
+        finally:
+            program.kill()
+            sent.extend(program.communicate()[0].splitlines())
+        until(lambda: rabbit.consumers(queue) == 0, "no consumer")
+        return rabbit.depth(queue) == 0
+
+    # A duplicate that met its original in progress still waits when the kill comes: the next run answers it.
+    until(empties_the_queue, "an empty queue after a kill")
+    assert sorted(sent) == ["sent m-1", "sent m-2"]

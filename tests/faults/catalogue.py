@@ -32,9 +32,14 @@ _CONTRACT: Final = "tests/checkers/contract"
 _STATEMENTS: Final = "idempotent/checkers/sql/statements.py"
 _KEYTABLE: Final = "idempotent/checkers/sql/keytable.py"
 _PROCESSING: Final = "idempotent/processing/single.py"
+_CALLING: Final = "idempotent/processing/calling.py"
+_AWAITED: Final = "idempotent/processing/awaited.py"
 _TRANSACTIONAL: Final = "idempotent/checkers/sql/transactional.py"
+_ASYNC: Final = "tests/checkers/sql/asynchronous"
 _UNIT: Final = "idempotent/checkers/sql/unit.py"
 _WATCHING: Final = "idempotent/checkers/sql/watching.py"
+_THREADS: Final = "idempotent/worker/handlers/threads.py"
+_PARKED: Final = "tests/worker/parked"
 _RUNS: Final = "tests/adapters/spark/ledger/test_contract.py"
 
 
@@ -50,22 +55,22 @@ FAULTS: Final = (
     Fault(
         "SQL: a key is released without asking whose it is",
         _STATEMENTS,
-        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {IN_PROGRESS}"',
-        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND ? IS NOT NULL AND {IN_PROGRESS}"',
+        'self._delete(f"{_of(keys, owners)} AND {IN_PROGRESS}")',
+        'self._delete(f"key_hash IN {_list(keys)} AND ? IS NOT NULL AND {IN_PROGRESS}")',
         f"{_CONTRACT}/test_sqlite.py -k test_only_the_owner_releases",
     ),
     Fault(
         "SQL: a completed key can be released",
         _STATEMENTS,
-        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {IN_PROGRESS}"',
-        'f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ?"',
+        'self._delete(f"{_of(keys, owners)} AND {IN_PROGRESS}")',
+        "self._delete(_of(keys, owners))",
         f"{_CONTRACT}/test_sqlite.py -k test_a_completed_key_cannot_be_released",
     ),
     Fault(
         "SQL: a lease is renewed for whoever has it now",
         _STATEMENTS,
-        'f" WHERE key_hash IN {_list(keys)} AND owner IN {_list(owners)} AND {IN_PROGRESS}"',
-        'f" WHERE key_hash IN {_list(keys)} AND ? IS NOT NULL AND {IN_PROGRESS}"',
+        'self._change(lease, f"{_of(keys, owners)} AND {IN_PROGRESS}")',
+        'self._change(lease, f"key_hash IN {_list(keys)} AND ? IS NOT NULL AND {IN_PROGRESS}")',
         f"{_CONTRACT}/test_sqlite.py -k test_a_renewal_gives_nothing_back",
     ),
     Fault(
@@ -135,8 +140,8 @@ FAULTS: Final = (
     Fault(
         "SQL: any driver will do",
         "idempotent/stores/sql/engines.py",
-        "    if driver != supported:",
-        "    if driver is None:",
+        "    if driver == _DRIVERS[database][0] or (asynchronous and _is_async(url)):",
+        "    if driver:",
         "tests/stores/sql/test_engines.py",
     ),
     Fault(
@@ -191,8 +196,8 @@ FAULTS: Final = (
     Fault(
         "SQL: a connection of a disposed pool is used again",
         "idempotent/stores/sql/detached.py",
-        "        if detached.pool is not self._engine.pool:\n            return False\n",
-        "",
+        "        if detached.pool is not self._engine.pool or detached.closings != self._closings:\n",
+        "        if False:\n",
         "tests/stores/sql/test_idle_connections.py",
     ),
     Fault(
@@ -320,9 +325,9 @@ FAULTS: Final = (
     Fault(
         "the key is completed before the effect",
         _PROCESSING,
-        "        value = binding.invoke(claim, message)\n    except Exception as error:\n        if binding",
-        "        binding.desk.complete(claim)\n        value = binding.invoke(claim, message)\n"
-        "    except Exception as error:\n        if binding",
+        "        value = yield RUN, binding.calls.one, (claim, message)\n",
+        "        yield COMPLETE, binding.lone.complete, (claim,)\n"
+        "        value = yield RUN, binding.calls.one, (claim, message)\n",
         "tests/guarantees/crash/test_killed.py -k test_between_effect_and_completion_retry",
     ),
     Fault(
@@ -335,8 +340,8 @@ FAULTS: Final = (
     Fault(
         "an interrupted handler keeps its key",
         _PROCESSING,
-        "        release_quietly(binding, message, claim)\n        raise\n    return _record(",
-        "        raise\n    return _record(",
+        "        yield from interrupted(binding, message, claim)\n        raise\n    return (yield from _record(",
+        "        raise\n    return (yield from _record(",
         "tests/test_consumer.py -k test_what_is_no_exception_frees_the_key",
     ),
     Fault(
@@ -397,7 +402,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a worker ends before its completions are recorded",
-        "idempotent/worker/worker.py",
+        "idempotent/worker/draining.py",
         "return waits and bool(self._pool.is_busy or self._unrecorded)",
         "return waits and bool(self._pool.is_busy)",
         "tests/worker/test_unrecorded.py -k test_a_completion_is_recorded_while",
@@ -483,7 +488,7 @@ FAULTS: Final = (
     Fault(
         "a key that may be rolled back counts as committed",
         "idempotent/stores/sql/detached.py",
-        "                self._read_only_committed(raw)\n",
+        "                self._read_only_committed(connection.connection.dbapi_connection)\n",
         "                pass\n",
         "tests/checkers/sql/test_undone.py -k test_a_key_that_may_still_be_rolled_back",
     ),
@@ -532,7 +537,7 @@ FAULTS: Final = (
     Fault(
         "a handler discards the pending rows of the one before it",
         "idempotent/processing/running.py",
-        "        self._binding.transactions.flush(member.claim)\n",
+        "        yield STORE, self._binding.transactions.flush, (member.claim,)\n",
         "",
         "tests/checkers/sql/test_sessions.py -k test_a_handler_cannot_discard",
     ),
@@ -546,9 +551,65 @@ FAULTS: Final = (
     Fault(
         "the key is committed in a transaction of its own",
         "idempotent/checkers/sql/opening.py",
-        "DetachedConnections(store.engine, autocommit=False)",
-        "DetachedConnections(store.engine, autocommit=True)",
+        "self._kind(store.engine, autocommit=False)",
+        "self._kind(store.engine, autocommit=True)",
         "tests/checkers/sql/test_transactional.py -k test_an_exception_rolls_effect_and_key_back",
+    ),
+    Fault(
+        "async: the transaction of a PostgreSQL connection counts as open",
+        "idempotent/stores/sql/awaited.py",
+        "        return self.driver.pgconn\n",
+        "        return type('Open', (), {'transaction_status': 2})()\n",
+        f"{_ASYNC}/test_ends.py -k 'only_the_drivers and postgres'",
+    ),
+    Fault(
+        "async: the transaction of a MySQL connection counts as open",
+        "idempotent/stores/sql/awaited.py",
+        "return self.driver.server_status",
+        "return 1",
+        f"{_ASYNC}/test_ends.py -k 'only_the_drivers and mysql'",
+    ),
+    Fault(
+        "async: a task still uses the session when its unit commits",
+        "idempotent/checkers/sql/asynchronous/unit.py",
+        "        if self._raw.busy:\n",
+        "        if False:\n",
+        f"{_ASYNC}/test_units.py -k 'still_runs and postgres and sleeping'",
+    ),
+    Fault(
+        "async: a cancelled claim keeps its connection",
+        "idempotent/checkers/sql/asynchronous/unit.py",
+        "        self._connections.discard(self._detached)\n",
+        "",
+        f"{_ASYNC}/test_interrupts.py -k 'waits_for_a_key and postgres and asyncio'",
+    ),
+    Fault(
+        "async: a coroutine that is closed waits for the store",
+        "idempotent/stores/sql/bridge.py",
+        "    _refusal.on = True\n",
+        "",
+        f"{_ASYNC}/test_units.py -k closed_awaits",
+    ),
+    Fault(
+        "async: the connections of a loop outlive it",
+        "idempotent/stores/sql/loops.py",
+        "            known._forget(loop)  # noqa: SLF001 - of this module\n",
+        "",
+        "tests/stores/sql/test_loops.py -k after_the_other",
+    ),
+    Fault(
+        "async: a connection of another loop is taken from the pool",
+        "idempotent/stores/sql/loops.py",
+        "unpooled(self._engine), _allow",
+        "None, _allow",
+        "tests/stores/sql/test_loops.py -k used_up",
+    ),
+    Fault(
+        "async: a dialect is used before it knows its server",
+        "idempotent/stores/sql/loops.py",
+        "    while not first.done:",
+        "    while False:",
+        "tests/stores/sql/test_loops.py -k 'first_connections and mysql'",
     ),
     Fault(
         "an offset is taken before its turn",
@@ -602,7 +663,7 @@ FAULTS: Final = (
     Fault(
         "a redelivered message that succeeds stays counted",
         _PROCESSING,
-        "        if not raised:\n            binding.transactions.uncount(request.key)\n",
+        "        if not raised:\n            yield STORE, binding.transactions.uncount, (request.key,)\n",
         "        pass\n",
         "tests/checkers/sql/test_redelivered.py -k 'leaves_no_attempt and sqlite'",
     ),
@@ -659,7 +720,7 @@ FAULTS: Final = (
     ),
     Fault(
         "Kafka: a slow transaction keeps its producer",
-        "adapters/kafka/transactional_producer.py",
+        "adapters/kafka/transactions/producer.py",
         "if time.monotonic() - began > self._retry_s:",
         "if time.monotonic() - began > 1000 * self._retry_s:",
         "tests/adapters/kafka/transactions/test_late_requests.py",
@@ -747,6 +808,97 @@ FAULTS: Final = (
         "was_there=again and not is_ours",
         "was_there=False",
         "tests/adapters/rabbitmq/test_queues.py -k test_a_deleted_queue_is_an_error",
+    ),
+    Fault(
+        "RabbitMQ: a message that reached no queue counts as confirmed",
+        "adapters/rabbitmq/lanes.py",
+        "            elif place not in self._returned:\n",
+        "            else:\n",
+        "tests/adapters/rabbitmq/test_publishing.py -k test_queues_that_are_missing",
+    ),
+    Fault(
+        "RabbitMQ: the first message without an answer is blamed for the closed channel",
+        "adapters/rabbitmq/lanes.py",
+        "        if self._one_by_one or len(parcel.pending) == 1:\n",
+        "        if True:\n",
+        "tests/adapters/rabbitmq/test_publishing.py -k test_messages_too_large_for_the_broker",
+    ),
+    Fault(
+        "RabbitMQ: a message without an answer counts as confirmed",
+        "adapters/rabbitmq/publisher.py",
+        "answers.lose([chunk[place] for place in pending - refused.keys()], parcel.lost or silent)",
+        "pass",
+        "tests/adapters/rabbitmq/test_publishing.py -k 'without_an_answer or connection_is_lost'",
+    ),
+    Fault(
+        "Kafka: all messages of a refused batch are refused",
+        "adapters/kafka/sender.py",
+        "        if len(messages) > 1:\n",
+        "        if False:\n",
+        "tests/adapters/kafka/test_too_large.py -k test_of_messages_published_together",
+    ),
+    Fault(
+        "Kafka: a tombstone is received as an empty body",
+        "adapters/kafka/records.py",
+        "received_message(subject, raw.value(), ",
+        'received_message(subject, raw.value() or b"", ',
+        "tests/adapters/kafka/test_contract.py -k test_a_tombstone",
+    ),
+    Fault(
+        "RabbitMQ: a tombstone is published as an empty body",
+        "adapters/rabbitmq/publisher.py",
+        '        raise NotTakenError("RabbitMQ has no tombstones: a message needs a body, if only an empty one")\n',
+        '        body = b""\n',
+        "tests/adapters/rabbitmq/test_contract.py -k 'TestManual and test_a_tombstone'",
+    ),
+    Fault(
+        "ActiveMQ: a tombstone is published as an empty body",
+        "adapters/activemq/frames.py",
+        '        raise AdapterError("ActiveMQ has no tombstones: a message needs a body, if only an empty one")\n',
+        '        body = b""\n',
+        "tests/adapters/activemq/test_contract.py -k 'TestStompAdapterClient and test_a_tombstone'",
+    ),
+    Fault(
+        "a tombstone has the fingerprint of an empty body",
+        "idempotent/processing/requests.py",
+        'person=b"tombstone"',
+        "",
+        "tests/test_message.py -k test_a_tombstone_has_another_fingerprint",
+    ),
+    Fault(
+        "Kafka: an empty record key is taken for none",
+        "adapters/kafka/records.py",
+        "    if key is None:\n",
+        "    if not key:\n",
+        "tests/adapters/kafka/test_settings.py -k 'test_the_key_of_a_message and empty'",
+    ),
+    Fault(
+        "a redriven message loses its record key",
+        "idempotent/redrive.py",
+        "            key=letter.key,\n",
+        "",
+        "tests/adapters/memory/test_contract.py -k test_the_key_of_a_message_stays",
+    ),
+    Fault(
+        "Kafka: a message without an answer counts as confirmed",
+        "adapters/kafka/sender.py",
+        '                answers.lose([place], reason if complaint is None else f"{reason}: {complaint}")\n',
+        "                pass\n",
+        "tests/adapters/kafka/test_outages.py -k test_while_the_broker_is_down",
+    ),
+    Fault(
+        "ActiveMQ: the messages of a transaction that was rolled back count as confirmed",
+        "adapters/activemq/publishing.py",
+        "        except RefusedError:\n            return False\n",
+        "        except RefusedError:\n            return True\n",
+        "tests/adapters/activemq/test_refusals.py -k test_of_messages_published_together",
+    ),
+    Fault(
+        "ActiveMQ: a message without an answer counts as confirmed",
+        "adapters/activemq/publishing.py",
+        "                answers.lose([place], self._silent(error))\n",
+        "                pass\n",
+        "tests/adapters/activemq/test_refusals.py -k 'silent_broker or ends_the_connection'",
     ),
     Fault(
         "ActiveMQ: a dead letter is acknowledged before its copy",
@@ -843,17 +995,17 @@ FAULTS: Final = (
         "tests/adapters/rabbitmq/test_unreadable.py -k decimals",
     ),
     Fault(
-        "the coroutine of an async on_expired_lease counts as yes",
-        _PROCESSING,
-        "if not isinstance(finished(answer), int):",
-        "if answer is None:",
+        "the coroutine of a wrapped on_expired_lease is not noticed",
+        _CALLING,
+        "        return finished(question(key))\n",
+        "        return question(key)\n",
         "tests/processing/test_unfinished.py -k test_an_answer_about_a_lapsed_lease",
     ),
     Fault(
         "attributes of a handler replace those of its consumer",
         "idempotent/consumer.py",
-        "functools.update_wrapper(self, handler.function, updated=())",
-        "functools.update_wrapper(self, handler.function)",
+        'functools.update_wrapper(cast("Any", self), handler.function, updated=())',
+        'functools.update_wrapper(cast("Any", self), handler.function)',
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
@@ -945,10 +1097,96 @@ FAULTS: Final = (
     # Several consumers in one worker
     Fault(
         "Worker: a consumer's own concurrency is not heeded",
-        "idempotent/worker/pool.py",
-        "if most is None or self._busy[consumer] < most:",
-        "if most is None or self._busy[consumer] >= 0:",
+        "idempotent/worker/handlers/turns.py",
+        "if most is None or self._running[consumer] < most:",
+        "if most is None or self._running[consumer] >= 0:",
         "tests/worker/test_turns.py -k blocks_its_threads",
+    ),
+    Fault(
+        "Worker: a life that is parked for its claim leaves its place",
+        _THREADS,
+        "places += has_place and state == COMPLETE",
+        "places += has_place",
+        f"{_PARKED}/test_lives.py -k no_more",
+    ),
+    Fault(
+        "Worker: the answer to a completion waits for the end of a handler",
+        _THREADS,
+        "for index in range(number + self._parts)",
+        "for index in range(number)",
+        f"{_PARKED}/test_lives.py -k while_all_handlers_are_busy",
+    ),
+    Fault(
+        "Worker: a life goes on once for each time that its answer is told",
+        _THREADS,
+        "            if not waiter.resumed:",
+        "            if True:",
+        f"{_PARKED}/test_failures.py -k answered_twice",
+    ),
+    Fault(
+        "Worker: threads end while lives are parked",
+        _THREADS,
+        "if self._stopped and self._parked <= 0:",
+        "if self._stopped:",
+        f"{_PARKED}/test_failures.py -k drain_waits",
+    ),
+    Fault(
+        "rounds: a leader that hangs keeps parked lives waiting",
+        "idempotent/checkers/combining/line.py",
+        "if not (waiter.taken or waiter.since > long_ago or is_new):",
+        "if False:",
+        f"{_PARKED}/test_failures.py -k hangs",
+    ),
+    Fault(
+        "rounds: a parked completion that must be made alone is not made",
+        "idempotent/checkers/combining/combiner.py",
+        "        owned: bool | None = waiter.result()\n"
+        "        return self._desk.complete(claim, result) if owned is COMPLETE_ALONE else owned",
+        "        return waiter.result()",
+        f"{_PARKED}/test_failures.py -k locked_key",
+    ),
+    Fault(
+        "Worker: tasks run on at the end of the drain",
+        "idempotent/worker/draining.py",
+        "        self._pool.cancel()  # tasks",
+        "        pass  # tasks",
+        "tests/worker/tasks/test_stopping.py -k end_of_the_drain",
+    ),
+    Fault(
+        "Worker: a task that was cancelled is thought to have crashed",
+        "idempotent/worker/handlers/tasks.py",
+        "        if task.cancelled():",
+        "        if False:",
+        "tests/worker/tasks/test_stopping.py -k end_of_the_drain",
+    ),
+    Fault(
+        "Worker: an exit in a task that nothing awaits ends the loop of the others",
+        "idempotent/worker/handlers/own_loop.py",
+        "        try:\n            loop.run_forever()\n        except (SystemExit, KeyboardInterrupt) as error:\n"
+        "            self._on_exit(error)\n",
+        "        loop.run_forever()\n",
+        "tests/worker/tasks/test_stopping.py -k exit_inside",
+    ),
+    Fault(
+        "Worker: tasks start after serve() was cancelled",
+        "idempotent/worker/worker.py",
+        "        self._pool.pause_tasks()\n",
+        "",
+        "tests/worker/tasks/test_cancelling.py -k end_of_the_program",
+    ),
+    Fault(
+        "Worker: one context for all tasks",
+        "idempotent/worker/handlers/tasks.py",
+        "context=place.context.copy())",
+        "context=place.context)",
+        "tests/worker/tasks/test_handlers.py -k context",
+    ),
+    Fault(
+        "Worker: the rest of a bulk of results is lost when one cannot be settled",
+        "idempotent/worker/handlers/pool.py",
+        "self._done.extend(done)",
+        "self._done.extend(done[:1])",
+        "tests/worker/tasks/test_stopping.py -k many_results",
     ),
     Fault(
         "Worker: one room for all consumers",
@@ -1090,5 +1328,139 @@ FAULTS: Final = (
         "    except StoreBusyError:\n",
         "    except ZeroDivisionError:\n",
         "tests/worker/test_full_stores.py -k others_keep_busy",
+    ),
+    # Async handlers
+    Fault(
+        "async: a cancellation while a key is recorded is forgotten",
+        _AWAITED,
+        "return stop.value, task.cancelling() > before",
+        "return stop.value, False",
+        "tests/processing/test_cancelled.py -k while_its_effect_is_recorded",
+    ),
+    Fault(
+        "async: a cancellation interrupts the recording of an effect",
+        "idempotent/checkers/side_calls.py",
+        "            await asyncio.shield(future)\n",
+        "            await future\n",
+        "tests/processing/test_cancelled.py -k while_its_effect_is_recorded",
+    ),
+    Fault(
+        "async: a second cancellation interrupts a release",
+        "idempotent/checkers/side_calls.py",
+        "    while not future.done():\n",
+        "    for _ in range(2):\n",
+        "tests/processing/test_cancelled.py -k test_a_second_cancellation",
+    ),
+    Fault(
+        "async: a group that was cancelled while it was claimed runs its handlers",
+        _AWAITED,
+        "                elif task.cancelling() > before:\n",
+        "                elif task.cancelling() < before:\n",
+        "tests/processing/test_cancelled.py -k while_it_is_claimed",
+    ),
+    Fault(
+        "async: a message whose handler survived its TaskGroup is cancelled, on Python 3.11 and 3.12",
+        _AWAITED,
+        "                    finally:\n                        before = task.cancelling()\n",
+        "                    finally:\n                        pass\n",
+        "tests/processing/test_awaited.py -k task_group",
+    ),
+    Fault(
+        "async: a closed coroutine keeps its claim",
+        _AWAITED,
+        "                awaiting.later(_close, life)\n",
+        "",
+        "tests/processing/test_closed.py",
+    ),
+    Fault(
+        "async: a life is closed as generators are, after which it may take no step",
+        _AWAITED,
+        "        drive(life, Closed())\n",
+        "        life.close()\n",
+        "tests/processing/test_closed.py",
+    ),
+    Fault(
+        "async: a processed message that was cancelled too late goes on",
+        "idempotent/consumer.py",
+        "        if cancelled:\n            raise asyncio.CancelledError\n        return result\n",
+        "        return result\n",
+        "tests/processing/test_cancelled.py -k while_its_effect_is_recorded",
+    ),
+    Fault(
+        "async: a cancelled handler has failed",
+        _CALLING,
+        "            if task.cancelling() > before:\n                raise\n            raise HandlerCancelledError",
+        "            raise HandlerCancelledError",
+        "tests/processing/test_cancelled.py -k test_one_that_is_cancelled_in_its_handler",
+    ),
+    Fault(
+        "async: a cancelled child task passes for a cancellation of its handler",
+        _CALLING,
+        "            raise HandlerCancelledError from error\n",
+        "            raise\n",
+        "tests/processing/test_cancelled.py -k test_a_cancelled_child_task",
+    ),
+    Fault(
+        "async: what a cancelled handler raises is an attempt",
+        _CALLING,
+        "            if task.cancelling() > before and _while_cancelled(error):\n",
+        "            if task.cancelling() < before:\n",
+        "tests/processing/test_cancelled.py -k because_it_is_cancelled",
+    ),
+    Fault(
+        "async: a handler whose TaskGroup failed passes for cancelled, on Python 3.11 and 3.12",
+        _CALLING,
+        "            if task.cancelling() > before and _while_cancelled(error):\n",
+        "            if task.cancelling() > before:\n",
+        "tests/processing/test_awaited.py -k task_group",
+    ),
+    Fault(
+        "async: a handler may take as long as it likes",
+        _CALLING,
+        "        limit = asyncio.timeout(timeout_s)\n",
+        "        limit = asyncio.timeout(None)\n",
+        "tests/processing/test_awaited.py -k test_a_handler_that_takes_too_long",
+    ),
+    Fault(
+        "async: a timeout is no attempt",
+        _CALLING,
+        "                raise HandlerTimeoutError(\n",
+        "                raise asyncio.CancelledError(\n",
+        "tests/processing/test_awaited.py -k test_a_handler_that_takes_too_long",
+    ),
+    Fault(
+        "async: a handler has no current claim",
+        _CALLING,
+        "        token = _current_claim.set(claim)\n        try:\n            return await",
+        "        token = _current_claim.set(None)\n        try:\n            return await",
+        "tests/processing/test_awaited.py -k test_each_of_many_handlers",
+    ),
+    Fault(
+        "async: the current claim outlives its handler",
+        _CALLING,
+        "                _current_claim.reset(token)\n",
+        "                pass\n",
+        "tests/processing/test_awaited.py -k another_consumer",
+    ),
+    Fault(
+        "async: a plain question about a lapsed lease blocks the event loop",
+        _CALLING,
+        "return finished(await asyncio.to_thread(question, key))",
+        "return finished(question(key))",
+        "tests/processing/test_awaited.py -k lapsed_lease",
+    ),
+    Fault(
+        "async: a handler may take the session of the other kind",
+        "idempotent/processing/handler.py",
+        "if found is not None and issubclass(found, kinds):",
+        "if found is not None:",
+        "tests/typing/test_typing.py -k at_run_time",
+    ),
+    Fault(
+        "a completion that finds the disk full is the handler's failure",
+        "idempotent/checkers/sql/committing.py",
+        "            if self._units.fault(error) in UNDONE:\n                raise DoomedTransactionError(\n",
+        "            if False:\n                raise DoomedTransactionError(\n",
+        "tests/guarantees/test_full_disk.py -k completion",
     ),
 )

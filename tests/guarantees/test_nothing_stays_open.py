@@ -123,13 +123,23 @@ def test_a_comment_does_not_hide_a_commit(sql_store):
 
 
 def test_a_pool_without_a_free_connection_is_an_unavailable_store(sql_store):
-    engine = sql_store.engine(pool_size=1, max_overflow=0, pool_timeout=0.2)
+    asked = []
+
+    class Pool(sa.QueuePool):
+        def connect(self):
+            asked.append(1)
+            return super().connect()
+
+    engine = sql_store.engine(poolclass=Pool, pool_size=1, max_overflow=0, pool_timeout=0.2)
 
     def handle(message, session: Session):
         pass
 
     consumer = consumer_of(sql_store.transactional(engine), handle, on_missing_key="process")
     with engine.connect():
+        asked.clear()
         for name in ("1", None):
             result = consumer.process(message(name))
             assert (result.outcome, type(result.error)) == (Outcome.UNAVAILABLE, StoreUnavailableError)
+            assert "raise the engine's pool_size" in str(result.error)
+    assert len(asked) == 2  # each has waited for pool_timeout once

@@ -8,6 +8,7 @@ from idempotent import Outcome
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.unrecorded import Unrecorded
 from idempotent.claims import ClaimRequest, Completion, KeyStatus, Lapsed, Verdict
+from idempotent.errors import StoreError
 from tests.guarantees.orders import ORDERS, consumer_of, message, outcomes, wait
 from tests.support.hooks import answering, unreachable
 from tests.support.stores import SHARED, open_store
@@ -150,3 +151,17 @@ def test_a_claim_that_leaves_lapsed_keys_waits_for_the_record_too():
         asked = checker.desk.claim(ClaimRequest(KEY, on_lapsed=Lapsed.LEAVE))
         assert asked.verdict is Verdict.IN_PROGRESS
     checker.close()
+
+
+def test_an_outage_writes_one_line_a_minute_and_says_how_many_more(caplog):
+    def refuse(_step):
+        raise StoreError("down")
+
+    unrecorded = Unrecorded(refuse)
+    claims = [MemoryChecker().desk.claim(ClaimRequest(KEY)).claim for _ in range(2)]
+    for _ in range(3):
+        for claim in claims:
+            unrecorded._offer(Completion(claim))
+    lines = [record for record in caplog.records if record.message == "completion_not_recorded"]
+    assert [line.more for line in lines] == [0]
+    assert unrecorded._refused._kept_back == 5

@@ -242,7 +242,7 @@ def from_amqp(key):
 
 
 def from_kafka(key):
-    raw = SimpleNamespace(headers=lambda: [("x-idempotent-key", key)], value=lambda: b"")
+    raw = SimpleNamespace(headers=lambda: [("x-idempotent-key", key)], value=lambda: b"", key=lambda: None)
     return message_of_kafka(raw, "t", Position("the broker's", 0, 3, 3), False)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Registry
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.consumer import Consumer
-from tests.support.stores import ALL, SQL, Store, open_store
+from idempotent.consumer import AsyncConsumer, Consumer
+from tests.support.awaited import Awaited, as_async
+from tests.support.stores import ALL, ASYNC, SQL, Store, open_store
 
 
 @dataclass
@@ -24,6 +26,7 @@ class Shop:
     store: Store
     mode: str
     calls: list[list[str]] = field(default_factory=list)
+    is_async: bool = False
 
     def __post_init__(self) -> None:
         self.checker = self.another_checker()
@@ -34,7 +37,8 @@ class Shop:
 
     def another_checker(self) -> AbstractIdempotentChecker:
         if self.transactional:
-            return self.store.transactional(savepoints=self.mode == "savepoints", lock_timeout_s=0.3)
+            engine = self.store.async_engine() if self.is_async else None
+            return self.store.transactional(engine, savepoints=self.mode == "savepoints", lock_timeout_s=0.3)
         return self.store.leased()
 
     def consumer(self, checker: AbstractIdempotentChecker | None = None, **options) -> Consumer:
@@ -59,7 +63,13 @@ class Shop:
                 session.execute(self.store.effects.insert().values(id=message.id))
             handle(given)
 
-        return make(handle_booking if self.transactional else handle)
+        return self.decorated(make, handle_booking if self.transactional else handle)
+
+    def decorated(self, make: Callable[..., Consumer], handler: Callable[..., object]) -> Consumer:
+        """The consumer of a plain handler, which an `async def` stands for in an async shop."""
+        if self.is_async:
+            return cast("Consumer", Awaited(cast("AsyncConsumer", make(as_async(handler)))))
+        return make(handler)
 
     def effects(self) -> Counter[str]:
         """How often each effect happened: handler calls that came back, or what was committed."""
@@ -84,14 +94,22 @@ class Shop:
 
 def open_shop(mode: str, request: pytest.FixtureRequest) -> Iterator[Shop]:
     with contextmanager(open_store)(request.param[1], request, reuse=True) as store:
-        yield Shop(store, mode)
+        yield Shop(store, mode.removeprefix("async "), is_async=mode.startswith("async "))
 
 
-LEASED = [pytest.param(("leased", kind), id=f"leased-{kind}") for kind in ALL]
+LEASED = [
+    pytest.param((mode, kind), id=f"{mode}-{kind}".replace(" ", "-"))
+    for mode in ("leased", "async leased")
+    for kind in ALL
+]
 TRANSACTIONAL = [
     pytest.param((mode, kind), id=f"{mode}-{kind}")
     for mode in ("transactional", "savepoints")
     for kind in SQL
+] + [
+    pytest.param((mode, kind), id=f"{mode}-{kind}".replace(" ", "-"))
+    for mode in ("async transactional", "async savepoints")
+    for kind in ASYNC
 ]
 
 

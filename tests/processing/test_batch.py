@@ -49,7 +49,7 @@ def test_a_batch_that_fails_as_a_whole_only_has_no_guilty_message(shop):
     def handle_in_session(given, session: Session):
         handle(given)
 
-    consumer = make(handle_in_session if shop.transactional else handle)
+    consumer = shop.decorated(make, handle_in_session if shop.transactional else handle)
     assert outcomes(consumer.process_many(messages("1", "2"))) == ["processed"] * 2
     assert seen == [2, 1, 1]
 

@@ -48,10 +48,7 @@ def forking_consumer(shop, leave, *, batch):
     """A consumer whose handler notes the exit codes of its children in `shop.calls[0]`."""
     shop.calls.append([])
 
-    def handle(given, session=None):
-        if session is not None:
-            for message in given if batch else [given]:
-                session.execute(shop.store.effects.insert().values(id=message.id))
+    def handle(given):
         child = os.fork()
         if not child:
             signal.alarm(30)  # ends it, should the library not
@@ -60,10 +57,12 @@ def forking_consumer(shop, leave, *, batch):
         shop.calls[0].append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     def handle_with_session(given, session: Session):
-        handle(given, session)
+        for message in given if batch else [given]:
+            session.execute(shop.store.effects.insert().values(id=message.id))
+        handle(given)
 
     make = Registry().consumer("orders", checker=shop.checker, batch=batch)
-    return make(handle_with_session if shop.transactional else handle)
+    return shop.decorated(make, handle_with_session if shop.transactional else handle)
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])

@@ -16,12 +16,13 @@ from tests.processing.shop import Shop, messages, outcomes
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What kind of statements the library sends by itself: an INSERT may begin with WITH or SET STATEMENT."""
+    """What kind of statements the library sends by itself: a change may begin with WITH or SET STATEMENT."""
     sent: list[str] = []
 
     def noting(function: Callable) -> Callable:
         def noted(connection, statement, params=(), **options):
-            sent.append("INSERT" if "INSERT INTO" in statement else statement.split()[0].upper())
+            changes = [word for word in ("INSERT INTO", "UPDATE", "DELETE FROM") if f"{word} " in statement]
+            sent.append((changes[0] if changes else statement).split()[0].upper())
             return function(connection, statement, params, **options)
 
         return noted

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from idempotent import Outcome
+
 ROOT: Final = Path(__file__).parents[2]
 _FOLDERS: Final = ("idempotent", "adapters", "migrations")
 # Programs beside the product, and links to folders of their own.
@@ -31,7 +33,7 @@ class Logged:
     event: str | None
     """None: it is not a constant."""
     fields: frozenset[str]
-    """The names in `extra`."""
+    """The names in `extra`, and `exception` for a traceback."""
 
 
 class UnreadableFieldsError(ValueError):
@@ -60,6 +62,8 @@ def _calls(files: Mapping[str, ast.Module]) -> Iterator[Logged]:
                         if extra is None
                         else _names(extra, function, everywhere | _defined([tree]))
                     )
+                    if node.func.attr == "exception" or any(word.arg == "exc_info" for word in node.keywords):
+                        fields |= {"exception"}
                     yield Logged(f"{name}:{node.lineno}", level, event, fields)
 
 
@@ -99,8 +103,8 @@ def _names(
                     else _names(value, function, defined)
                 )
             return names
-        case ast.DictComp(key=named):
-            return frozenset({ast.unparse(named)})
+        case ast.DictComp(key=ast.Attribute(value=ast.Name(id="outcome"), attr="value")):
+            return frozenset(outcome.value for outcome in Outcome)
         case ast.Name(id=variable):
             for node in ast.walk(function):
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == variable:

@@ -27,13 +27,14 @@ from tests.project.house import ROOT, name_of
 from tests.support.privileges import SQL as SQL_PRIVILEGES
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LANGUAGES = {"python", "sh", "console", "text", "mermaid"}
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BILLING = KeySpace("orders.paid", "billing")
 # What a page shows of other people's servers, and what stands in for it. Order matters: the longest first.
 STAND_INS = {
     "transactional+postgresql+psycopg://user@host/shop": "transactional+sqlite:///app.db",
     "redis://localhost": "{redis}",
+    "amqp://broker": "{rabbitmq}",
     "amqp://localhost": "memory://docs?until_empty=true",
     "/data/orders.jsonl": "orders.jsonl",
 }
@@ -115,7 +116,6 @@ def test_the_files_that_a_page_names_exist(page: Path) -> None:
     assert not [path for path in named if not re.search("[A-Z]", path) and not (ROOT / path).exists()]
 
 
-@pytest.mark.slow
 def test_the_picture_of_the_floors_is_that_of_the_code() -> None:
     page = architecture.PAGE.read_text()
     assert page == architecture.drawn(page), "run `make architecture` and commit docs/architecture.md"
@@ -180,7 +180,7 @@ def run_line(line: str, environ: dict[str, str], request: pytest.FixtureRequest)
     command = re.sub(r"\| *jq .*", "", line)
     for shown, used in STAND_INS.items():
         if shown in command:
-            command = command.replace(shown, used.format(redis=request_redis(used, request)))
+            command = command.replace(shown, used.format_map(Servers(request)))
     done = subprocess.run(
         ["bash", "-c", command],
         check=False,
@@ -195,8 +195,14 @@ def run_line(line: str, environ: dict[str, str], request: pytest.FixtureRequest)
     assert "Traceback" not in done.stderr, done.stderr
 
 
-def request_redis(used: str, request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("redis_url")) if "{redis}" in used else ""
+class Servers(dict[str, str]):
+    """The URL of a server by its name; only those that are asked for are started."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+
+    def __missing__(self, name: str) -> str:
+        return str(self._request.getfixturevalue(f"{name}_url"))
 
 
 def assert_extras_exist(requirement: str) -> None:

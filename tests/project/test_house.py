@@ -48,6 +48,8 @@ NO_BROKERS: Final = {"spark", "frameworks"}
 CHECKER: Final = ("checker", "admin", "health")
 # Keys in this process have no server whose health could be looked at.
 NO_SERVER: Final = {"memory.health"}
+# Packages beside those of servers, for all of them.
+SHARED: Final = {"combining"}
 DRIVERS: Final = {
     "MySQLdb",
     "aiomysql",
@@ -238,13 +240,13 @@ def foreign_imports() -> list[Import]:
 
 
 def packages_in(part: str) -> set[str]:
-    """The names of the packages right below a part."""
+    """The names of the packages of servers right below a part."""
     home = f"{PACKAGE}.{part}."
     return {
         name.removeprefix(home)
         for name, path in product().items()
         if path.name == "__init__.py" and name.startswith(home) and "." not in name.removeprefix(home)
-    }
+    } - SHARED
 
 
 def brokers() -> set[str]:

@@ -155,6 +155,31 @@ print(*sys.modules)
     assert not {"sqlalchemy", "alembic"} & set(modules)
 
 
+def test_plain_handlers_need_no_greenlet(tmp_path: Path) -> None:
+    """Only the extras of asyncio drivers bring it, and without it SQLAlchemy's asyncio part cannot be imported."""
+    program = """
+import sys
+
+sys.modules["greenlet"] = None
+from sqlalchemy.orm import Session
+from idempotent import Message, Registry
+from idempotent.checkers import TransactionalSqlChecker
+from idempotent.migrations import upgrade
+
+url = "sqlite:///keys.db"
+upgrade(url)
+
+
+def handle(message, session: Session):
+    pass
+
+
+consumer = Registry().consumer("orders", checker=TransactionalSqlChecker(url))(handle)
+print(consumer.process(Message("orders", id="1")).outcome.value)
+"""
+    assert run(sys.executable, "-c", program, cwd=tmp_path, path=ROOT).split() == ["processed"]
+
+
 def test_a_leased_checker_imports_nothing_of_the_orm(tmp_path: Path) -> None:
     program = "import sys; from idempotent.checkers import SqlChecker; print(*sys.modules)"
     modules = run(sys.executable, "-c", program, cwd=tmp_path).split()

@@ -69,6 +69,8 @@ def watch(lines: Sequence[Line], seconds: float, every: float, console: Console,
     readings: list[Reading] = []
     for line in lines:
         line.start()
+    for line in lines:
+        line.wait_for_work()
     began = time.monotonic()
     with path.open("w") as file, Progress(console=console, transient=True) as bar:
         task = bar.add_task("Working", total=seconds)

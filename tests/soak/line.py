@@ -79,9 +79,22 @@ class Line:
         self._sender = threading.Thread(target=self._send, daemon=True)
 
     def start(self) -> None:
-        """Begin to send and to work."""
+        """Begin to send, and to start the workers."""
         self._children = [psutil.Popen(self._command, cwd=ROOT) for _ in range(_WORKERS)]
         self._sender.start()
+
+    def wait_for_work(self) -> None:
+        """Wait until a message has an effect: a busy machine takes its time to start the workers.
+
+        Raises:
+            RuntimeError: a process has ended, or none works.
+        """
+        for _ in range(round(_END_S)):
+            self._check()
+            if self.count_effects()[1]:
+                return
+            time.sleep(1.0)
+        raise RuntimeError(f"{self.name}: no message has an effect")
 
     def read(self, at_s: float) -> Iterator[Reading]:
         """Each process as it is now.

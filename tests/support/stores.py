@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -23,6 +24,12 @@ from tests.support.tables import TablePool, Tables, effects_table, new_name
 SQL = ("sqlite", "mysql", "postgres")
 SHARED = (*SQL, "redis")
 ALL = ("memory", *SHARED)
+ASYNC = ("mysql", "postgres")
+# asyncmy has no `ssl_disabled`: it does not encrypt unless it is told to.
+ASYNC_URLS = {
+    "mysql": lambda url: url.set(drivername="mysql+asyncmy").difference_update_query(["ssl_disabled"]),
+    "postgres": lambda url: url.set(drivername="postgresql+psycopg"),
+}
 
 
 @dataclass
@@ -89,6 +96,13 @@ class Store:
     def _engine(self, url: str, **options: Any) -> sa.Engine:
         engine = sa.create_engine(url, **options)
         self.opened.callback(engine.dispose)
+        return engine
+
+    def async_engine(self, **options: Any) -> AsyncEngine:
+        """An AsyncEngine, whose own pool a test leaves empty."""
+        url = self.consumer_url or self.url
+        engine = create_async_engine(ASYNC_URLS[self.kind](sa.make_url(url)), **options)
+        self.opened.callback(engine.sync_engine.dispose)
         return engine
 
     @property

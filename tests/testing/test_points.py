@@ -1,12 +1,16 @@
 """A thread that goes through a checker's hooks passes each point once."""
 
+import asyncio
 import threading
 
-from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
+import pytest
+
+from idempotent import Message, Outcome, Registry
+from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.hooks import CheckerHooks
 from idempotent.claims import ClaimRequest, KeyStatus
 from idempotent.keys import KeySpace
-from idempotent.testing import crash_points
+from idempotent.testing import around, crash_points
 
 KEYS = KeySpace("orders", "tests")
 
@@ -79,3 +83,41 @@ def test_a_claim_of_no_key_and_an_ignored_failure_commit_between_points(database
     other = TransactionalSqlChecker(f"sqlite:///{database}")
     assert passed(other, ignore) == ["before_claim", "after_claim", *commit]
     other.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sql"])
+def test_an_async_handler_and_its_checker_pass_the_points_in_order(kind, database):
+    points = Points()
+    checker = crash_points(
+        MemoryChecker() if kind == "memory" else SqlChecker(f"sqlite:///{database}"), points
+    )
+
+    async def handle(message):
+        points.passed.append("runs")
+        await asyncio.sleep(0)
+        points.passed.append("ends")
+
+    consumer = Registry().consumer("orders", checker=checker)(around(handle, "effect", points))
+    assert asyncio.run(consumer.process(Message("orders", id="1"))).outcome is Outcome.PROCESSED
+    checker.close()
+    assert [point for point in points.passed if "commit" not in point] == [
+        "before_claim",
+        "after_claim",
+        "before_effect",
+        "runs",
+        "ends",
+        "after_effect",
+        "before_complete",
+        "after_complete",
+    ]
+
+
+def test_an_async_handler_that_raises_does_not_pass_the_point_after_it():
+    points = Points()
+
+    async def fail():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(around(fail, "effect", points)())
+    assert points.passed == ["before_effect"]

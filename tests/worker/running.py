@@ -1,11 +1,13 @@
 """What the tests of the worker share: a worker in a thread, and what it processes."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from idempotent import Consumer, Message, Registry, Result, Worker
 from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
+from idempotent.checkers import MemoryChecker
 
 SUBJECT = "orders"
 WAIT_S = 10.0
@@ -46,6 +48,18 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.005)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - other threads make it true
+            await asyncio.sleep(0.005)
+
+
+def assert_nothing_is_left(checker: MemoryChecker) -> None:
+    assert not [entry for entry in checker.keys.entries.values() if entry.status.in_progress]
+    names = ("idempotent-loop", "idempotent-handler", "idempotent-worker")
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
 class Recording(MemoryAdapter):

@@ -4,9 +4,12 @@ import os
 import threading
 import time
 
+import pytest
+
 from idempotent import Registry, Worker
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
+from idempotent.errors import ConfigurationError
 from idempotent.worker.health_file import HealthFile
 
 
@@ -43,8 +46,26 @@ def test_a_folder_that_is_gone_does_not_stop_the_messages(tmp_path, caplog):
     registry = Registry()
     registry.consumer("orders", checker=MemoryChecker())(lambda message: None)
     adapter = MemoryAdapter(MemoryBroker(), until_empty=True)
-    Worker(registry, adapter, health_file=tmp_path / "gone" / "health").run()
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    worker = Worker(registry, adapter, health_file=folder / "health")
+    folder.rmdir()
+    worker.run()
     assert "health_file_failed" in caplog.text
+
+
+def test_a_file_that_cannot_be_written_is_told_once_a_minute(tmp_path, caplog):
+    path = tmp_path / "gone" / "health"
+    health = HealthFile(path)
+    for word in ("ready\n", "store\n", "ready\n"):  # another word is written at once
+        health.beat(word)
+    told = [record for record in caplog.records if record.msg == "health_file_failed"]
+    assert [record.path for record in told] == [str(path)]
+
+
+def test_a_folder_that_is_not_there_is_an_error_at_the_start(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"no folder '.*absent'; make it"):
+        Worker(Registry(), MemoryAdapter(MemoryBroker()), health_file=tmp_path / "absent" / "health")
 
 
 def test_removing_what_was_never_written_is_no_error(tmp_path):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Final
 
 from idempotent.admin import KeyAdmin
+from idempotent.checkers.awaiting import Awaiting, InLoop
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.memory.admin import MemoryKeyAdmin
 from idempotent.checkers.memory.keys import MemoryKeys
@@ -35,6 +37,10 @@ class MemoryBacked(AbstractIdempotentChecker):
             max_keys=max_keys,
             clock=clock,
         )
+
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        return InLoop(self.desk)
 
     def admin(self) -> KeyAdmin:
         return MemoryKeyAdmin(self.keys)
@@ -67,6 +73,10 @@ class MemoryChecker(MemoryBacked):
     Raises:
         ConfigurationError: a duration or `max_keys` is not positive.
     """
+
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        return InLoop(self.desk)
 
     def _complete(self, completion: Completion) -> bool:
         return self.keys.complete(completion.claim, completion.result)

@@ -25,6 +25,10 @@ from idempotent.errors import StoreError
 from idempotent.forks import free_in_child
 from idempotent.keys import Key
 
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
+_ACQUIRED: Final = Verdict.ACQUIRED
+_DONE: Final = KeyStatus.DONE
+
 
 class MemoryKeys:
     """The keys of one checker, and the attempts of those that failed. Thread-safe.
@@ -88,7 +92,7 @@ class MemoryKeys:
         """Make a key DONE. The caller holds the lock."""
         now = self.clock()
         entry.expires_at = done_expiry(entry.status, entry.expires_at, now, self._retention_s)
-        entry.status, entry.update_at = KeyStatus.DONE, now
+        entry.status, entry.update_at = _DONE, now
 
     def _kill(self, entry: Entry) -> None:
         entry.status, entry.update_at = KeyStatus.DEAD, self.clock()
@@ -149,16 +153,16 @@ class MemoryKeys:
         # Even if the clock stands still or goes back, no fence repeats.
         self._last_fence = fence = max(int(now * 1_000_000), self._last_fence + 1)
         self.entries[request.key.hash] = Entry(
-            key=request.key,
-            status=request.status,
-            owner=request.owner,
-            fence=fence,
-            lease_until=self._lease_end(now),
-            fingerprint=request.fingerprint,
-            update_at=now,
-            expires_at=now + self._retention_s,
+            request.key,
+            request.status,
+            request.owner,
+            fence,
+            self._lease_end(now),
+            request.fingerprint,
+            now,
+            now + self._retention_s,
         )
-        return Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner))
+        return Decision(_ACQUIRED, Claim(request.key, fence, request.owner))
 
     def _stored(self, entry: Entry, now: float) -> StoredKey:
         noted = self.attempts.get(entry.key.hash) if entry.status is KeyStatus.DEAD else None

@@ -52,6 +52,8 @@ class RedisChecker(AbstractIdempotentChecker):
             that time was left then. Make it longer than the time in which your broker, or a person with a dead-letter
             queue, can redeliver a message.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
+        combine: claims and completions of single messages that arrive during a statement go together in the next one;
+            False: each is a statement of its own.
 
     Raises:
         ConfigurationError: an invalid URL, client, prefix or duration.
@@ -66,8 +68,11 @@ class RedisChecker(AbstractIdempotentChecker):
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
         dead_retention_s: float | None = None,
+        combine: bool = True,
     ) -> None:
-        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        super().__init__(
+            lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s, combine=combine
+        )
         if not text(prefix, "prefix").isprintable() or "{" in prefix or "}" in prefix:
             raise ConfigurationError(f"prefix must be printable text without braces, not {prefix!r}")
         self._owns_client = isinstance(client_or_url, str)

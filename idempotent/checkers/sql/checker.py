@@ -12,6 +12,7 @@ from sqlalchemy.engine import URL
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.admin import SqlKeyAdmin
+from idempotent.checkers.sql.claiming import AT_ONCE
 from idempotent.checkers.sql.failures import Note
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.keytable import KeyTable, key_hash
@@ -42,6 +43,8 @@ class SqlChecker(AbstractIdempotentChecker):
             that time was left then. Make it longer than the time in which your broker, or a person with a dead-letter
             queue, can redeliver a message.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
+        combine: claims and completions of single messages that arrive during a statement go together in the next one;
+            False: each is a statement of its own.
 
     Raises:
         ConfigurationError: an invalid URL, table name or duration.
@@ -56,8 +59,11 @@ class SqlChecker(AbstractIdempotentChecker):
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
         dead_retention_s: float | None = None,
+        combine: bool = True,
     ) -> None:
-        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        super().__init__(
+            lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s, combine=combine
+        )
         # A dead connection must end before the lease that is renewed on it.
         silence_s = LONGEST_S if lease_s is None else min(LONGEST_S, lease_s / 3)
         self.store: Final = SqlStore(engine_or_url, table, silence_s)
@@ -65,7 +71,8 @@ class SqlChecker(AbstractIdempotentChecker):
 
     @cached_property
     def _keys(self) -> KeyTable:
-        return self.store.keys(Durations(self.lease_s, self.retention_s, self.dead_retention_s))
+        durations = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
+        return self.store.keys(durations, waits_briefly=True)
 
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)
@@ -77,6 +84,8 @@ class SqlChecker(AbstractIdempotentChecker):
         return sql_findings(self.store)
 
     def _claim(self, request: ClaimRequest) -> Decision:
+        if not request.waits:
+            return self._connections.run(self._keys.claiming.claim_one, request, AT_ONCE, retry_locked=False)
         try:
             return self._connections.run(self._keys.claiming.claim_one, request)
         except StoreBusyError:
@@ -86,13 +95,16 @@ class SqlChecker(AbstractIdempotentChecker):
             return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return self._connections.run(self._keys.claiming.claim, requests)
+        if requests[0].waits:
+            return self._connections.run(self._keys.claiming.claim, requests)
+        return self._connections.run(self._keys.claiming.claim, requests, AT_ONCE, retry_locked=False)
 
     def _complete(self, completion: Completion) -> bool:
         return self._connections.run(self._keys.complete, completion)
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        return self._connections.run(self._keys.complete_many, completions)
+        # A locked key delays the others once; then each is completed alone.
+        return self._connections.run(self._keys.complete_many, completions, retry_locked=False)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         if failure is None:
@@ -105,20 +117,20 @@ class SqlChecker(AbstractIdempotentChecker):
         notes = [Note(claim, failure) for claim, failure in in_order if failure is not None]
 
         def release(driver: DriverConnection) -> list[Released]:
-            answers: dict[bytes, Released] = {}
+            answers: dict[tuple[bytes, bytes], Released] = {}
             free = [claim for claim, failure in releases if failure is None]
             for claim, freed in zip(free, self._keys.delete(driver, free), strict=True):
-                answers[key_hash(claim)] = Released(owned=freed)
+                answers[_identity(claim)] = Released(owned=freed)
             for note in notes:
-                answers[key_hash(note.claim)] = self._keys.fail(driver, note)
-            return [answers[key_hash(claim)] for claim, _ in releases]
+                answers[_identity(note.claim)] = self._keys.fail(driver, note)
+            return [answers[_identity(claim)] for claim, _ in releases]
 
         return self._connections.run_atomically(release)
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         if self.lease_s is None:
             return [True] * len(claims)
-        return self._connections.run(self._keys.renew, claims)
+        return self._connections.run(self._keys.renew, claims, retry_locked=False)
 
     def _reconnect(self) -> None:
         self._connections.close()
@@ -129,3 +141,7 @@ class SqlChecker(AbstractIdempotentChecker):
     def close(self) -> None:
         super().close()
         self.store.close()
+
+
+def _identity(claim: Claim) -> tuple[bytes, bytes]:
+    return key_hash(claim), claim.owner

@@ -26,7 +26,7 @@ class ClaimMode:
 
     Attributes:
         status: the status to store instead of the requests' own.
-        locking: read stored keys with a lock; without it a transaction may see old rows.
+        locking: in a transaction: read stored keys with a lock; without it the transaction may see old rows.
         wait_s: the longest wait of the INSERT for a lock, in seconds; None: that of the checker's own connections.
     """
 
@@ -36,6 +36,7 @@ class ClaimMode:
 
 
 AUTOCOMMITTED: Final = ClaimMode()
+AT_ONCE: Final = ClaimMode(wait_s=0.0)
 
 
 class Claiming:
@@ -84,7 +85,7 @@ class Claiming:
     ) -> Decision:
         """`claim` for one key."""
         key = request.key
-        insert = self._sql.insert(1, mode.status or request.status, mode.wait_s)
+        insert = self._sql.insert(1, mode.status or request.status, mode.wait_s, in_transaction=mode.locking)
         text = self._dialect.storable(connection, key.text)
         params = (key.hash, text, request.owner, request.fingerprint)
         for _ in range(_ROUNDS):
@@ -123,7 +124,8 @@ class Claiming:
             key = request.key
             text = self._dialect.storable(connection, key.text)
             params += (key.hash, text, request.owner, request.fingerprint)
-        statement = self._sql.insert(len(requests), mode.status or requests[0].status, mode.wait_s)
+        status = mode.status or requests[0].status
+        statement = self._sql.insert(len(requests), status, mode.wait_s, in_transaction=mode.locking)
         if self._dialect.conflict is Conflict.SILENT:
             execute(connection, statement, params)
         elif self._dialect.conflict is Conflict.RETURNS_NEW:

@@ -53,7 +53,7 @@ class Commits:
             unit.flush()
             self._demand_alive(unit, claims)
             for completion in keyed:
-                self._ledger.complete(unit.driver, completion, time.monotonic() - unit.began)
+                self._complete(unit, completion)
             unit.commit()
         except Exception as error:
             if not unit.committing:
@@ -68,6 +68,17 @@ class Commits:
             raise
         finally:
             unit.close()
+
+    def _complete(self, unit: Unit, completion: Completion) -> None:
+        """Record the completion. That the database cannot is no failure of the handler, whose statements have ended."""
+        try:
+            self._ledger.complete(unit.driver, completion, time.monotonic() - unit.began)
+        except Exception as error:
+            if self._units.fault(error) in UNDONE:
+                raise DoomedTransactionError(
+                    f"the completion of the key was not recorded: {_text(error)}"
+                ) from error
+            raise
 
     def _demand_alive(self, unit: Unit, claims: Sequence[Claim]) -> None:
         """Check that a COMMIT now would commit these keys together with all that the handlers wrote.

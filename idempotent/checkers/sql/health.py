@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from idempotent.admin import Finding, Level
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.errors import StoreError, mask
+from idempotent.errors import StoreError, url_word
 from idempotent.stores.sql.cursor import DriverConnection, query
 from idempotent.stores.sql.faults import as_store_error
 
@@ -50,12 +50,12 @@ def _tables(store: SqlStore) -> list[Finding]:
         for drift in drifts
     ]
     if any(drift.kind is DriftKind.MISSING_TABLE for drift in drifts):
-        url = mask(store.engine.url.render_as_string())
+        word = url_word(store.engine.url.render_as_string(hide_password=False))
         found.append(
             Finding(
                 Level.ERROR,
-                "the tables are not there, so nothing else can be looked at",
-                f"idempotent migrate upgrade --url '{url}' --table {store.table}",
+                "the tables are not there, so no keys can be looked at",
+                f"idempotent migrate upgrade --url {word} --table {store.table}",
                 final=True,
             )
         )

@@ -9,18 +9,17 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Final
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session
-
 from idempotent.admin import Finding
+from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.committing import Commits
+from idempotent.checkers.sql.factories import Database, sessions_of
 from idempotent.checkers.sql.failures import Note
+from idempotent.checkers.sql.greenlets import InGreenlets
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.ledgers import Ledger
 from idempotent.checkers.sql.opening import Units
-from idempotent.checkers.sql.sessions import Database, sessions_of
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.checkers.sql.unit import Unit
@@ -79,13 +78,31 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         if flag(savepoints, "savepoints") and not self.ledger_type.can_forget:
             raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
         sessions, engine = sessions_of(engine_or_url)
-        self.store: Final = SqlStore(engine, table)
+        self.store: Final = SqlStore(engine, table, asynchronous=True)
         self.lock_timeout_s: Final = seconds(lock_timeout_s, "lock_timeout_s", most_s=_LONGEST_LOCK_S)
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
         self._ledger = self.ledger_type(self.store, Durations(None, self.retention_s, self.dead_retention_s))
-        self._units: Final = Units(self.store, self._ledger, sessions, strict=strict)
-        self._commits: Final = Commits(self.store, self._ledger, self._units)
+        units, commits = _transactions_of(self.store)
+        self._units: Final = units(self.store, self._ledger, sessions, strict=strict)
+        self._commits: Final = commits(self.store, self._ledger, self._units)
+
+    @property
+    def is_async(self) -> bool:
+        return self.store.is_async
+
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        """Runs its steps for tasks.
+
+        Raises:
+            ConfigurationError: it has a synchronous engine, and no async handlers.
+        """
+        if not self.is_async:
+            raise ConfigurationError(
+                f"this {type(self).__name__} has a synchronous engine, and no async handlers"
+            )
+        return InGreenlets(self.desk)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -193,8 +210,11 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     def flush(self, claim: Claim) -> None:
         claim.unit.flush()
 
+    def interrupted(self, claim: Claim) -> None:
+        claim.unit.close(reuse=False)
+
     def forget(self, claim: Claim) -> None:
-        self._ledger.forget(claim.unit.driver, claim)
+        self._units.forget(claim)
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
         """Whether the database rolled back the handler's transaction, or the connection was lost."""
@@ -203,15 +223,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         )
 
     def check_argument(self, kind: type) -> None:
-        provided = self._units.sessions.kind if issubclass(kind, Session) else Connection
-        if issubclass(provided, kind):
-            return
-        if issubclass(kind, Session):
-            raise ConfigurationError(
-                f"the checker's Sessions are no {kind.__name__}: "
-                f"give the checker sessionmaker(engine, class_={kind.__name__}) instead of an engine or a URL"
-            )
-        raise ConfigurationError(f"a handler takes a Session or a Connection, not {kind.__name__}")
+        self._units.sessions.check(kind)
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         unit: Unit = claim.unit
@@ -231,5 +243,14 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     def close(self) -> None:
         super().close()
         self._units.close()
-        self.store.close()
         self._gc_leader.close()
+        self.store.close()
+
+
+def _transactions_of(store: SqlStore) -> tuple[type[Units], type[Commits]]:
+    if not store.is_async:
+        return Units, Commits
+    # Imported here: SQLAlchemy's asyncio part takes a while, and most checkers do without.
+    from idempotent.checkers.sql.asynchronous.units import AsyncCommits, AsyncUnits
+
+    return AsyncUnits, AsyncCommits

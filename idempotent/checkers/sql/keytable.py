@@ -12,7 +12,7 @@ from typing import Final
 
 from idempotent.checkers.sql.claiming import Claiming, ClaimMode
 from idempotent.checkers.sql.failures import FailureTable, Note
-from idempotent.checkers.sql.parts import parts_by_owner, storable
+from idempotent.checkers.sql.parts import parts_of, storable
 from idempotent.checkers.sql.statements import MAX_ROWS, Durations, Statements
 from idempotent.claims import Claim, ClaimRequest, Completion, KeyStatus, Released
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -26,11 +26,14 @@ class KeyTable:
         dialect: the properties of the database.
         table: validated name of the key table.
         durations: the lease of a claim, and how long keys are remembered.
+        waits_briefly: see `Statements`.
     """
 
-    def __init__(self, dialect: SqlDialect, table: str, durations: Durations) -> None:
+    def __init__(
+        self, dialect: SqlDialect, table: str, durations: Durations, *, waits_briefly: bool = False
+    ) -> None:
         self._dialect = dialect
-        self._sql = Statements(dialect, table, durations)
+        self._sql = Statements(dialect, table, durations, waits_briefly=waits_briefly)
         self.failures: Final = FailureTable(dialect, table, durations.retention_us)
         self.claiming: Final = Claiming(dialect, self._sql, self.failures)
 
@@ -44,16 +47,17 @@ class KeyTable:
         return execute(connection, self._sql.complete_with_result, params) == 1
 
     def complete_many(self, connection: DriverConnection, completions: Sequence[Completion]) -> list[bool]:
-        """`complete` for many keys, one statement for each part of each owner token."""
+        """`complete` for many keys, one statement for each part (see `parts_of`)."""
         kept: set[tuple[bytes, bytes]] = set()
-        for owner, part in parts_by_owner(completions):
+        for part in parts_of(completions):
             group = [storable(self._dialect, connection, completion) for completion in part]
             hashes = [key_hash(completion.claim) for completion in group]
+            owners = _owners(group)
             results = [(h, c.result) for h, c in zip(hashes, group, strict=True) if c.result is not None]
-            statement = self._sql.complete_group(len(hashes), len(results))
-            params = (*chain.from_iterable(results), *hashes, owner)
+            statement = self._sql.complete_group(len(hashes), len(owners), len(results))
+            params = (*chain.from_iterable(results), *hashes, *owners)
             if execute(connection, statement, params, many=len(hashes) > 1) == len(hashes):
-                kept.update((hashed, owner) for hashed in hashes)
+                kept.update((hashed, c.claim.owner) for hashed, c in zip(hashes, group, strict=True))
             else:
                 kept |= {
                     (h, o) for h, o, status in self.owners(connection, hashes) if status == KeyStatus.DONE
@@ -75,14 +79,15 @@ class KeyTable:
         return [(key_hash(claim), claim.owner) not in lost for claim in claims]
 
     def delete(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
-        """Delete owned keys in progress without counting an attempt, one statement for each part of an owner token."""
+        """Delete owned keys in progress without counting an attempt, one statement for each part (see `parts_of`)."""
         freed: set[tuple[bytes, bytes]] = set()
-        for owner, group in parts_by_owner([Completion(claim) for claim in claims]):
+        for group in parts_of([Completion(claim) for claim in claims]):
             hashes = [key_hash(completion.claim) for completion in group]
+            owners = _owners(group)
             before = self._in_progress(connection, hashes) if len(hashes) > 1 else None
-            statement = self._sql.delete_group(len(hashes))
-            deleted = execute(connection, statement, (*hashes, owner), many=len(hashes) > 1)
-            pairs = {(hashed, owner) for hashed in hashes}
+            statement = self._sql.delete_group(len(hashes), len(owners))
+            deleted = execute(connection, statement, (*hashes, *owners), many=len(hashes) > 1)
+            pairs = {(key_hash(completion.claim), completion.claim.owner) for completion in group}
             if deleted == len(hashes):
                 freed |= pairs
             elif before is not None and deleted:
@@ -162,6 +167,13 @@ class KeyTable:
         """(hash, owner) of each of these keys that is in progress."""
         rows = self.owners(connection, hashes)
         return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
+
+
+def _owners(part: Sequence[Completion]) -> list[bytes]:
+    """The owner tokens of a part: one, or one for each completion."""
+    if part[0].claim.owner == part[-1].claim.owner:
+        return [part[0].claim.owner]
+    return [completion.claim.owner for completion in part]
 
 
 def key_hash(claim: Claim) -> bytes:

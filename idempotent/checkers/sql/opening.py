@@ -32,12 +32,14 @@ class Units:
         strict: see `Unit`.
     """
 
+    _kind: type[DetachedConnections] = DetachedConnections
+
     def __init__(self, store: SqlStore, ledger: Ledger, sessions: Sessions, *, strict: bool) -> None:
         self._store = store
         self._ledger = ledger
         self.sessions: Final = sessions
         self._strict = strict
-        self._connections = DetachedConnections(store.engine, autocommit=False)
+        self._connections = self._kind(store.engine, autocommit=False)
 
     def open(self, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
         """Begin a unit and claim in it; the unit stays open if a key was acquired.
@@ -91,6 +93,10 @@ class Units:
                 raise
             raise as_store_error(error, self._store.engine, self._store.table) from error
         return Claim(None, unit=unit)
+
+    def forget(self, claim: Claim) -> None:
+        """Remove one claim from its unit, which continues without it."""
+        self._ledger.forget(claim.unit.driver, claim)
 
     def close(self) -> None:
         """Close idle connections; a connection in use is closed when its unit ends."""

@@ -22,22 +22,38 @@ PART_BYTES: Final = 200_000
 _REST_BYTES: Final = 1000
 
 
-def parts_by_owner(completions: Sequence[Completion]) -> Iterator[tuple[bytes, list[Completion]]]:
-    """The completions of each owner token, sorted by key, in parts for one statement each."""
+def parts_of(completions: Sequence[Completion]) -> Iterator[list[Completion]]:
+    """The completions in parts for one statement each: sorted by key, each key once.
+
+    Such a statement names the keys and the owner tokens, not pairs of them. So a part has one token, or tokens of one
+    claim each: a token that several claims share could otherwise complete the key of another claim.
+    """
     owners: dict[bytes, list[Completion]] = {}
     for completion in sorted(completions, key=_hash):
         owners.setdefault(completion.claim.owner, []).append(completion)
-    for owner, group in owners.items():
-        part: list[Completion] = []
-        size = 0
-        for completion in group:
-            more = len(completion.result or b"")
-            if part and (len(part) == MAX_ROWS or size + more > PART_BYTES):
-                yield owner, part
-                part, size = [], 0
-            part.append(completion)
-            size += more
-        yield owner, part
+    single: list[Completion] = []
+    for group in owners.values():
+        if len(group) == 1:
+            single += group
+        else:
+            yield from _cut(group)
+    yield from _cut(single)
+
+
+def _cut(group: Sequence[Completion]) -> Iterator[list[Completion]]:
+    part: list[Completion] = []
+    size = 0
+    for completion in group:
+        more = len(completion.result or b"")
+        if part and (
+            len(part) == MAX_ROWS or size + more > PART_BYTES or _hash(part[-1]) == _hash(completion)
+        ):
+            yield part
+            part, size = [], 0
+        part.append(completion)
+        size += more
+    if part:
+        yield part
 
 
 def storable(dialect: SqlDialect, connection: DriverConnection, completion: Completion) -> Completion:

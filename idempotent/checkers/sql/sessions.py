@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine import URL
+from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from idempotent.errors import ConfigurationError
-
-Database: TypeAlias = "Engine | URL | str | sessionmaker[Session]"
 
 _INFO: Final = "idempotent_unit"
 
@@ -42,6 +38,26 @@ class Sessions:
         self._routes = self.kind.get_bind is not Session.get_bind or bool(factory.kw.get("binds"))
         event.listen(factory, "after_begin", _refuse_elsewhere)
         event.listen(factory, "after_soft_rollback", _note_rollback)
+
+    def check(self, kind: type) -> None:
+        """Check that a unit has a handler's argument of this type.
+
+        Raises:
+            ConfigurationError: it has none.
+        """
+        if issubclass(self.kind if issubclass(kind, Session) else Connection, kind):
+            return
+        if issubclass(kind, Session):
+            raise ConfigurationError(
+                f"the checker's Sessions are no {kind.__name__}: "
+                f"give the checker sessionmaker(engine, class_={kind.__name__}) instead of an engine or a URL"
+            )
+        if kind.__name__.startswith("Async"):
+            raise ConfigurationError(
+                f"an {kind.__name__} needs a checker with an AsyncEngine: give it create_async_engine(url) instead of "
+                "create_engine(url)"
+            )
+        raise ConfigurationError(f"a handler takes a Session or a Connection, not {kind.__name__}")
 
     def open(self, connection: Connection, owner: SessionOwner) -> Session:
         """A Session on a connection whose transaction has begun."""
@@ -99,46 +115,3 @@ def _note_rollback(session: Session, ended: SessionTransaction) -> None:
         owner.note_discarded(
             "the handler rolled its Session back and returned; raise an exception to roll back"
         )
-
-
-def sessions_of(database: Database) -> tuple[Sessions, Engine | URL | str]:
-    """The handlers' Sessions, and the engine or URL of the database.
-
-    Raises:
-        ConfigurationError: a sessionmaker without an engine, with several, or with two-phase commit.
-    """
-    if not isinstance(database, sessionmaker):
-        return Sessions(sessionmaker()), database
-    bind = database.kw.get("bind")
-    if not isinstance(bind, Engine):
-        raise ConfigurationError(
-            "the sessionmaker has no engine: write sessionmaker(engine), with one engine, because key and effect "
-            "commit in one transaction"
-        )
-    other = _other_engine(database, bind)
-    if other is not None:
-        raise ConfigurationError(
-            f"the sessionmaker sends statements to {other!r} too, where they would not commit together with the key: "
-            "give the checker a sessionmaker(engine) of its own, without binds= and without a get_bind() that "
-            "returns another engine"
-        )
-    if "isolation_level" in (database.kw.get("execution_options") or {}):
-        raise ConfigurationError(
-            "the sessionmaker has an isolation_level in its execution_options, but the transaction begins with the "
-            "key: set it on the engine, create_engine(url, isolation_level=...)"
-        )
-    if database().twophase:
-        raise ConfigurationError(
-            "the sessionmaker has twophase=True, but key and effect commit in one transaction of one database: "
-            "give the checker a sessionmaker(engine) without it"
-        )
-    return Sessions(database), bind
-
-
-def _other_engine(factory: sessionmaker[Session], engine: Engine) -> object:
-    """An engine or connection other than `engine` to which the Sessions send statements, if that can be seen now."""
-    binds = [*(factory.kw.get("binds") or {}).values()]
-    if factory.class_.get_bind is not Session.get_bind:
-        with contextlib.suppress(Exception):  # it may need more to answer, such as the context of a request
-            binds.append(factory().get_bind())
-    return next((bind for bind in binds if bind is not engine), None)

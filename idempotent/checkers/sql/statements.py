@@ -29,8 +29,7 @@ _RESTORE_LIMIT: Final = (
     f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_PREVIOUS_LIMIT}, true)"
     " FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r LEFT JOIN i ON true"
 )
-# In autocommit it ends with the statement: PgBouncer may give the next one to another session.
-_STATEMENT_LIMIT: Final = " WHERE set_config('lock_timeout', '1s', true) IS NOT NULL"
+_BRIEF_S: Final = 1.0
 ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
 
 
@@ -71,38 +70,41 @@ class Statements:
         dialect: the properties of the database.
         table: validated name of the key table.
         durations: the lease of a claim, and how long keys are remembered.
+        waits_briefly: changes of stored keys wait about a second for a row that another session has locked. The limit
+            stays until the transaction ends, so this is for connections of the checker's own.
     """
 
-    def __init__(self, dialect: SqlDialect, table: str, durations: Durations) -> None:
+    def __init__(
+        self, dialect: SqlDialect, table: str, durations: Durations, *, waits_briefly: bool = False
+    ) -> None:
         self._dialect = dialect
+        self._limits = waits_briefly and dialect.name == "postgresql"  # elsewhere the connection has a limit
         self._table = table = dialect.quoted(table)
         self._durations = durations
         self._lease_us = durations.lease_us
-        text = dialect.markers
+        change = self._change
         now = dialect.now_us
         lapsed = f"{IN_PROGRESS} AND lease_until < {now}"
         mine = "key_hash = ? AND owner = ?"
         self._done = done(dialect, durations.retention_us)
         dead = f"status = {KeyStatus.DEAD:d}, expires_at = {self._expiry(KeyStatus.DEAD, now)}"
-        self._take_over_mine = f"WHERE {mine} AND {lapsed}"
-        self.park: Final = text(f"UPDATE {table} SET {dead}, update_at = {now} WHERE {mine} AND {lapsed}")
-        self.complete: Final = text(f"UPDATE {table} SET {self._done} WHERE {mine}")
-        self.complete_with_result: Final = text(f"UPDATE {table} SET {self._done}, result = ? WHERE {mine}")
-        self.lock_mine: Final = text(f"UPDATE {table} SET update_at = {now} WHERE {mine} AND {IN_PROGRESS}")
-        self.kill_mine: Final = text(
-            f"UPDATE {table} SET {dead}, lease_until = NULL, update_at = {now} WHERE {mine}"
-        )
-        self.delete_mine: Final = text(f"DELETE FROM {table} WHERE {mine} AND {IN_PROGRESS}")
-        self.forget_mine: Final = text(f"DELETE FROM {table} WHERE {mine}")
+        self._mine_lapsed = f"{mine} AND {lapsed}"
+        self.park: Final = change(f"{dead}, update_at = {now}", self._mine_lapsed)
+        self.complete: Final = change(self._done, mine)
+        self.complete_with_result: Final = change(f"{self._done}, result = ?", mine)
+        self.lock_mine: Final = change(f"update_at = {now}", f"{mine} AND {IN_PROGRESS}")
+        self.kill_mine: Final = change(f"{dead}, lease_until = NULL, update_at = {now}", mine)
+        self.delete_mine: Final = self._delete(f"{mine} AND {IN_PROGRESS}")
+        self.forget_mine: Final = self._delete(mine)
         # Never a key in progress of a consumer that parks, and never a live lease.
         expired = (
             f"expires_at < {now} AND (status >= {KeyStatus.DONE:d} OR"
             f" (status <> {KeyStatus.IN_PROGRESS_PARK:d} AND lease_until < {now}))"
         )
-        self.expired: Final = text(
+        self.expired: Final = dialect.markers(
             f"SELECT key_hash, {now} FROM {table} WHERE {expired} ORDER BY expires_at LIMIT ?"
         )
-        self._delete_expired = f"DELETE FROM {table} WHERE {expired} AND key_hash IN "
+        self._is_expired = expired
         # Cached by batch size: most batches of a worker are full, so few sizes occur.
         self.take_over = lru_cache(maxsize=8)(self._take_over)
         self.insert = lru_cache(maxsize=64)(self._insert)
@@ -125,13 +127,14 @@ class Statements:
     def _take_over(self, status: KeyStatus) -> str:
         """Become the owner of a lapsed key. Parameters: new owner, fingerprint, hash, old owner."""
         now = self._dialect.now_us
-        return self._dialect.markers(
-            f"UPDATE {self._table} SET status = {status:d}, owner = ?, fence = fence + 1,"
+        return self._change(
+            f"status = {status:d}, owner = ?, fence = fence + 1,"
             f" lease_until = {self._from_now(self._lease_us)}, fingerprint = ?, update_at = {now},"
-            f" expires_at = {self._expiry(status, now)} {self._take_over_mine}"
+            f" expires_at = {self._expiry(status, now)}",
+            self._mine_lapsed,
         )
 
-    def _insert(self, rows: int, status: KeyStatus, wait_s: float | None) -> str:
+    def _insert(self, rows: int, status: KeyStatus, wait_s: float | None, *, in_transaction: bool) -> str:
         """Insert rows of (key_hash, k, owner, fingerprint) where the key is free.
 
         Waits at most `wait_s` seconds for locks; None: in autocommit, about a second. `Conflict` documents what the
@@ -142,7 +145,10 @@ class Statements:
             " (fence, key_hash, k, status, owner, lease_until, fingerprint, update_at, expires_at)"
         )
         if self._dialect.conflict is Conflict.RETURNS_NEW:
-            return self._dialect.markers(self._insert_on_conflict(into, rows, status, wait_s))
+            limit_s = _BRIEF_S if wait_s is None else wait_s
+            return self._dialect.markers(
+                self._insert_on_conflict(into, rows, status, limit_s, in_transaction=in_transaction)
+            )
         first = others = self._dialect.now_us
         keep = f"{self._table}.key_hash"
         if self._dialect.conflict is Conflict.RETURNS_ALL:
@@ -157,21 +163,22 @@ class Statements:
         insert = f"{into} VALUES {values} ON DUPLICATE KEY UPDATE key_hash = {keep}"
         return self._dialect.markers(self._dialect.waiting(insert, wait_s))
 
-    def _insert_on_conflict(self, into: str, rows: int, status: KeyStatus, wait_s: float | None) -> str:
+    def _insert_on_conflict(
+        self, into: str, rows: int, status: KeyStatus, wait_s: float, *, in_transaction: bool
+    ) -> str:
         blob = self._dialect.blob
         lease = "CAST(NULL AS BIGINT)" if self._lease_us is None else f"c.n + {self._lease_us}"
         values = ", ".join(["(?, ?, ?, ?)"] * rows)
         limit = ""
         if self._dialect.name == "postgresql":
-            limit = _STATEMENT_LIMIT if wait_s is None else _postgresql_limit(wait_s)
+            limit = _postgresql_limit(wait_s) if in_transaction else _statement_limit(wait_s)
         ctes = f"WITH v(h, t, o, f) AS (VALUES {values}), c(n) AS (SELECT {self._dialect.now_us}{limit})"
         insert = (
             f"{into} SELECT c.n, CAST(v.h AS {blob}), v.t, {status:d}, CAST(v.o AS {blob}), {lease},"
             f" CAST(v.f AS {blob}), c.n, {self._expiry(status, 'c.n')}"
             " FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
         )
-        in_transaction = limit and wait_s is not None
-        return f"{ctes}, i AS ({insert}) {_RESTORE_LIMIT}" if in_transaction else f"{ctes} {insert}"
+        return f"{ctes}, i AS ({insert}) {_RESTORE_LIMIT}" if in_transaction and limit else f"{ctes} {insert}"
 
     def _read(self, keys: int, *, locking: bool) -> str:
         lock = self._dialect.locking_read if locking else ""
@@ -179,24 +186,18 @@ class Statements:
             f"SELECT {ROW}, {self._dialect.now_us} FROM {self._table} WHERE key_hash IN {_list(keys)}{lock}"
         )
 
-    def _complete_group(self, keys: int, results: int) -> str:
-        """Complete keys of one owner. The first parameters are `results` pairs of (hash, result), which are stored."""
+    def _complete_group(self, keys: int, owners: int, results: int) -> str:
+        """Complete keys of these owners. The first parameters are `results` pairs of (hash, result) to store."""
         cases = " ".join(["WHEN ? THEN ?"] * results)
         result = f", result = CASE key_hash {cases} ELSE result END" if results else ""
-        return self._dialect.markers(
-            f"UPDATE {self._table} SET {self._done}{result} WHERE key_hash IN {_list(keys)} AND owner = ?"
-        )
+        return self._change(f"{self._done}{result}", _of(keys, owners))
 
     def _renew(self, keys: int, owners: int) -> str:
-        return self._dialect.markers(
-            f"UPDATE {self._table} SET lease_until = {self._from_now(self._lease_us)}"
-            f" WHERE key_hash IN {_list(keys)} AND owner IN {_list(owners)} AND {IN_PROGRESS}"
-        )
+        lease = f"lease_until = {self._from_now(self._lease_us)}"
+        return self._change(lease, f"{_of(keys, owners)} AND {IN_PROGRESS}")
 
-    def _delete_group(self, keys: int) -> str:
-        return self._dialect.markers(
-            f"DELETE FROM {self._table} WHERE key_hash IN {_list(keys)} AND owner = ? AND {IN_PROGRESS}"
-        )
+    def _delete_group(self, keys: int, owners: int) -> str:
+        return self._delete(f"{_of(keys, owners)} AND {IN_PROGRESS}")
 
     def _owned(self, keys: int) -> str:
         return self._dialect.markers(
@@ -204,7 +205,22 @@ class Statements:
         )
 
     def _delete_expired_keys(self, keys: int) -> str:
-        return self._dialect.markers(f"{self._delete_expired}{_list(keys)}")
+        return self._delete(f"{self._is_expired} AND key_hash IN {_list(keys)}")
+
+    def _change(self, change: str, where: str) -> str:
+        if self._limits:
+            return self._limited(f"UPDATE {self._table} SET {change} FROM c", where)
+        return self._dialect.markers(f"UPDATE {self._table} SET {change} WHERE {where}")
+
+    def _delete(self, where: str) -> str:
+        if self._limits:
+            return self._limited(f"DELETE FROM {self._table} USING c", where)
+        return self._dialect.markers(f"DELETE FROM {self._table} WHERE {where}")
+
+    def _limited(self, action: str, where: str) -> str:
+        # No row is locked before it is joined with that of c, which sets the limit.
+        limit = f"WITH c(n) AS (SELECT 1{_statement_limit(_BRIEF_S)})"
+        return self._dialect.markers(f"{limit} {action} WHERE c.n > 0 AND {where}")
 
 
 def done(dialect: SqlDialect, retention_us: int) -> str:
@@ -236,13 +252,31 @@ def microseconds(seconds: float) -> int:
     return max(int(seconds * MICROSECONDS), 1)
 
 
+def _of(keys: int, owners: int) -> str:
+    """A condition for rows of these keys that belong to these owners."""
+    return f"key_hash IN {_list(keys)} AND owner IN {_list(owners)}"
+
+
 def _list(count: int) -> str:
     return f"({', '.join('?' * count)})"
+
+
+def _statement_limit(wait_s: float) -> str:
+    """A condition that sets lock_timeout until the statement, and its transaction in autocommit, ends.
+
+    PgBouncer may give the next one to another session.
+    """
+    return f" WHERE set_config('lock_timeout', '{_milliseconds(wait_s)}ms', true) IS NOT NULL"
+
+
+def _milliseconds(wait_s: float) -> int:
+    """A lock_timeout. 0 would be no limit."""
+    return max(int(wait_s * 1000), 1)
 
 
 def _postgresql_limit(wait_s: float) -> str:
     """A condition that sets lock_timeout and is always true: saves a round trip. CASE fixes the order."""
     return (
         f" WHERE CASE WHEN set_config('{_SAVED_LIMIT}', current_setting('lock_timeout'), true) IS NOT NULL"
-        f" THEN set_config('lock_timeout', '{max(int(wait_s * 1000), 1)}ms', true) IS NOT NULL END"
+        f" THEN set_config('lock_timeout', '{_milliseconds(wait_s)}ms', true) IS NOT NULL END"
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Engine, MetaData, false
+from sqlalchemy import MetaData, false
 from sqlalchemy.engine import URL
 
 from idempotent.checkers.sql.keytable import KeyTable
 from idempotent.checkers.sql.statements import Durations
 from idempotent.schema import dedup_tables, validate_table_name
-from idempotent.stores.sql.connections import Connections
+from idempotent.stores.sql.bridge import Bridge
+from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import execute, query
-from idempotent.stores.sql.engines import engine_from
+from idempotent.stores.sql.engines import AnyEngine, engine_from
 from idempotent.stores.sql.silence import LONGEST_S
 
 
@@ -23,27 +24,47 @@ class SqlStore:
         engine_or_url: an SQLAlchemy engine or URL.
         table: name of the key table.
         silence_s: see `limit_silence`.
+        asynchronous: accept an AsyncEngine, or the URL of an asyncio driver, too.
+
+    Attributes:
+        bridge: runs the calls of plain threads through an asyncio driver.
 
     Raises:
         ConfigurationError: an invalid URL or table name, or an unsupported database.
         MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(self, engine_or_url: Engine | URL | str, table: str, silence_s: float = LONGEST_S) -> None:
+    def __init__(
+        self,
+        engine_or_url: AnyEngine,
+        table: str,
+        silence_s: float = LONGEST_S,
+        *,
+        asynchronous: bool = False,
+    ) -> None:
         self.table: Final = validate_table_name(table)
-        self.engine: Final = engine_from(engine_or_url)
-        self._owns_engine = self.engine is not engine_or_url
-        self.connections: Final = Connections(
-            self.engine, self.table, silence_s=silence_s, waits_briefly=True
+        self.engine: Final = engine_from(engine_or_url, asynchronous=asynchronous)
+        self._owns_engine = isinstance(engine_or_url, (str, URL))
+        self.bridge: Final = Bridge()
+        options: dict[str, Any] = {"silence_s": silence_s, "waits_briefly": True}
+        self.connections: Final = (
+            AwaitedConnections(self.bridge, self.engine, self.table, **options)
+            if self.is_async
+            else Connections(self.engine, self.table, **options)
         )
 
-    def keys(self, durations: Durations) -> KeyTable:
-        """The claim protocol on the key table, with these durations.
+    @property
+    def is_async(self) -> bool:
+        """Whether the database is reached through an asyncio driver."""
+        return self.engine.dialect.is_async
+
+    def keys(self, durations: Durations, *, waits_briefly: bool = False) -> KeyTable:
+        """The claim protocol on the key table, with these durations; `waits_briefly`: see `Statements`.
 
         Raises:
             StoreError: the database did not answer when asked for its version.
         """
-        return KeyTable(self.connections.dialect, self.table, durations)
+        return KeyTable(self.connections.dialect, self.table, durations, waits_briefly=waits_briefly)
 
     def ping(self, *, keeps_positions: bool = False) -> None:
         """Read nothing from, and write nothing to, the tables of keys, or of positions, and of failures: all columns.
@@ -66,3 +87,4 @@ class SqlStore:
         self.connections.close()
         if self._owns_engine:
             self.engine.dispose()
+        self.bridge.close()

@@ -11,15 +11,17 @@ from idempotent.checkers.sql.ledgers import KeyLedger
 class TransactionalSqlChecker(InTransactions):
     """One transaction contains the key's INSERT and the handler's writes, so both commit or neither.
 
-    The handler gets the transaction as its second parameter, a `Session` or a `Connection` by its annotation, and
-    writes only through it. The handler must not end the transaction; an exception always rolls back its writes.
+    The handler gets the transaction as its second parameter, a `Session`, `Connection`, `AsyncSession` or
+    `AsyncConnection` by its annotation, and writes only through it. The handler must not end the transaction; an
+    exception always rolls back its writes.
 
     A group claims all its keys in one statement, runs its handlers, and commits once. If one of them fails,
     everything is rolled back and each message runs again in a transaction of its own; with `savepoints=True` a
     failed handler is undone alone.
 
     Args:
-        engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
+        engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes. With an
+            AsyncEngine, an `async_sessionmaker` or the URL of an asyncio driver, the handlers are `async def`.
         table: the key table, in the same database; make it with `idempotent.migrations.upgrade(url)`.
         retention_s: seconds a key is remembered, counted from its claim.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
@@ -21,7 +21,7 @@ from idempotent.stores.sql.faults import Fault, fault_of
 _GUARD: Final = "idempotent_guard"
 _IN_FAILED_TRANSACTION: Final = "25P02"
 # After such an error the server has rolled the transaction back, or had no lock or no room for the statement.
-UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED)
+UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED, Fault.CROWDED)
 
 
 class Unit:
@@ -44,6 +44,7 @@ class Unit:
         began: when it began, by the monotonic clock.
         committing: COMMIT was sent.
         committed: COMMIT has succeeded.
+        interrupted: an interrupt or a cancellation came out of a handler: its connection serves no other unit.
 
     Raises:
         ConfigurationError: the engine is in AUTOCOMMIT, so there would be no transaction.
@@ -60,9 +61,10 @@ class Unit:
         self._keyed = False
         self.committing = False
         self.committed = False
+        self.interrupted = False
         self._closed = False
         self._session: Session | None = None
-        self.arguments: Final[dict[type, Session | Connection]] = {}
+        self.arguments: Final[dict[type, Any]] = {}
         self.contention: BaseException | None = None
         self.doubtful = False
         self.calls = False
@@ -103,7 +105,7 @@ class Unit:
         self._guarded = True
         self.connection.is_bared = False
 
-    def argument(self, kind: type) -> Session | Connection:
+    def argument(self, kind: type) -> Any:
         """The unit's Connection or its one Session, for the handler."""
         taken = self.connection if issubclass(kind, Connection) else self.session
         self.arguments[kind] = taken
@@ -216,7 +218,7 @@ class Unit:
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.raw.rollback()
-            reusable = reuse and self._detached.intact
+            reusable = reuse and not self.interrupted and self._detached.intact
         except Exception:
             reusable = False
         self.connection.end()

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from idempotent.admin import KeyRecord, KeyStats
 from idempotent.claims import KeyStatus
-from idempotent.cli.terminal.output import plain, table
+from idempotent.cli.terminal.output import plain, shown, table
 
 _SECOND: Final = 1_000_000
 _COLOURS: Final = {"in_progress": "yellow", "done": "green", "dead": "red"}
@@ -109,11 +109,6 @@ def expiry(record: KeyRecord) -> str:
         return "never"
     rest = record.expires_at_us - record.now_us
     return f"in {span(rest)}" if rest >= 0 else f"{span(rest)} ago"
-
-
-def shown(text: str) -> str:
-    """The text of a key; in quotes where blanks or invisible characters would make it look like another."""
-    return plain(text if text.isprintable() and text == text.strip() else repr(text))
 
 
 def records_table() -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ _TITLES: Final = (
     (IdempotentError, "Bad configuration or input"),
 )
 _TYPE: Final = " Type: "
+# A terminal obeys these: they move the cursor, clear the screen, or answer a question.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -98,8 +101,18 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
 
 
 def plain(text: str) -> str:
-    """Text from outside, escaped for rich markup and without passwords."""
-    return escape(mask(text))
+    """Text from outside, escaped for rich markup, and without passwords and what a terminal would obey."""
+    return escape(_harmless(mask(text)))
+
+
+def shown(text: str) -> str:
+    """An id or a key; in quotes where blanks or invisible characters would make it look like another."""
+    return plain(text if text.isprintable() and text == text.strip() else repr(text))
+
+
+def _harmless(text: str) -> str:
+    """The text with control characters, except tabs and line ends, as escape sequences."""
+    return text if text.isprintable() else _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def count(number: int, thing: str) -> str:
@@ -119,7 +132,7 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
         return
     title = next(words for kind, words in _TITLES if isinstance(error, kind))
     # The command to type stands below the panel on one line, to be copied.
-    what, _, todo = message.partition(_TYPE)
+    what, _, todo = _harmless(message).partition(_TYPE)
     err = console(stderr=True)
     body = Text(what.replace(". Check ", ".\nCheck "))
     panel = Panel(body, title=f"[bold]{title}", title_align="left", border_style="red", expand=False)

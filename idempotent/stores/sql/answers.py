@@ -1,8 +1,9 @@
-"""limit_answers: commands that a person waits for do not wait for a server that is frozen."""
+"""limit_answers: commands that a person waits for do not wait for a server that is frozen, or for a locked table."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -12,14 +13,26 @@ from sqlalchemy import Engine, event
 _NOT_READY: Final = 0
 """What psycopg tells its generators, a few times a second, while nothing comes."""
 _CONNECT_TIMEOUT_S: Final = 10
+# The first is that of metadata, which LOCK TABLES and ALTER TABLE hold; the second is that of rows.
+_MYSQL_LIMIT: Final = "SET SESSION lock_wait_timeout = {0}, SESSION innodb_lock_wait_timeout = {0}"
+LOCK_WAIT_S: Final = 5
+"""How long a statement waits for a lock, such as that of LOCK TABLE."""
 
 
-def limit_answers(engine: Engine, seconds: int) -> None:
+def limit_answers(engine: Engine, seconds: int, *, lock_waits: bool = True) -> None:
     """Let a statement on a new connection fail whose answer does not come.
 
     A server that is frozen keeps its connections: its machine acknowledges what it gets, so nothing else ends the wait.
     MySQL has `seconds` for each answer, or what the URL says: `?read_timeout=600`. PostgreSQL may take any time if it
     accepts another connection after each `seconds`. SQLite has no server.
+
+    A lock of another session has LOCK_WAIT_S, or what the URL says: `?options=-clock_timeout%3D60s`, or for MySQL
+    `?init_command=...`.
+
+    Args:
+        engine: makes the connections.
+        seconds: how long an answer may take.
+        lock_waits: limit the waits for locks too.
     """
     if engine.dialect.name in ("mysql", "mariadb"):
 
@@ -27,12 +40,31 @@ def limit_answers(engine: Engine, seconds: int) -> None:
         def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
             params.setdefault("read_timeout", seconds)
             params.setdefault("write_timeout", seconds)
+            if lock_waits:
+                params.setdefault("init_command", _MYSQL_LIMIT.format(LOCK_WAIT_S))
 
     elif engine.dialect.name == "postgresql":
 
         @event.listens_for(engine, "do_connect")
         def _connect(_dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
-            return _watched(args, {"connect_timeout": _CONNECT_TIMEOUT_S, **params}, seconds)
+            known = {"connect_timeout": _CONNECT_TIMEOUT_S, **params}
+            return _locked_briefly(args, known, seconds) if lock_waits else _watched(args, known, seconds)
+
+
+def _locked_briefly(args: Any, params: dict[str, Any], seconds: int) -> Any:
+    """A connection whose statements wait for a lock only briefly."""
+    import psycopg
+
+    # The last of two settings counts: the user's own. An option of the connection hides the environment's.
+    own = params.get("options") or os.environ.get("PGOPTIONS", "")
+    limited = {**params, "options": f"-c lock_timeout={LOCK_WAIT_S}s {own}".rstrip()}
+    try:
+        return _watched(args, limited, seconds)
+    except psycopg.OperationalError as error:
+        # A PgBouncer that has not been told to ignore it.
+        if "unsupported startup parameter" not in str(error):
+            raise
+        return _watched(args, params, seconds)
 
 
 def _watched(args: Any, params: dict[str, Any], seconds: int) -> Any:

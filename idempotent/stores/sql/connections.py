@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.util import await_only
 
 from idempotent.errors import StoreError
+from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.detached import Detached, DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect, dialect_for
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+from idempotent.stores.sql.loops import LoopConnections
 from idempotent.stores.sql.silence import LONGEST_S
 
 T = TypeVar("T")
@@ -37,6 +41,9 @@ class Connections:
         ConfigurationError: the database or its driver is not supported.
     """
 
+    _kind: type[DetachedConnections] = DetachedConnections
+    _pause: Callable[[float], object] = staticmethod(time.sleep)
+
     def __init__(
         self, engine: Engine, table: str, *, silence_s: float = LONGEST_S, waits_briefly: bool = False
     ) -> None:
@@ -44,9 +51,7 @@ class Connections:
         dialect_for(engine.dialect)
         self.engine: Final = engine
         self._table = table
-        self._own = DetachedConnections(
-            engine, autocommit=True, silence_s=silence_s, waits_briefly=waits_briefly
-        )
+        self._own = self._kind(engine, autocommit=True, silence_s=silence_s, waits_briefly=waits_briefly)
 
     @cached_property
     def dialect(self) -> SqlDialect:
@@ -59,7 +64,7 @@ class Connections:
             self.run(lambda _: None)
         return dialect_for(self.engine.dialect)
 
-    def run(self, work: Callable[..., T], *arguments: Any) -> T:
+    def run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool = True) -> T:
         """Run repeatable statements on a connection in autocommit.
 
         After a dead connection, a deadlock or a lock wait it tries again, at most twice.
@@ -67,6 +72,7 @@ class Connections:
         Args:
             work: called with the connection and the arguments.
             arguments: passed to `work`.
+            retry_locked: also after a lock wait.
 
         Raises:
             StoreError: the database failed or did not answer.
@@ -86,7 +92,8 @@ class Connections:
                     raise
                 fault = fault_of(error, self.engine, detached.driver.raw)
                 self._give_back_or_discard(detached, fault)
-                if remaining and self._worth_another_try(fault):
+                given_up = fault is Fault.LOCKED and not retry_locked
+                if remaining and not given_up and self._worth_another_try(fault):
                     continue
                 raise as_store_error(error, self.engine, self._table, detached.driver.raw) from error
             except BaseException:
@@ -114,7 +121,7 @@ class Connections:
         return self.run(in_transaction)
 
     def close(self) -> None:
-        """Close the idle connections. A connection in use closes when its last reference is gone."""
+        """Close the idle connections; those in use are closed when they are given back."""
         self._own.close()
 
     @property
@@ -126,7 +133,7 @@ class Connections:
             return True
         # SQLite has already waited its busy timeout for the current writer.
         if fault in (Fault.ABORTED, Fault.LOCKED) and self.dialect.name != "sqlite":
-            time.sleep(random.uniform(0.001, 0.02))
+            self._pause(random.uniform(0.001, 0.02))
             return True
         return False
 
@@ -137,6 +144,47 @@ class Connections:
             self.close()
         else:
             self._own.put(detached)
+
+
+class AwaitedConnections(Connections):
+    """The same through an asyncio driver: in the caller's greenlet, or on the private loop of a bridge.
+
+    Args:
+        bridge: has the private loop.
+        engine: as above, of an AsyncEngine; and so are the other arguments.
+    """
+
+    _kind = LoopConnections
+    _pause = staticmethod(lambda seconds: await_only(asyncio.sleep(seconds)))
+
+    def __init__(self, bridge: Bridge, engine: Engine, table: str, **options: Any) -> None:
+        super().__init__(engine, table, **options)
+        self._bridge = bridge
+        self._dialect: SqlDialect | None = None
+
+    # No cached_property: in Python 3.11 it has a lock, for which an event loop must not wait.
+    @property
+    def dialect(self) -> SqlDialect:
+        if self._dialect is None:
+            self._bridge.run(super().run, _nothing)
+            self._dialect = dialect_for(self.engine.dialect)
+        return self._dialect
+
+    @dialect.setter
+    def dialect(self, dialect: SqlDialect) -> None:
+        self._dialect = dialect
+
+    def run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool = True) -> T:
+        answer: T = self._bridge.run(partial(self._run, work, *arguments, retry_locked=retry_locked))
+        return answer
+
+    def _run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool) -> T:
+        _ = self.dialect  # asked for before a connection is in use
+        return super().run(work, *arguments, retry_locked=retry_locked)
+
+
+def _nothing(_driver: DriverConnection) -> None:
+    """No statement: the connection alone tells the product and its version."""
 
 
 @contextlib.contextmanager

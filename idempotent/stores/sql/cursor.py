@@ -16,7 +16,7 @@ class DriverConnection:
     """A driver's connection with a cursor that is reused: creating and closing one for each statement is slow.
 
     Args:
-        raw: the driver's own connection.
+        raw: the driver's own connection, or an `AwaitedConnection` around it.
 
     Attributes:
         raw: the driver's own connection.
@@ -25,19 +25,20 @@ class DriverConnection:
         statement_limit: the longest statement that the server takes, in bytes; None: not asked yet.
     """
 
-    __slots__ = ("cursor", "keeps_plans", "raw", "statement_limit")
+    __slots__ = ("_is_psycopg", "cursor", "keeps_plans", "raw", "statement_limit")
 
     def __init__(self, raw: Any) -> None:
         """Create the cursor."""
         self.raw: Final = raw
         psycopg = sys.modules.get("psycopg")
-        self.keeps_plans: Final = psycopg is not None and isinstance(raw, psycopg.Connection)
+        self._is_psycopg: Final = psycopg is not None and isinstance(raw, psycopg.Connection)
+        self.keeps_plans: Final[bool] = self._is_psycopg or getattr(raw, "keeps_plans", False)
         self.cursor: Final = self.new_cursor()
         self.statement_limit: int | None = None
 
     def new_cursor(self) -> Any:
         """Another cursor, for a statement whose rows should not stay in memory until the next statement."""
-        if self.keeps_plans:
+        if self._is_psycopg:
             # psycopg's other cursors search each statement for `%s` in Python: for a large one that takes longer than
             # to run it.
             return sys.modules["psycopg"].RawCursor(self.raw)

@@ -33,12 +33,14 @@ class Detached:
         driver: the driver's connection behind it.
         pool: the engine's pool when it was opened; `Engine.dispose()` makes another one.
         opened_at: when it was opened, by the monotonic clock, in seconds.
+        closings: how often the idle ones had been closed by then: one that was in use meanwhile is not kept either.
     """
 
     connection: LentConnection
     driver: DriverConnection
     pool: Pool
     opened_at: float
+    closings: int
 
     @property
     def intact(self) -> bool:
@@ -67,10 +69,14 @@ class DetachedConnections:
         self._autocommit = autocommit
         self._silence_s = silence_s
         self._waits_briefly = waits_briefly
-        self._idle: Idle[Detached] = Idle()
+        self._idle = self._new_idle()
+        self._closings = 0
         self._kept: Final = _kept_by(engine.pool)
         self._recycle_s: Final = engine.pool._recycle  # noqa: SLF001 - SQLAlchemy has no other way to read it
         _close_with(engine, self)
+
+    def _new_idle(self) -> Idle[Detached]:
+        return Idle()
 
     def __bool__(self) -> bool:
         return bool(self._idle)
@@ -105,7 +111,7 @@ class DetachedConnections:
             self.put(detached)
 
     def _is_usable(self, detached: Detached) -> bool:
-        if detached.pool is not self._engine.pool:
+        if detached.pool is not self._engine.pool or detached.closings != self._closings:
             return False
         return self._recycle_s < 0 or time.monotonic() - detached.opened_at <= self._recycle_s
 
@@ -119,12 +125,11 @@ class DetachedConnections:
         return True
 
     def _connected(self) -> Detached:
-        pool = self._engine.pool
-        connection = LentConnection(self._engine, _allow_revalidate=False)
-        raw = connection.connection.dbapi_connection
+        pool, closings = self._engine.pool, self._closings
+        connection, raw = self._opened()
         try:
             if self._autocommit:
-                self._read_only_committed(raw)
+                self._read_only_committed(connection.connection.dbapi_connection)
                 connection.execution_options(isolation_level="AUTOCOMMIT")
             # Detached from the pool: these connections must not use up the application's limit.
             connection.detach()
@@ -137,10 +142,15 @@ class DetachedConnections:
             driver = DriverConnection(raw)
             if self._waits_briefly and dialect.lock_limit:
                 execute(driver, dialect.lock_limit)
-            return Detached(connection, driver, pool, time.monotonic())
+            return Detached(connection, driver, pool, time.monotonic(), closings)
         except BaseException:
             _close(connection, raw)
             raise
+
+    def _opened(self) -> tuple[LentConnection, Any]:
+        """A new connection of the pool, and the driver's own connection behind it."""
+        connection = LentConnection(self._engine, _allow_revalidate=False)
+        return connection, connection.connection.dbapi_connection
 
     def _read_only_committed(self, raw: Any) -> None:
         """Raise the isolation level READ UNCOMMITTED: a key that is rolled back later must not count as stored.
@@ -157,8 +167,9 @@ class DetachedConnections:
         _close(detached.connection, detached.driver.raw)
 
     def close(self) -> None:
-        """Close the idle connections. A connection in use closes when its last reference is gone."""
-        while (detached := self._idle.take()) is not None:
+        """Close the idle connections; those in use are closed when they are given back."""
+        self._closings += 1
+        for detached in self._idle.drain():
             self.discard(detached)
 
 

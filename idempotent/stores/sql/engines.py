@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+import importlib
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.engine import URL
@@ -12,6 +14,11 @@ from idempotent.errors import ConfigurationError, MissingExtraError, mask
 from idempotent.stores.sql.cursor import NUMBERED
 from idempotent.stores.sql.url_options import demand_known_options
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+AnyEngine: TypeAlias = "Engine | AsyncEngine | URL | str"
+
 # The driver of each database, in SQLAlchemy's words, and its parameter marker. Other drivers are refused: whether a
 # transaction is still open, for example, is read from the driver's connection, and each driver shows it differently.
 _DRIVERS: Final = {
@@ -20,7 +27,20 @@ _DRIVERS: Final = {
     "postgresql": ("psycopg", NUMBERED),
     "sqlite": ("pysqlite", "?"),
 }
-_EXTRAS: Final = {"pymysql": "mysql", "psycopg": "postgres"}
+# The asyncio drivers, for an AsyncEngine; the parameter markers are the same.
+_ASYNC_DRIVERS: Final = {"mysql": "asyncmy", "mariadb": "asyncmy", "postgresql": "psycopg"}
+_ASYNC_SCHEMES: Final = {
+    "mysql": "mysql+asyncmy",
+    "mariadb": "mariadb+asyncmy",
+    "postgresql": "postgresql+psycopg_async",
+}
+_EXTRAS: Final = {"pymysql": "mysql", "psycopg": "postgres", "asyncmy": "mysql-async"}
+_ASYNC_EXTRAS: Final = {"mysql": "mysql-async", "mariadb": "mysql-async", "postgresql": "postgres-async"}
+_WHY_NOT: Final = {
+    "aiomysql": "aiomysql fails on every binary parameter with PyMySQL 1.2",
+    "asyncpg": "asyncpg does not show whether its transaction can still be committed",
+    "aiosqlite": "a cancelled statement of aiosqlite keeps the file's write lock",
+}
 _EXAMPLES: Final = (
     "sqlite:///app.db, mysql+pymysql://user:password@host/db, postgresql+psycopg://user:password@host/db"
 )
@@ -37,27 +57,44 @@ def marker_of(database: str, driver: str) -> str:
             f"{database or 'this database'} is not supported; use MySQL, MariaDB, PostgreSQL or SQLite"
         )
     supported, marker = _DRIVERS[database]
-    if driver != supported:
-        raise ConfigurationError(
-            f"the driver {driver} is not supported for {database}, only {supported}: "
-            f"begin the URL with {_scheme(database)}://"
-        )
+    if driver not in (supported, _ASYNC_DRIVERS.get(database)):
+        raise _unsupported(database, driver, asynchronous=False)
     return marker
 
 
-def engine_from(engine_or_url: Engine | URL | str) -> Engine:
+def _unsupported(database: str, driver: str, *, asynchronous: bool) -> ConfigurationError:
+    why = f" ({_WHY_NOT[driver]})" if driver in _WHY_NOT else ""
+    if database not in _ASYNC_DRIVERS:
+        asynchronous = False
+    supported = _ASYNC_DRIVERS[database] if asynchronous else _DRIVERS[database][0]
+    return ConfigurationError(
+        f"the driver {driver} is not supported for {database}{why}, only {supported}: "
+        f"begin the URL with {_scheme(database, asynchronous=asynchronous)}://"
+    )
+
+
+def engine_from(engine_or_url: AnyEngine, *, asynchronous: bool = False) -> Engine:
     """Return the given engine, or create one from a URL.
+
+    Args:
+        engine_or_url: an engine or URL.
+        asynchronous: accept an AsyncEngine too, and return its `sync_engine`.
 
     Raises:
         ConfigurationError: the URL is invalid, or names an unsupported driver, database or an in-memory database; or
             the engine is an AsyncEngine.
         MissingExtraError: the database's driver is not installed.
     """
-    if isinstance(engine_or_url, Engine):
-        engine = engine_or_url
-        marker_of(engine.dialect.name, engine.dialect.driver)
+    inner = (
+        engine_or_url if isinstance(engine_or_url, Engine) else getattr(engine_or_url, "sync_engine", None)
+    )
+    if isinstance(inner, Engine):
+        engine = inner
+        if engine is not engine_or_url and not asynchronous:
+            raise _refused_async()
+        _demand_engine(engine)
     else:
-        engine = new_engine(engine_or_url)
+        engine = new_engine(engine_or_url, asynchronous=asynchronous)
     if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
         raise ConfigurationError(
             "an in-memory SQLite database exists only within one connection; use a file, or MemoryChecker"
@@ -65,11 +102,37 @@ def engine_from(engine_or_url: Engine | URL | str) -> Engine:
     return engine
 
 
-def new_engine(url: URL | str, **options: Any) -> Engine:
+def _demand_engine(engine: Engine) -> None:
+    database, driver = engine.dialect.name, engine.dialect.driver
+    if engine.dialect.is_async:
+        if driver != _ASYNC_DRIVERS.get(database):
+            raise _unsupported(database, driver, asynchronous=True)
+        _demand_greenlet(database)
+    elif database not in _DRIVERS or driver != _DRIVERS[database][0]:
+        marker_of(database, driver)
+        raise _unsupported(database, driver, asynchronous=False)
+
+
+def _refused_async() -> ConfigurationError:
+    return ConfigurationError(
+        "leased checkers serve async handlers with the synchronous engine: give create_engine(url) instead of an "
+        "AsyncEngine, or of the URL of an asyncio driver"
+    )
+
+
+def _demand_greenlet(database: str) -> None:
+    try:
+        importlib.import_module("greenlet")
+    except ImportError as error:
+        raise MissingExtraError("greenlet", _ASYNC_EXTRAS[database]) from error
+
+
+def new_engine(url: AnyEngine, *, asynchronous: bool = False, **options: Any) -> Engine:
     """Create an engine from a URL.
 
     Args:
         url: an SQLAlchemy URL.
+        asynchronous: accept the URL of an asyncio driver too, and return the `sync_engine` of its AsyncEngine.
         options: keywords of `create_engine`.
 
     Raises:
@@ -77,9 +140,7 @@ def new_engine(url: URL | str, **options: Any) -> Engine:
         MissingExtraError: the database's driver is not installed.
     """
     if hasattr(url, "sync_engine"):
-        raise ConfigurationError(
-            "an AsyncEngine cannot be used here, because handlers are synchronous: pass create_engine(url)"
-        )
+        raise _refused_async()
     if not isinstance(url, (str, URL)):
         raise ConfigurationError(
             f"a checker takes an engine, a URL or a sessionmaker(engine), not a {type(url).__name__}: it opens the "
@@ -87,12 +148,20 @@ def new_engine(url: URL | str, **options: Any) -> Engine:
         )
     try:
         parsed = make_url(url)
-        _demand_driver(parsed)
+        _demand_driver(parsed, asynchronous=asynchronous)
         demand_known_options(parsed)
-        return create_engine(parsed, **options)
+        if not _is_async(parsed):
+            return create_engine(parsed, **options)
+        _demand_greenlet(parsed.get_backend_name())
+        from sqlalchemy.ext.asyncio import create_async_engine
+
+        return create_async_engine(parsed, **options).sync_engine
     except ModuleNotFoundError as error:
         package = error.name or "the driver"
-        raise MissingExtraError(package, _EXTRAS.get(package, "all")) from error
+        extras = _ASYNC_EXTRAS if _is_async(parsed) else {}
+        raise MissingExtraError(
+            package, extras.get(parsed.get_backend_name(), _EXTRAS.get(package, "all"))
+        ) from error
     except (ArgumentError, NoSuchModuleError, ValueError):
         # Not `from error`: it may quote the URL, with the password.
         raise ConfigurationError(
@@ -100,17 +169,44 @@ def new_engine(url: URL | str, **options: Any) -> Engine:
         ) from None
 
 
-def _demand_driver(url: URL) -> None:
+def is_async(engine_or_url: object) -> bool:
+    """Whether this is an AsyncEngine or its `sync_engine`, or the URL of an asyncio driver."""
+    engine = getattr(engine_or_url, "sync_engine", engine_or_url)
+    if isinstance(engine, Engine):
+        return engine.dialect.is_async
+    with contextlib.suppress(ArgumentError, ValueError):
+        return isinstance(engine, (str, URL)) and _is_async(make_url(engine))
+    return False
+
+
+def without_asyncio(url: str) -> str:
+    """The URL with the plain driver in the place of an asyncio one, for a program that has no event loop."""
+    begin, separator, rest = url.partition("://")
+    for database, scheme in _ASYNC_SCHEMES.items():
+        if begin.endswith(scheme):
+            begin = begin.removesuffix(scheme) + _scheme(database, asynchronous=False)
+    return f"{begin}{separator}{rest}"
+
+
+def _is_async(url: URL) -> bool:
+    return url.drivername in _ASYNC_SCHEMES.values()
+
+
+def _demand_driver(url: URL, *, asynchronous: bool) -> None:
     """Refuse a URL of another driver, before the driver is imported, and name the right URL."""
-    database = url.get_backend_name()
-    try:
-        marker_of(database, url.get_driver_name())
-    except ConfigurationError as error:
-        if database not in _DRIVERS:
-            raise
-        right = mask(url.set(drivername=_scheme(database)).render_as_string(hide_password=True))
-        raise ConfigurationError(f"{error}, like {right}") from None
+    database, driver = url.get_backend_name(), url.get_driver_name()
+    if database not in _DRIVERS:
+        marker_of(database, driver)
+    if driver == _DRIVERS[database][0] or (asynchronous and _is_async(url)):
+        return
+    wants_async = asynchronous and driver in _WHY_NOT
+    error = _refused_async() if _is_async(url) else _unsupported(database, driver, asynchronous=wants_async)
+    scheme = _scheme(database, asynchronous=wants_async)
+    right = mask(url.set(drivername=scheme).render_as_string(hide_password=True))
+    raise ConfigurationError(f"{error}, like {right}") from None
 
 
-def _scheme(database: str) -> str:
+def _scheme(database: str, *, asynchronous: bool) -> str:
+    if asynchronous and database in _ASYNC_SCHEMES:
+        return _ASYNC_SCHEMES[database]
     return database if database == "sqlite" else f"{database}+{_DRIVERS[database][0]}"

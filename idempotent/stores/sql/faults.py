@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any, Final
 
@@ -9,7 +10,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError
+from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError, url_word
+from idempotent.schema import run_claims_name, runs_name
 
 
 class Fault(Enum):
@@ -17,6 +19,8 @@ class Fault(Enum):
 
     DISCONNECTED = "disconnected"
     """The connection was lost, or could not be opened."""
+    CROWDED = "crowded"
+    """The engine's pool lent no connection within its pool_timeout."""
     LOCKED = "locked"
     """A lock was not granted in time. The transaction is still open (MySQL, SQLite)."""
     ABORTED = "aborted"
@@ -25,6 +29,8 @@ class Fault(Enum):
     """The server has no disk space left. MySQL and SQLite have undone only the statement."""
     SCHEMA = "schema"
     """A table or column is missing."""
+    DENIED = "denied"
+    """The user has no right to do this."""
     REFUSED = "refused"
     """A constraint, a data type or a trigger refused the statement's data."""
     OTHER = "other"
@@ -40,6 +46,8 @@ _MYSQL: Final = {
     1114: Fault.FULL,
     1146: Fault.SCHEMA,
     1054: Fault.SCHEMA,
+    1142: Fault.DENIED,
+    1143: Fault.DENIED,
     1040: Fault.DISCONNECTED,
     1044: Fault.DISCONNECTED,
     1045: Fault.DISCONNECTED,
@@ -64,6 +72,7 @@ _POSTGRESQL: Final = {
     "53100": Fault.FULL,
     "42P01": Fault.SCHEMA,
     "42703": Fault.SCHEMA,
+    "42501": Fault.DENIED,
     "57P01": Fault.DISCONNECTED,
     "57P02": Fault.DISCONNECTED,
     "57P03": Fault.DISCONNECTED,
@@ -81,6 +90,12 @@ _POSTGRESQL_CLASSES: Final = {
     "44": Fault.REFUSED,
     "P0": Fault.REFUSED,
 }
+# PostgreSQL, MySQL and MariaDB with the name of the database, SQLite.
+_MISSING_TABLE: Final = re.compile(
+    r"relation \"(?:\w+\.)?(\w+)\" does not exist"
+    r"|Table '(?:[^'.]*\.)?(\w+)' doesn't exist"
+    r"|no such table: (?:\w+\.)?(\w+)"
+)
 _SQLITE_BUSY: Final = 5
 _SQLITE_LOCKED: Final = 6
 _SQLITE_FULL: Final = 13
@@ -101,9 +116,9 @@ def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fa
         connection: the driver's connection on which it happened, if known.
     """
     driver_error = original(error)
-    if isinstance(error, PoolTimeoutError) or (
-        isinstance(error, DBAPIError) and error.connection_invalidated
-    ):
+    if isinstance(error, PoolTimeoutError):
+        return Fault.CROWDED
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
         return Fault.DISCONNECTED
     known = _known(driver_error, engine.dialect.name)
     if known is not None:
@@ -156,15 +171,41 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
                 f"cannot use the store {store}: {text}. "
                 "Check that the server runs, the host, port and database, the user and the password."
             )
+        case Fault.CROWDED:
+            return StoreUnavailableError(
+                f"the engine's pool lent no connection to {store}: {text}. Each message that is handled at the same "
+                "time needs one: raise the engine's pool_size or lower the worker's concurrency."
+            )
         case Fault.LOCKED | Fault.ABORTED:
             return StoreBusyError(f"the store {store} is busy: {text}. Try again.")
         case Fault.FULL:
             return StoreError(f"the store {store} is full: {text}. Free disk space; messages wait.")
         case Fault.SCHEMA:
+            missing = _missing_table(text) or table
+            word = url_word(engine.url.render_as_string(hide_password=False))
             return SchemaError(
-                f"the table {table} in {store} is missing or differs from what this version expects: {text}. "
-                f"Type: idempotent migrate upgrade --url '{store}' --table {table} "
-                "(and `idempotent migrate check` to see what differs)"
+                f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
+                f"Type: idempotent migrate upgrade --url {word} --table {table} (or, in an Alembic history of your "
+                f"own, {_creating(missing, table)}() of idempotent.migrations; `idempotent migrate check` shows what "
+                "differs)"
+            )
+        case Fault.DENIED:
+            return StoreError(
+                f"the user of the store {store} lacks a right: {text}. "
+                "GRANT it; `idempotent doctor` names what is missing"
             )
         case _:
             return StoreError(f"the store {store} failed: {text}")
+
+
+def _missing_table(text: str) -> str | None:
+    """The table that a database's error says is missing."""
+    found = _MISSING_TABLE.search(text)
+    return found[found.lastindex or 0] if found else None
+
+
+def _creating(missing: str, table: str) -> str:
+    """The function that creates a table of those that belong to `table`."""
+    return (
+        "create_run_tables" if missing in (runs_name(table), run_claims_name(table)) else "create_dedup_table"
+    )

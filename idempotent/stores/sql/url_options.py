@@ -44,6 +44,7 @@ def _of_psycopg(driver: Any) -> Collection[str]:
 
 _KNOWN: Final[Mapping[str, Callable[[Any], Collection[str]]]] = {
     "pymysql": lambda driver: inspect.signature(driver.connections.Connection).parameters,
+    "asyncmy": lambda driver: inspect.signature(driver.asyncmy.connect).parameters,
     "psycopg": _of_psycopg,
     "pysqlite": lambda _: _SQLITE,
 }

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 from idempotent.adapters.base import Adapter, Delivery
 from idempotent.checkers import MemoryChecker
+from idempotent.errors import PublishError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
@@ -31,6 +32,12 @@ class AdapterContractBase(ABC):
     tells_redelivery: ClassVar[bool] = True
     """Whether the broker marks redeliveries, and nothing else, as redelivered."""
 
+    keeps_key: ClassVar[bool] = False
+    """Whether `Message.key` travels with a message, as the key of a Kafka record does."""
+
+    keeps_tombstones: ClassVar[bool] = False
+    """Whether a message without a body, `body=None`, can be published; without, it is refused."""
+
     @abstractmethod
     def make_adapter(self, **options: Any) -> Adapter:
         """An adapter that is not open yet, with a short reconnect backoff."""
@@ -50,6 +57,11 @@ class AdapterContractBase(ABC):
     @abstractmethod
     def cut(self, adapter: Adapter) -> None:
         """Break the adapter's connection, as a network fault does, so that its deliveries are repeated."""
+
+    def refused(self, subject: str) -> Message | None:
+        """A message, for this subject or another one, that `publish` always refuses; None: it refuses none."""
+        del subject
+        return None
 
     def prepare(self, subject: str) -> None:  # noqa: B027 - most brokers need nothing
         """Create a queue or topic, where the broker does not do so automatically."""
@@ -131,3 +143,15 @@ def until(look: Callable[[], Any], what: str) -> Any:
             return found
         time.sleep(0.05)
     raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
+
+
+def publish_error(adapter: Adapter, messages: Sequence[Message]) -> PublishError:
+    """The error with which an adapter publishes these messages, the only one alone."""
+    try:
+        if len(messages) == 1:
+            adapter.publish(messages[0])
+        else:
+            adapter.publish_many(messages)
+    except PublishError as error:
+        return error
+    raise AssertionError("no PublishError")

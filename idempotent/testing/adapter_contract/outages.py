@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from idempotent.adapters.base import Adapter
 from idempotent.checkers import MemoryChecker
 from idempotent.message import Message
 from idempotent.registry import Registry
@@ -51,11 +52,14 @@ class OutagesContract(AdapterContractBase):
             for number in range(100):
                 self.send(self.message(subject, f"m-{number}"))
                 if number in (30, 60):
-                    time.sleep(0.3)
-                    self.cut(adapter)
+                    self.cut_after(number // 2, done, adapter)
             until(lambda: len(done) >= 100, "a hundred effects")
             time.sleep(0.3)
         finally:
             worker.stop()
             thread.join(DEADLINE_S)
         assert sorted(done) == sorted(f"m-{number}" for number in range(100))
+
+    def cut_after(self, effects: int, done: list[str], adapter: Adapter) -> None:
+        until(lambda: len(done) >= effects, "the effects before a lost connection")
+        self.cut(adapter)

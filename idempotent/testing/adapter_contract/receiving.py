@@ -6,7 +6,14 @@ import threading
 import time
 
 from idempotent.message import Message
-from idempotent.testing.adapter_contract.base import ACK, BODY, DEADLINE_S, AdapterContractBase, until
+from idempotent.testing.adapter_contract.base import (
+    ACK,
+    BODY,
+    DEADLINE_S,
+    AdapterContractBase,
+    publish_error,
+    until,
+)
 
 
 class ReceivingContract(AdapterContractBase):
@@ -45,10 +52,69 @@ class ReceivingContract(AdapterContractBase):
         while len(got) < len(sent):
             for delivery in self.receive(adapter, 100):
                 message = delivery.message
-                assert message.id == message.headers["nr"] == message.body.decode()
+                assert message.body == str(message.id).encode()
+                assert message.id == message.headers["nr"]
                 got.append(str(message.id))
                 adapter.settle(delivery, ACK)
         assert got == sent
+
+    def test_of_messages_published_together_those_refused_are_named_and_the_others_arrive(self) -> None:
+        subject = self.subject()
+        refused = self.refused(subject)
+        if refused is None:
+            return
+        adapter = self.opened(subject)
+        messages = [self.message(subject, f"m-{number}") for number in range(3)]
+        for place in (1, 3):
+            messages.insert(place, refused)
+        error = publish_error(adapter, messages)
+        assert (set(error.refused), set(error.unknown)) == ({1, 3}, set())
+        assert all(error.refused.values())
+        assert repr(refused.id) in str(error)
+        deliveries = self.receive(adapter, 3)
+        assert {delivery.message.id for delivery in deliveries} == {"m-0", "m-1", "m-2"}
+        for delivery in deliveries:
+            adapter.settle(delivery, ACK)
+        self.nothing_comes(adapter)
+
+    def test_a_refused_message_is_an_error_and_the_next_one_arrives(self) -> None:
+        subject = self.subject()
+        refused = self.refused(subject)
+        if refused is None:
+            return
+        adapter = self.opened(subject)
+        error = publish_error(adapter, [refused])
+        assert (set(error.refused), set(error.unknown)) == ({0}, set())
+        adapter.publish(self.message(subject))
+        (delivery,) = self.receive(adapter)
+        assert delivery.message.id == "m-1"
+        adapter.settle(delivery, ACK)
+
+    def test_an_adapter_opened_without_consumers_publishes_and_receives_nothing(self) -> None:
+        subject = self.subject()
+        self.send(self.message(subject, "m-0"))
+        publisher = self.opened()
+        until(lambda: self.receives_nothing(publisher) and publisher.connected, "a connection")
+        publisher.publish(self.message(subject, "m-1"))
+        publisher.publish_many([self.message(subject, f"m-{number}") for number in range(2, 5)])
+        assert self.receives_nothing(publisher)
+        publisher.close()
+        adapter = self.opened(subject)
+        deliveries = self.receive(adapter, 5)
+        assert [delivery.message.id for delivery in deliveries] == [f"m-{number}" for number in range(5)]
+        for delivery in deliveries:
+            adapter.settle(delivery, ACK)
+        self.nothing_comes(adapter)
+
+    def test_wake_ends_the_wait_of_an_adapter_opened_without_consumers(self) -> None:
+        publisher = self.opened()
+        publisher.receive(1, 1.0)
+        timer = threading.Timer(0.2, publisher.wake)
+        timer.start()
+        began = time.monotonic()
+        publisher.receive(1, DEADLINE_S)
+        assert time.monotonic() - began < DEADLINE_S / 2
+        timer.join()
 
     def test_no_more_than_asked_for_are_received(self) -> None:
         subject = self.subject()

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from idempotent.checkers import MemoryChecker
+from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.redrive import redrive
 from idempotent.registry import Registry
-from idempotent.testing.adapter_contract.base import ACK, DEADLINE_S, AdapterContractBase, until
+from idempotent.testing.adapter_contract.base import (
+    ACK,
+    DEADLINE_S,
+    AdapterContractBase,
+    publish_error,
+    until,
+)
+
+_DEAD: Final = Result(Outcome.DEAD, error=ValueError("no"))
+_BODIES: Final = {"m-1": None, "m-2": b""}
+_KEYS: Final = {"m-1": b"\xff", "m-2": b""}
 
 
 class SettlingContract(AdapterContractBase):
@@ -98,6 +110,52 @@ class SettlingContract(AdapterContractBase):
         assert (again.message.id, again.message.body) == ("m-1", b"body of m-1")
         assert again.message.headers["colour"] == "red"
         adapter.settle(again, ACK)
+
+    def test_the_key_of_a_message_stays_when_it_fails_dies_and_is_redriven(self) -> None:
+        if not self.keeps_key:
+            return
+        subject = self.subject()
+        adapter = self.opened(subject)
+        adapter.publish_many([Message(subject, id=name, key=key) for name, key in _KEYS.items()])
+        for result in (Result(Outcome.FAILED, error=ValueError("no"), retry_after_s=0.1), _DEAD):
+            for delivery in self.receive(adapter, 2):
+                assert delivery.message.key == _KEYS[str(delivery.message.id)]
+                adapter.settle(delivery, result)
+        until(lambda: self.receives_nothing(adapter) and len(self.dead_letters(subject)) == 2, "dead letters")
+        consumer = Registry().consumer(subject, group="contract", checker=MemoryChecker())(lambda _: None)
+        assert redrive(consumer, self.make_adapter(), limit=2, idle_s=DEADLINE_S).returned == 2
+        for delivery in self.receive(adapter, 2):
+            assert delivery.message.key == _KEYS[str(delivery.message.id)]
+            adapter.settle(delivery, ACK)
+
+    def test_a_tombstone_stays_one_or_is_refused(self) -> None:
+        subject = self.subject()
+        adapter = self.opened(subject)
+        messages = [Message(subject, body, id=name) for name, body in _BODIES.items()]
+        if not self.keeps_tombstones:
+            error = publish_error(adapter, messages)
+            assert (set(error.refused), set(error.unknown)) == ({0}, set())
+            assert "tombstone" in error.refused[0]
+            return
+        adapter.publish_many(messages)
+        for result in (Result(Outcome.FAILED, error=ValueError("no"), retry_after_s=0.1), _DEAD):
+            for delivery in self.receive(adapter, 2):
+                assert delivery.message.body == _BODIES[str(delivery.message.id)]
+                adapter.settle(delivery, result)
+        letters = until(
+            lambda: (
+                self.receives_nothing(adapter)
+                and self.dead_letters(subject)[1:]
+                and self.dead_letters(subject)
+            ),
+            "dead letters",
+        )
+        assert {letter.id: letter.body for letter in letters} == _BODIES
+        consumer = Registry().consumer(subject, group="contract", checker=MemoryChecker())(lambda _: None)
+        assert redrive(consumer, self.make_adapter(), limit=2, idle_s=DEADLINE_S).returned == 2
+        for delivery in self.receive(adapter, 2):
+            assert delivery.message.body == _BODIES[str(delivery.message.id)]
+            adapter.settle(delivery, ACK)
 
     def test_settling_twice_harms_nobody(self) -> None:
         subject = self.subject()

@@ -135,7 +135,7 @@ class ContractBase(ABC):
         self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", **options: Any
     ) -> Decision:
         """What another delivery of this message is told."""
-        return checker.desk.claim(self.request(message_id, **options))
+        return checker.lone.claim(self.request(message_id, **options))
 
     def acquire(
         self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", **options: Any
@@ -147,7 +147,7 @@ class ContractBase(ABC):
         self, checker: AbstractIdempotentChecker, message_id: str | bytes = "m-1", result: bytes | None = None
     ) -> None:
         """A delivery that is processed."""
-        assert checker.desk.complete(self.acquire(checker, message_id), result)
+        assert checker.lone.complete(self.acquire(checker, message_id), result)
 
     @property
     def brief_lease_s(self) -> float:
@@ -189,7 +189,7 @@ class ContractBase(ABC):
     def left(self, checker: AbstractIdempotentChecker, claim: Claim) -> Decision:
         """What a delivery is told that takes over nothing, so that asking changes nothing."""
         assert claim.key is not None
-        return checker.desk.claim(ClaimRequest(claim.key, on_lapsed=Lapsed.LEAVE))
+        return checker.lone.claim(ClaimRequest(claim.key, on_lapsed=Lapsed.LEAVE))
 
 
 def acquired(decision: Decision) -> Claim:

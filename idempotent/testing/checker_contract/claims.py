@@ -23,7 +23,7 @@ class ClaimsContract(ContractBase):
     def test_a_free_key_is_acquired(self) -> None:
         checker = self.checker()
         request = self.request()
-        decision = checker.desk.claim(request)
+        decision = checker.lone.claim(request)
         assert decision.verdict is Verdict.ACQUIRED
         assert not decision.lapsed
         assert decision.claim is not None
@@ -48,7 +48,7 @@ class ClaimsContract(ContractBase):
         assert decision.claim is None
         assert not decision.lapsed
         assert 0 < decision.retry_after_s <= LONG_S
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.PARALLEL_CLAIMS)
     def test_a_claim_leaves_other_keys_alone(self) -> None:
@@ -56,7 +56,7 @@ class ClaimsContract(ContractBase):
         first = self.acquire(checker, "m-1")
         second = self.acquire(checker, "m-2")
         checker.desk.release(first)
-        assert checker.desk.complete(second)
+        assert checker.lone.complete(second)
         assert self.ask(checker, "m-2").verdict is Verdict.DUPLICATE
         checker.desk.release(self.acquire(checker, "m-1"))
 
@@ -64,7 +64,7 @@ class ClaimsContract(ContractBase):
         checker = self.checker()
         assert checker.desk.release(self.acquire(checker)).owned
         again = self.acquire(checker)
-        assert checker.desk.complete(again)
+        assert checker.lone.complete(again)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     def test_the_fence_grows_after_a_release(self) -> None:
@@ -81,22 +81,22 @@ class ClaimsContract(ContractBase):
         """Else the owner of a key whose answer was lost on the way would wait for itself."""
         checker = self.checker()
         request = self.request()
-        first, second = checker.desk.claim(request), checker.desk.claim(request)
+        first, second = checker.lone.claim(request), checker.desk.claim(request)
         assert first.claim is not None
         assert second.verdict is Verdict.ACQUIRED
         assert second.claim is not None
         assert second.claim.fence == first.claim.fence
-        assert checker.desk.complete(second.claim)
+        assert checker.lone.complete(second.claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_only_the_owner_completes(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
         stranger = changed(claim, owner=new_owner())
-        assert not checker.desk.complete(stranger, b'"stolen"')
+        assert not checker.lone.complete(stranger, b'"stolen"')
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(claim, b'"mine"')
-        assert not checker.desk.complete(stranger, b'"stolen"')
+        assert checker.lone.complete(claim, b'"mine"')
+        assert not checker.lone.complete(stranger, b'"stolen"')
         assert self.ask(checker).result == b'"mine"'
 
     @needs(Capability.RECORDED_CLAIMS)
@@ -105,12 +105,12 @@ class ClaimsContract(ContractBase):
         claim = self.acquire(checker)
         assert not checker.desk.release(changed(claim, owner=new_owner())).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     def test_a_completed_key_cannot_be_released(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
         released = checker.desk.release(claim)
         assert not (released.owned and self.has(Capability.RECORDED_CLAIMS))
         assert self.ask(checker).verdict is Verdict.DUPLICATE
@@ -120,7 +120,7 @@ class ClaimsContract(ContractBase):
         checker = self.checker()
         claim = self.acquire(checker)
         checker.desk.release(claim)
-        assert not checker.desk.complete(claim)
+        assert not checker.lone.complete(claim)
         assert not checker.desk.release(claim).owned
         self.finish(checker)
 
@@ -130,26 +130,26 @@ class ClaimsContract(ContractBase):
         old = self.acquire(checker)
         checker.desk.release(old)
         new = self.acquire(checker)
-        assert not checker.desk.complete(old)
+        assert not checker.lone.complete(old)
         assert not checker.desk.release(old).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(new)
+        assert checker.lone.complete(new)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_completing_twice_changes_nothing(self) -> None:
         """The answer to the first may have been lost on the way."""
         checker = self.checker()
         claim = self.acquire(checker)
-        assert checker.desk.complete(claim, b"1")
-        assert checker.desk.complete(claim, b"1")
+        assert checker.lone.complete(claim, b"1")
+        assert checker.lone.complete(claim, b"1")
         assert self.ask(checker).result == b"1"
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_completing_again_without_a_result_keeps_the_stored_one(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        assert checker.desk.complete(claim, b"1")
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim, b"1")
+        assert checker.lone.complete(claim)
         assert checker._complete_many([Completion(claim)]) == [True]
         assert self.ask(checker).result == b"1"
 
@@ -163,13 +163,13 @@ class ClaimsContract(ContractBase):
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed
         assert decision.retry_after_s > 0
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     def test_no_key_can_be_completed_and_released(self) -> None:
         """A handler that is allowed to run without a key takes the same way."""
         checker = self.checker()
-        assert checker.desk.complete(transactions_of(checker).claim_nothing())
+        assert checker.lone.complete(transactions_of(checker).claim_nothing())
         assert checker.desk.release(transactions_of(checker).claim_nothing()).owned
 
     def test_closing_twice_is_harmless(self) -> None:

@@ -54,7 +54,7 @@ class ContentContract(ContractBase):
     def test_a_fingerprint_is_kept_when_the_key_is_completed(self) -> None:
         """Else the same content would later look like other content."""
         checker = self.checker()
-        checker.desk.complete(self.acquire(checker, fingerprint=_OURS))
+        checker.lone.complete(self.acquire(checker, fingerprint=_OURS))
         for asked_with in (None, _OURS, _OTHER):
             decision = self.ask(checker, fingerprint=asked_with)
             assert decision.verdict is Verdict.DUPLICATE
@@ -70,7 +70,7 @@ class ContentContract(ContractBase):
         checker = self.checker()
         claim = self.acquire(checker, fingerprint=_OURS)
         assert self.ask(checker, fingerprint=_OTHER).fingerprint == _OURS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_the_fingerprint_of_a_dead_key_is_told(self) -> None:
@@ -84,7 +84,7 @@ class ContentContract(ContractBase):
         """A producer that corrects a message nobody has processed may send it again."""
         checker = self.checker()
         checker.desk.release(self.acquire(checker, fingerprint=_OURS))
-        checker.desk.complete(self.acquire(checker, fingerprint=_OTHER))
+        checker.lone.complete(self.acquire(checker, fingerprint=_OTHER))
         assert self.ask(checker).fingerprint == _OTHER
 
     @needs(Capability.LEASES)
@@ -96,11 +96,11 @@ class ContentContract(ContractBase):
         assert decision.verdict is Verdict.IN_PROGRESS
         assert decision.lapsed
         assert decision.fingerprint == _OURS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_with_the_same_content_is_taken_over(self) -> None:
         checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker, fingerprint=_OURS))
-        assert checker.desk.complete(self.acquire(checker, fingerprint=_OURS))
+        assert checker.lone.complete(self.acquire(checker, fingerprint=_OURS))
         assert self.ask(checker).fingerprint == _OURS

@@ -10,6 +10,7 @@ from idempotent.testing.checker_contract.groups import GroupsContract
 from idempotent.testing.checker_contract.keys import KeysContract
 from idempotent.testing.checker_contract.leases import LeasesContract
 from idempotent.testing.checker_contract.races import RacesContract
+from idempotent.testing.checker_contract.tasks import TasksContract
 from idempotent.testing.checker_contract.transactions import TransactionsContract
 
 
@@ -22,6 +23,7 @@ class CheckerContract(
     KeysContract,
     GcContract,
     RacesContract,
+    TasksContract,
     TransactionsContract,
 ):
     """The tests that prove a checker. pytest collects them from your subclass.

@@ -78,7 +78,7 @@ class FailuresContract(ContractBase):
         released = checker.desk.release(claim, Failure("no", _MANY, keep_claim=True))
         assert released == Released(owned=True, attempts=1, dead=False)
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     @needs(Capability.RECORDED_CLAIMS)
@@ -102,7 +102,7 @@ class FailuresContract(ContractBase):
     def test_a_failure_after_completion_counts_nothing(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        checker.desk.complete(claim)
+        checker.lone.complete(claim)
         assert not checker.desk.release(claim, Failure("no", 1)).owned
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 

@@ -56,7 +56,7 @@ class GcContract(ContractBase):
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_claim_without_a_lease_outlives_the_retention(self) -> None:
@@ -65,7 +65,7 @@ class GcContract(ContractBase):
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.GARBAGE_COLLECTION, Capability.LEASES)
     def test_an_expired_key_with_a_lapsed_lease_is_collected(self) -> None:
@@ -113,7 +113,7 @@ class GcContract(ContractBase):
         checker = self.checker(lease_s=LONG_S * 24, retention_s=self.steady_retention_s)
         alone, *group = [self.acquire(checker, name) for name in ("alone", "a", "b", "c")]
         self.age(checker, self.steady_retention_s * 1.1)
-        assert checker.desk.complete(alone, b"1")
+        assert checker.lone.complete(alone, b"1")
         assert checker.desk.complete_many([Completion(claim) for claim in group]) == [True] * 3
         assert checker.garbage_collect() == 0
         for name in ("alone", "a", "b", "c"):
@@ -124,7 +124,7 @@ class GcContract(ContractBase):
         checker = self.checker(lease_s=LONG_S * 24, retention_s=self.steady_retention_s)
         claim = self.acquire(checker)
         self.age(checker, self.steady_retention_s * 0.8)
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
         self.age(checker, self.steady_retention_s * 0.4)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.DUPLICATE
@@ -134,7 +134,7 @@ class GcContract(ContractBase):
         checker = self.checker(lease_s=LONG_S * 24, retention_s=self.brief_retention_s)
         claim = self.acquire(checker)
         assert checker.desk.release(claim, Failure("no", 1)).dead
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 1
@@ -144,7 +144,7 @@ class GcContract(ContractBase):
         checker = self.checker(retention_s=self.brief_retention_s)
         claim = self.acquire(checker)
         assert checker.desk.release(claim, Failure("no", 5, keep_claim=True)).attempts == 1
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 1
         assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1

@@ -79,7 +79,7 @@ class GroupsContract(ContractBase):
             Verdict.ACQUIRED,
         ]
         assert decisions[1].retry_after_s > 0
-        assert checker.desk.complete(held)
+        assert checker.lone.complete(held)
 
     @needs(Capability.LEASES)
     def test_lapsed_keys_of_a_group_are_left_or_taken_over_as_asked(self) -> None:
@@ -161,7 +161,7 @@ class GroupsContract(ContractBase):
         names = ["mine", "failed", "killed", "not-mine", "done", "released"]
         claims = [acquired(d) for d in checker.desk.claim_many([self.request(n, owner=owner) for n in names])]
         claims[3] = changed(claims[3], owner=new_owner())
-        checker.desk.complete(claims[4])
+        checker.lone.complete(claims[4])
         checker.desk.release(claims[5])
         failures = [None, Failure("no", 100), Failure("no", 1), None, None, None]
         answers = checker.desk.release_many(list(zip(claims, failures, strict=True)))
@@ -181,6 +181,42 @@ class GroupsContract(ContractBase):
             Verdict.DUPLICATE,
             Verdict.ACQUIRED,
         ]
+
+    @needs(Capability.RECORDED_CLAIMS)
+    def test_claims_with_owners_of_their_own_complete_together(self) -> None:
+        checker = self.checker()
+        names = [f"m-{number}" for number in range(12)]
+        claims = [acquired(d) for d in checker.desk.claim_many([self.request(name) for name in names])]
+        strangers = [changed(claim, owner=new_owner()) for claim in claims[:3]]
+        completions = [Completion(claim, str(n).encode()) for n, claim in enumerate(claims[1:], 1)]
+        mixed = [*completions[:5], *map(Completion, strangers), *completions[5:]]
+        assert checker.desk.complete_many(mixed) == [True] * 5 + [False] * 3 + [True] * 6
+        again = [self.ask(checker, name) for name in names]
+        assert again[0].verdict is Verdict.IN_PROGRESS
+        assert [decision.result for decision in again[1:]] == [str(n).encode() for n in range(1, 12)]
+
+    @needs(Capability.LEASES)
+    def test_a_stale_and_a_live_claim_of_one_key_are_told_apart(self) -> None:
+        """In one call, with those of other keys, in either order: the stale claim must not complete or free the key."""
+        checker = self.checker(lease_s=self.steady_lease_s)
+        for live_first in (False, True):
+            names = [f"{name}, {live_first}" for name in ("done", "freed", "other")]
+            stale = [self.acquire(checker, name) for name in names[:2]]
+            self.lapse(checker, *stale)
+            live = [acquired(self.ask(checker, name)) for name in names]
+            answers = {
+                (stale[0], b"stale"): False,
+                (live[0], b"live"): True,
+                (live[2], b"other"): True,
+            }
+            order = sorted(answers, key=lambda pair: pair[1], reverse=not live_first)
+            owned = checker.desk.complete_many([Completion(claim, result) for claim, result in order])
+            assert owned == [answers[pair] for pair in order]
+            assert self.ask(checker, names[0]).result == b"live"
+            claims = [live[1], stale[1]] if live_first else [stale[1], live[1]]
+            released = checker.desk.release_many([(claim, None) for claim in claims])
+            assert [answer.owned for answer in released] == [claim is live[1] for claim in claims]
+            self.finish(checker, names[1])
 
     def test_a_group_of_2500_keys_is_claimed_completed_and_recognised(self) -> None:
         checker = self.checker()

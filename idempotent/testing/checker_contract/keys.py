@@ -42,10 +42,10 @@ class KeysContract(ContractBase):
         checker = self.checker()
         keys = _confusable_keys()
         for key in keys:
-            claim = acquired(checker.desk.claim(ClaimRequest(key)))
-            assert checker.desk.complete(claim, key.hash)
+            claim = acquired(checker.lone.claim(ClaimRequest(key)))
+            assert checker.lone.complete(claim, key.hash)
         for key in keys:
-            decision = checker.desk.claim(ClaimRequest(key))
+            decision = checker.lone.claim(ClaimRequest(key))
             assert decision.verdict is Verdict.DUPLICATE, key
             assert decision.result == key.hash, key
 
@@ -69,9 +69,9 @@ class KeysContract(ContractBase):
         # Topics of Kafka have up to 249 characters.
         spaces = [KeySpace("t" * 248 + end, "g" * 249) for end in "ab"]
         for space in spaces:
-            claim = acquired(checker.desk.claim(ClaimRequest(space.key("1"))))
-            assert checker.desk.complete(claim)
-            assert checker.desk.claim(ClaimRequest(space.key("1"))).verdict is Verdict.DUPLICATE
+            claim = acquired(checker.lone.claim(ClaimRequest(space.key("1"))))
+            assert checker.lone.complete(claim)
+            assert checker.lone.claim(ClaimRequest(space.key("1"))).verdict is Verdict.DUPLICATE
 
 
 def _confusable_keys() -> list[Key]:

@@ -34,7 +34,7 @@ class LeasesContract(ContractBase):
         self.lapse(checker, second)
         third = self.acquire(checker)
         assert third.fence > second.fence
-        assert checker.desk.complete(third)
+        assert checker.lone.complete(third)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
     @needs(Capability.LEASES)
@@ -43,7 +43,7 @@ class LeasesContract(ContractBase):
         checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker))
         request = self.request()
-        first, second = checker.desk.claim(request), checker.desk.claim(request)
+        first, second = checker.lone.claim(request), checker.desk.claim(request)
         assert first.lapsed
         assert second.lapsed
         assert acquired(second).fence == acquired(first).fence
@@ -56,7 +56,7 @@ class LeasesContract(ContractBase):
         decision = self.ask(checker)
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed
-        assert checker.desk.complete(second)
+        assert checker.lone.complete(second)
 
     @needs(Capability.LEASES)
     def test_a_late_completion_counts_when_nobody_took_over(self) -> None:
@@ -64,7 +64,7 @@ class LeasesContract(ContractBase):
         checker = self.checker(lease_s=self.brief_lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
-        assert checker.desk.complete(claim, b"1")
+        assert checker.lone.complete(claim, b"1")
         decision = self.ask(checker)
         assert decision.verdict is Verdict.DUPLICATE
         assert decision.result == b"1"
@@ -75,10 +75,10 @@ class LeasesContract(ContractBase):
         old = self.acquire(checker)
         self.lapse(checker, old)
         new = self.acquire(checker)
-        assert not checker.desk.complete(old, b'"old"')
+        assert not checker.lone.complete(old, b'"old"')
         assert self.left(checker, new).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(new, b'"new"')
-        assert not checker.desk.complete(old, b'"old"')
+        assert checker.lone.complete(new, b'"new"')
+        assert not checker.lone.complete(old, b'"old"')
         assert self.ask(checker).result == b'"new"'
 
     @needs(Capability.LEASES)
@@ -100,7 +100,7 @@ class LeasesContract(ContractBase):
         assert checker.desk.release(claim, Failure("late", 100)).attempts == 1
         decision = self.ask(checker)
         assert not decision.lapsed
-        assert checker.desk.complete(acquired(decision))
+        assert checker.lone.complete(acquired(decision))
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_can_be_left_alone(self) -> None:
@@ -112,7 +112,7 @@ class LeasesContract(ContractBase):
             assert decision.verdict is Verdict.IN_PROGRESS
             assert decision.lapsed
             assert decision.claim is None
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_can_be_parked(self) -> None:
@@ -132,7 +132,7 @@ class LeasesContract(ContractBase):
         claim = self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK)
         decision = self.ask(checker, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
         assert decision.verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_completed_or_dead_key_does_not_lapse(self) -> None:
@@ -180,7 +180,7 @@ class LeasesContract(ContractBase):
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS))
         decision = self.ask(checker)
         assert decision.alone
-        assert checker.desk.complete(acquired(decision))
+        assert checker.lone.complete(acquired(decision))
 
     @needs(Capability.LEASES)
     def test_a_renewal_extends_the_lease(self) -> None:
@@ -191,7 +191,7 @@ class LeasesContract(ContractBase):
         decision = self.ask(checker)
         assert decision.verdict is Verdict.IN_PROGRESS
         assert not decision.lapsed
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)
 
     @needs(Capability.LEASES)
     def test_a_renewal_gives_nothing_back_to_whom_the_key_is_lost(self) -> None:
@@ -200,12 +200,12 @@ class LeasesContract(ContractBase):
         self.lapse(checker, lost)
         new = self.acquire(checker, "lost")
         checker.desk.release(freed)
-        checker.desk.complete(done)
+        checker.lone.complete(done)
         kept = self.acquire(checker, "kept")
         assert checker._renew_many([lost, kept, freed, done]) == [False, True, False, False]
-        assert checker.desk.complete(new)
+        assert checker.lone.complete(new)
         assert self.ask(checker, "done").verdict is Verdict.DUPLICATE
-        assert checker.desk.complete(self.acquire(checker, "freed"))
+        assert checker.lone.complete(self.acquire(checker, "freed"))
 
     @needs(Capability.LEASES)
     def test_claims_in_flight_are_renewed_in_the_background(self) -> None:
@@ -217,4 +217,4 @@ class LeasesContract(ContractBase):
             assert time.monotonic() < deadline, "the first lease ended, and nothing renewed it"
             time.sleep(self.lease_s / 10)
         assert decision.verdict is Verdict.IN_PROGRESS
-        assert checker.desk.complete(claim)
+        assert checker.lone.complete(claim)

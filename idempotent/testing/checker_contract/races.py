@@ -69,7 +69,7 @@ class RacesContract(ContractBase):
 
             _run([work] * _THREADS)
             assert len(claims) == 1
-            assert checker.desk.complete(claims[0])
+            assert checker.lone.complete(claims[0])
 
     @needs(Capability.LEASES)
     def test_a_lapsed_key_is_taken_over_by_one(self) -> None:
@@ -86,7 +86,7 @@ class RacesContract(ContractBase):
                 if claim is not None:
                     taken.update([name])
                     fences.append((old.fence, claim.fence))
-                    assert checker.desk.complete(claim)
+                    assert checker.lone.complete(claim)
 
         _run([work] * _THREADS)
         assert taken == Counter(names)
@@ -174,7 +174,7 @@ class RacesContract(ContractBase):
                 assert decision.verdict is Verdict.IN_PROGRESS
                 time.sleep(random.uniform(0.0, 0.002))
             elif handle(decision.claim):
-                assert checker.desk.complete(decision.claim)
+                assert checker.lone.complete(decision.claim)
                 return
             else:
                 attempts = self._fail(checker, decision.claim)

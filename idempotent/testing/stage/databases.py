@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import Engine, Table, event, func, select, text
+from sqlalchemy import URL, Engine, Table, event, func, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
 from idempotent.stores.sql.engines import engine_from
@@ -33,6 +33,14 @@ def tuned_engine(url: str) -> Engine:
             connection.execute("PRAGMA synchronous=NORMAL")
 
     return engine
+
+
+def async_url(url: str) -> URL:
+    """The URL of the same database through an asyncio driver; not for SQLite."""
+    parsed = make_url(url)
+    driver = {"postgresql": "postgresql+psycopg_async"}.get(parsed.get_backend_name(), "mysql+asyncmy")
+    # asyncmy does not encrypt unless it is told to, and has no option against it.
+    return parsed.set(drivername=driver).difference_update_query(["ssl_disabled"])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from idempotent.checkers.urls import StoreKind, checker_from_url, scheme_of
 from idempotent.claims import Guarantee
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.migrations import downgrade, upgrade
-from idempotent.testing.stage.databases import engine_at, tuned_engine
+from idempotent.testing.stage.databases import async_url, engine_at, tuned_engine
 
 _BATCH: Final = 1_000
 
@@ -70,8 +70,13 @@ class RunStore:
         """The URL of the database or of Redis."""
         return self._scheme.store_url(self.url)
 
-    def checker(self) -> AbstractIdempotentChecker:
-        """A new checker."""
+    def checker(self, *, is_async: bool = False) -> AbstractIdempotentChecker:
+        """A new checker; of a transactional one, with `is_async` one for `async def` handlers."""
+        if is_async and self.is_transactional:
+            made: AbstractIdempotentChecker = self._scheme.checker_class()(
+                async_url(self.store_url), table=self.name
+            )
+            return made
         lease = {"lease_s": self.lease_s} if self.guarantee is Guarantee.LEASED else {}
         if self.is_redis:
             return checker_from_url(self.url, prefix=self._prefix, **lease)

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 
+from idempotent import Message
 from idempotent.adapters.activemq import AckMode, StompAdapter
 from idempotent.adapters.copies import REASON_HEADER
 from idempotent.policy import Backoff
@@ -34,6 +35,9 @@ class TestStompAdapter(AdapterContract):
 
     def reason(self, letter):
         return letter.headers[REASON_HEADER]
+
+    def refused(self, subject):
+        return Message(subject, id=b"\xff")
 
     def cut(self, adapter):
         epoch = adapter._epoch

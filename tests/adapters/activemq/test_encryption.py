@@ -49,6 +49,16 @@ def test_the_end_of_an_encrypted_connection_is_noticed_at_once_and_costs_no_proc
         assert adapter.stale_settlements == 1
 
 
+@pytest.mark.parametrize("subjects", [(), ("orders",)], ids=["only publishes", "consumes"])
+def test_an_untrusted_certificate_stops_what_was_never_connected(spare, subjects):
+    server = spare(PrivateActiveMq, "tls")
+    with (
+        opened(server.tls_url, *subjects) as adapter,
+        pytest.raises(AdapterError, match=r"not trusted: check ca_file .*certificate verify failed"),
+    ):
+        adapter.receive(1, 20.0)
+
+
 def test_a_mismatch_of_encryption_is_an_error_that_says_so(spare, name):
     server = spare(PrivateActiveMq, "tls")
     with (

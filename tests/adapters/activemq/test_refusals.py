@@ -7,7 +7,7 @@ import pytest
 from idempotent import Message, Outcome, Result
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.activemq import StompAdapter
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.errors import AdapterError, ConfigurationError, PublishError
 from tests.adapters.activemq.member import ids, receive, send, work_until
 from tests.adapters.activemq.opening import one_consumer, opened, with_user
 from tests.adapters.activemq.stomp_client import client, in_queue
@@ -52,6 +52,15 @@ def test_a_wrong_password_stops_the_worker_and_is_told_to_nobody(spare, name, ca
     assert PASSWORD not in caplog.text
 
 
+def test_a_wrong_password_is_an_error_of_the_first_receive_that_only_publishes(spare):
+    server = spare(PrivateActiveMq, "accounts")
+    with (
+        opened(with_user(server.url, "wr0ng")) as adapter,
+        pytest.raises(AdapterError, match="wrong user name or password"),
+    ):
+        adapter.receive(1, 20.0)
+
+
 def test_a_subject_that_may_not_be_read_stops_the_worker(spare):
     server = spare(PrivateActiveMq, "accounts")
     with pytest.raises(AdapterError, match="wrong user name or password"):
@@ -79,6 +88,80 @@ def test_a_body_that_the_broker_does_not_take_is_an_error_and_the_next_one_goes_
             adapter.publish(Message(name, bytes(2 * MAX_FRAME_BYTES), id="big"))
         adapter.publish(Message(name, bytes(MAX_FRAME_BYTES // 2), id="small"))
         assert ids(receive(adapter, 1)) == ["small"]
+
+
+@pytest.mark.parametrize("count", [1, 130])
+def test_of_messages_published_together_the_forbidden_ones_are_named_and_each_other_arrives_once(
+    spare, name, count, monkeypatch
+):
+    monkeypatch.setattr("idempotent.adapters.activemq.publishing._TRANSACTION", 50)
+    server = spare(PrivateActiveMq, "accounts")
+    good = [Message(name, b"x", id=str(number)) for number in range(count)]
+    locked = Message("locked.graves", id="locked")
+    with opened(with_user(server.url)) as adapter:
+        with pytest.raises(PublishError, match=r"'locked'.*not authorized") as raised:
+            adapter.publish_many([locked, *good, locked])
+        assert (set(raised.value.refused), raised.value.unknown) == ({0, count + 1}, {})
+    root = {"login": "root", "passcode": PASSWORD}
+    seen = [message.id for message in in_queue(server.url, f"/queue/{name}", **root)]
+    assert seen == [message.id for message in good]
+    assert in_queue(server.url, "/queue/locked.graves", **root) == []
+
+
+def test_a_body_that_ends_the_connection_takes_no_other_message_with_it(spare, name):
+    server = spare(PrivateActiveMq)
+    small = [Message(name, b"x", id=str(number)) for number in range(3)]
+    with opened(server.url) as adapter:
+        with pytest.raises(PublishError) as raised:
+            adapter.publish_many([small[0], Message(name, bytes(2 * MAX_FRAME_BYTES), id="big"), *small[1:]])
+        # The broker's last words may be lost with the connection.
+        assert {*raised.value.refused, *raised.value.unknown} == {1}
+    assert [message.id for message in in_queue(server.url, f"/queue/{name}")] == ["0", "1", "2"]
+
+
+def test_a_header_without_a_name_is_refused_and_takes_no_other_message_with_it(spare, name):
+    server = spare(PrivateActiveMq)
+    nameless = Message(name, b"x", id="nameless", headers={"": "x"})
+    with opened(server.url) as adapter:
+        adapter.publish(Message(name, b"x", id="0"))
+        epoch = adapter._epoch
+        with pytest.raises(PublishError, match="a header whose name is empty") as raised:
+            adapter.publish_many([nameless, Message(name, b"x", id="1")])
+        assert (set(raised.value.refused), raised.value.unknown) == ({0}, {})
+        assert adapter._epoch is epoch, "the broker does not hang up"
+    assert [message.id for message in in_queue(server.url, f"/queue/{name}")] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10_300, "\n" * 5_150, "\U0001f600" * 2_600], ids=["long", "escaped", "wide"]
+)
+def test_a_long_header_is_refused_and_its_body_is_not_read_as_frames(spare, name, value):
+    server = spare(PrivateActiveMq)
+    body = f"\0SEND\ndestination:/queue/{name}_evil\n\ninjected\0".encode()
+    with opened(server.url) as adapter:
+        adapter.publish(Message(name, b"x", id="0", headers={"fits": "y" * 10_000}))
+        with pytest.raises(PublishError, match="'long' has 10,") as raised:
+            adapter.publish_many(
+                [Message(name, body, id="1", headers={"long": value}), Message(name, b"x", id="2")]
+            )
+        assert (set(raised.value.refused), raised.value.unknown) == ({0}, {})
+    assert [message.id for message in in_queue(server.url, f"/queue/{name}")] == ["0", "2"]
+    assert in_queue(server.url, f"/queue/{name}_evil") == []
+
+
+def test_messages_that_a_silent_broker_does_not_confirm_are_unknown(spare, name):
+    server = spare(PrivateActiveMq)
+    with opened(server.url, receipt_timeout_s=0.5, connect_timeout_s=1.0) as adapter:
+        adapter.publish(Message(name, id="0"))
+        server.pause()
+        try:
+            with pytest.raises(PublishError) as raised:
+                adapter.publish_many(
+                    [Message(name, id="1"), Message(name, id=b"\xff"), Message(name, id="2")]
+                )
+        finally:
+            server.resume()
+        assert (set(raised.value.unknown), set(raised.value.refused)) == ({0, 2}, {1})
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ def test_a_body_that_is_no_string_is_json_and_a_number_is_an_id(lines: Path) -> 
     assert (second.id, second.body) == ("18", b"")
 
 
+def test_a_body_of_null_is_a_tombstone_and_a_missing_one_is_empty(lines: Path) -> None:
+    lines.write_text('{"id": 1, "body": null}\n{"id": 2}\n{"id": 3, "body": ""}\n')
+    assert [message.body for message in messages(lines)] == [None, b"", b""]
+
+
+def test_a_line_may_have_the_key_of_a_record(lines: Path) -> None:
+    lines.write_text(
+        '{"id": 1, "key": "k\u00e4se"}\n{"id": 2, "key": ""}\n{"id": 3, "key": null}\n{"id": 4}\n'
+    )
+    assert [message.key for message in messages(lines)] == ["k\u00e4se".encode(), b"", None, None]
+
+
 def test_with_id_field_a_line_is_the_body_byte_by_byte(lines: Path) -> None:
     lines.write_bytes(b'\xef\xbb\xbf{"order": 5,  "total": 1.10}\r\n\r\n{"total":3}')
     first, second = messages(lines, id_field="order")
@@ -75,6 +87,8 @@ MALFORMED = {
     b'{"id": 1.5}': "id must be a string or a whole number, not a number",
     b'{"id": true}': "not true or false",
     b'{"id": "a", "headers": [1]}': "headers must be an object, not an array",
+    b'{"id": "a", "key": 7}': "key must be a string, not a number",
+    b'{"id": "a", "key": "\\ud800"}': "half of a surrogate pair",
     b'{"order": 5}': "unknown fields: 'order'",
     b'{"id": "a", "body": {"n": NaN}}': "NaN is not in JSON",
     b'{"id": "\\ud800"}': "half of a surrogate pair",

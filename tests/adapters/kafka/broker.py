@@ -134,4 +134,4 @@ class Broker:
 
 def _message(raw):
     headers = {name: value.decode() for name, value in raw.headers() or []}
-    return Message(raw.topic(), raw.value() or b"", id=headers.get(KEY_HEADER), headers=headers, raw=raw)
+    return Message(raw.topic(), raw.value(), id=headers.get(KEY_HEADER), headers=headers, raw=raw)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from idempotent import Message
 from idempotent.adapters.copies import REASON_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.testing import AdapterContract
@@ -11,6 +12,8 @@ from tests.adapters.kafka.broker import Broker
 class TestKafkaAdapter(AdapterContract):
     # A partition has an offset and nothing else: what comes again after a crash looks as it did before.
     tells_redelivery = False
+    keeps_key = True
+    keeps_tombstones = True
 
     @pytest.fixture(autouse=True)
     def _broker(self, kafka_bootstrap):
@@ -32,6 +35,10 @@ class TestKafkaAdapter(AdapterContract):
 
     def reason(self, letter):
         return letter.headers[REASON_HEADER]
+
+    def refused(self, subject):
+        self.broker.make(f"{subject}.small", **{"max.message.bytes": "1000"})
+        return Message(f"{subject}.small", bytes(2000), id="large")
 
     def cut(self, adapter):
         # A lost connection takes nothing from a member of a group. Losing its partitions does.

@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 from idempotent import Outcome, Result
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import AttemptChecker, MemoryChecker
+from idempotent.observe import counters
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import ACK, GROUP, nothing_comes, receive, send, working
 from tests.adapters.kafka.test_contract import lose_partitions
@@ -154,7 +155,7 @@ def test_a_stop_in_order_leaves_nothing_finished_to_come_again(broker, topic):
         until(lambda: len(done) > 10, "some effects")
     so_far = broker.committed(GROUP, topic)
     assert so_far == len(done)
-    with working(adapter(), topic, handle, checker=checker, concurrency=4) as worker:
+    with working(adapter(), topic, handle, checker=checker, concurrency=4):
         until(lambda: len(done) == 50, "the rest")
-    assert worker._outcomes[Outcome.DUPLICATE] == 0
+    assert counters.snapshot().get((f"{topic}:{GROUP}", Outcome.DUPLICATE), 0) == 0
     assert broker.committed(GROUP, topic) == 50

@@ -7,6 +7,7 @@ import pytest
 
 from idempotent import Outcome, Result
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.checkers import MemoryChecker, RedisChecker
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import ACK, bodies, nothing_comes, receive, send, working
@@ -61,8 +62,11 @@ def test_no_more_than_the_limit_of_a_partition_is_out_at_once(broker, topic, ope
     assert bodies(receive(adapter)) == [2]
 
 
+@pytest.mark.parametrize("shares_rounds", [False, True])
 @pytest.mark.parametrize("ordering", ["partition", "key"])
-def test_pauses_and_failures_keep_the_order_while_many_threads_work(broker, opened, ordering):
+def test_pauses_and_failures_keep_the_order_while_many_threads_work(
+    broker, opened, redis_url, ordering, shares_rounds
+):
     topic = f"orders-{secrets.token_hex(6)}"
     broker.make(topic, 3)
     keys = [f"customer-{number}".encode() for number in range(7)]
@@ -80,8 +84,10 @@ def test_pauses_and_failures_keep_the_order_while_many_threads_work(broker, open
         seen.setdefault(message.raw.key(), []).append(number)
 
     adapter = KafkaAdapter(broker.bootstrap, ordering=ordering, max_pending_per_partition=10)
-    with working(adapter, topic, handle, concurrency=4, backoff=Backoff(0.05, 0.05)):
+    checker = RedisChecker(redis_url, prefix=f"{topic}:") if shares_rounds else MemoryChecker()
+    with working(adapter, topic, handle, checker=checker, concurrency=4, backoff=Backoff(0.05, 0.05)):
         until(lambda: sum(map(len, seen.values())) >= 300, "300 effects")
+    checker.close()
     for numbers in seen.values():
         assert numbers == sorted(numbers)
     assert sum(map(len, seen.values())) == 300

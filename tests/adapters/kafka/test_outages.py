@@ -10,7 +10,7 @@ from idempotent import Message, Registry
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka import group as kafka_group
 from idempotent.checkers import MemoryChecker
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.errors import AdapterError, ConfigurationError, PublishError
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.broker import Broker
 from tests.adapters.kafka.member import ACK, GROUP, bodies, nothing, nothing_comes, receive, send, working
@@ -69,8 +69,9 @@ def test_while_the_broker_is_down_calls_come_back_in_time(spare):
         began = time.monotonic()
         adapter.receive(10, 0.2)
         assert time.monotonic() - began < 5
-    with pytest.raises(AdapterError, match=f"did not confirm a message for {topic}"):
-        adapter.publish(Message(topic))
+    with pytest.raises(PublishError, match=f"for '{topic}' is not confirmed") as raised:
+        adapter.publish_many([Message(topic), Message(topic)])
+    assert (set(raised.value.unknown), raised.value.refused) == ({0, 1}, {})
     began = time.monotonic()
     adapter.close()
     assert time.monotonic() - began < 20

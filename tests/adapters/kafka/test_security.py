@@ -10,8 +10,9 @@ from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka import group as kafka_group
 from idempotent.adapters.kafka.client import KafkaError
+from idempotent.adapters.kafka.reasons import why_unreachable
 from idempotent.checkers import MemoryChecker
-from idempotent.errors import AdapterError
+from idempotent.errors import AdapterError, PublishError
 from idempotent.testing.adapter_contract import AdapterContract, until
 from tests.adapters.kafka.broker import Broker
 from tests.support.services import PrivateKafka
@@ -83,6 +84,69 @@ def test_what_no_waiting_mends_stops_and_says_why(kafka, opened, caplog, options
     assert SECRET not in str(raised.value) + caplog.text
 
 
+WRONG = pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sasl_password": SECRET}, "check sasl_username, sasl_password"),
+        ({"ssl_ca_location": None}, "check ssl_ca_location"),
+    ],
+    ids=["wrong password", "untrusted certificate"],
+)
+
+
+def publisher(kafka, **options):
+    login = {"sasl_username": USER, "sasl_password": PASSWORD, "ssl_ca_location": str(kafka.ca_file)}
+    return KafkaAdapter(kafka.sasl_url, **{**login, **options})
+
+
+@WRONG
+def test_an_adapter_that_only_publishes_stops_at_it_too(kafka, caplog, options, words):
+    caplog.set_level(logging.DEBUG)
+    adapter = publisher(kafka, publish_timeout_s=1.0, **options)
+    adapter.open([])
+    with pytest.raises(AdapterError, match=f"Kafka at .*: .*{words}") as raised:
+        adapter.receive(1, 20.0)
+    with pytest.raises(PublishError) as unsent:
+        adapter.publish(Message("orders", id="1"))
+    adapter.close()
+    assert unsent.value.refused == {}
+    assert words in unsent.value.unknown[0]
+    assert SECRET not in f"{raised.value}{unsent.value}{caplog.text}"
+
+
+@WRONG
+def test_with_fail_fast_it_does_not_even_open(kafka, options, words):
+    with pytest.raises(AdapterError, match=f"cannot connect to Kafka at .*: .*{words}"):
+        publisher(kafka, fail_fast=True, **options).open([])
+
+
+def test_a_publisher_that_is_let_in_goes_on(kafka):
+    adapter = publisher(kafka)
+    adapter.open([])
+    until(lambda: (adapter.receive(1, 0.1), adapter.connected)[1], "a connection")
+    Broker(kafka.url).make("only-published")
+    adapter.publish(Message("only-published", id="1"))
+    adapter.close()
+    assert [message.id for message in Broker(kafka.url).read("only-published")] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("door", "protocol", "words"),
+    [("tls_url", "PLAINTEXT", "security_protocol"), ("url", "SSL", "PLAINTEXT")],
+    ids=["plain at a TLS port", "TLS at a plain port"],
+)
+def test_a_mismatch_of_encryption_is_in_what_a_publisher_says(kafka, caplog, door, protocol, words):
+    adapter = KafkaAdapter(getattr(kafka, door), security_protocol=protocol, publish_timeout_s=1.0)
+    adapter.open([])
+    try:
+        until(lambda: (adapter.receive(1, 0.1), any(words in text for text in said_in(caplog)))[1], "why")
+        with pytest.raises(PublishError) as raised:
+            adapter.publish(Message("orders", id="1"))
+    finally:
+        adapter.close()
+    assert words in raised.value.unknown[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fail_fast", [False, True], ids=["patient", "fail_fast"])
 @pytest.mark.parametrize(
@@ -121,4 +185,4 @@ def said_in(caplog):
     ],
 )
 def test_a_port_without_tls_is_guessed_however_the_handshake_ends(said):
-    assert kafka_group.why_unreachable(KafkaError(KafkaError._SSL, said)).count("PLAINTEXT") == 1
+    assert why_unreachable(KafkaError(KafkaError._SSL, said)).count("PLAINTEXT") == 1

@@ -3,6 +3,7 @@
 import secrets
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -67,6 +68,37 @@ def test_published_messages_arrive_whatever_is_waited_for(broker, topic, opened,
     adapter.publish(Message(topic, b"7", id="m-1"))
     (delivery,) = receive(adapter)
     assert (delivery.message.id, delivery.message.raw.key()) == ("m-1", b"m-1")
+
+
+@pytest.mark.parametrize(
+    ("key", "record_key"),
+    [("customer", b"customer"), (b"\xff", b"\xff"), ("", b""), (None, b"m-1")],
+    ids=["text", "bytes", "empty", "none"],
+)
+def test_the_key_of_a_message_is_its_records_key_and_without_one_its_id(
+    broker, topic, opened, key, record_key
+):
+    adapter = opened(topic, ordering="none")
+    adapter.publish(Message(topic, b"7", id="m-1", key=key))
+    (delivery,) = receive(adapter)
+    message = delivery.message
+    assert (message.id, message.key, message.raw.key()) == ("m-1", record_key, record_key)
+    adapter.publish(replace(message, raw=None, id="m-2"))
+    (again,) = receive(adapter)
+    assert (again.message.id, again.message.key) == ("m-2", record_key)
+
+
+def test_a_message_without_a_body_is_a_null_value_and_not_an_empty_one(broker, topic, opened):
+    adapter = opened(topic, ordering="none")
+    adapter.publish_many([Message(topic, None, id="m-1"), Message(topic, b"", id="m-2")])
+    assert [raw.value() for raw in broker.read_raw(topic)] == [None, b""]
+    assert [delivery.message.body for delivery in receive(adapter, 2)] == [None, b""]
+
+
+def test_a_record_without_a_key_is_a_message_without_one(broker, topic, opened):
+    broker.produce(topic, b"7", None, [])
+    (delivery,) = receive(opened(topic))
+    assert delivery.message.key is None
 
 
 @pytest.mark.slow

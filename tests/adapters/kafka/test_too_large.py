@@ -1,13 +1,14 @@
 """Messages that are larger than somebody takes."""
 
 import secrets
+from dataclasses import replace
 
 import pytest
 
 from idempotent import Message
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka import copies as kafka_copies
-from idempotent.errors import AdapterError
+from idempotent.errors import AdapterError, PublishError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import GROUP, receive, working
@@ -29,6 +30,44 @@ def test_a_message_that_the_topic_does_not_take_is_an_error_and_the_next_one_goe
         adapter.publish(Message(topic, b"x" * 20_000, id="large"))
     adapter.publish(Message(topic, b"x", id="small"))
     assert receive(adapter)[0].message.id == "small"
+
+
+def test_of_messages_published_together_those_too_large_are_named_and_each_other_arrives_once(broker):
+    topic, at = f"orders-{secrets.token_hex(6)}", {0, 50, 51, 199}
+    broker.make(topic, **{"max.message.bytes": "10000"})
+    messages = [
+        Message(topic, bytes(20_000 if number in at else 200), id=str(number)) for number in range(200)
+    ]
+    adapter = KafkaAdapter(broker.bootstrap)
+    adapter.open([])
+    with pytest.raises(PublishError, match=r"4 of 200 messages.*too large") as raised:
+        adapter.publish_many(messages)
+    adapter.close()
+    assert (set(raised.value.refused), raised.value.unknown) == (at, {})
+    # Which of them shared a batch with a refused one, and came later, is the client library's choice.
+    arrived = sorted(int(message.id) for message in broker.read(topic))
+    assert arrived == [number for number in range(200) if number not in at]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Message("orders\0", id="bad"),
+        Message("no spaces in a topic", id="bad"),
+        Message("no-such-topic", id="bad"),
+        Message("orders", id="\udc80"),
+    ],
+    ids=["NUL", "invalid name", "missing", "surrogate"],
+)
+def test_a_message_that_cannot_be_sent_is_named_and_takes_no_other_with_it(broker, topic, bad):
+    bad = replace(bad, subject=topic) if bad.subject == "orders" else bad
+    adapter = KafkaAdapter(broker.bootstrap)
+    adapter.open([])
+    with pytest.raises(PublishError) as raised:
+        adapter.publish_many([Message(topic, id="0"), bad, Message(topic, id="1")])
+    adapter.close()
+    assert (set(raised.value.refused), raised.value.unknown) == ({1}, {})
+    assert [message.id for message in broker.read(topic)] == ["0", "1"]
 
 
 def test_a_dead_letter_that_is_too_large_waits_for_a_topic_that_takes_it(broker, opened, caplog, monkeypatch):

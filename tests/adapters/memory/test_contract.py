@@ -7,6 +7,9 @@ from idempotent.testing import AdapterContract
 
 
 class TestMemoryAdapter(AdapterContract):
+    keeps_key = True
+    keeps_tombstones = True
+
     @pytest.fixture(autouse=True)
     def _broker(self):
         self.broker = MemoryBroker()

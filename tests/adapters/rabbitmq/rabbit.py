@@ -76,6 +76,10 @@ class Rabbit:
             except pika.exceptions.ChannelClosedByBroker:
                 return 0
 
+    def consumers(self, queue):
+        with self.channel() as channel:
+            return channel.queue_declare(queue, passive=True).method.consumer_count
+
     def send(self, *messages):
         with self.channel() as channel:
             channel.confirm_delivery()

@@ -157,6 +157,17 @@ def test_a_message_for_a_queue_that_does_not_exist_is_not_taken(rabbit):
     adapter.close()
 
 
+def test_a_queue_that_a_message_makes_is_told(rabbit, caplog):
+    missing = rabbit.name()
+    adapter = rabbit.adapter()
+    with caplog.at_level("INFO"):
+        adapter.publish_many([Message(missing, id="1"), Message(missing, id="2")])
+        adapter.publish(Message(missing, id="3"))
+    adapter.close()
+    created = [record.queue for record in caplog.records if record.msg == "queue_created"]
+    assert created == [missing]
+
+
 def test_of_many_messages_none_for_a_missing_queue_is_lost_unsaid(rabbit):
     queue, missing = rabbit.declare(rabbit.name()), rabbit.name()
     messages = [Message(queue if number else missing, id=str(number)) for number in range(700)]

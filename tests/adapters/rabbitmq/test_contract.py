@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 
+from idempotent import Message
 from idempotent.testing import AdapterContract
 from tests.adapters.rabbitmq.rabbit import Rabbit, hang_up
 
@@ -36,6 +37,10 @@ class _RabbitMqContract(AdapterContract):
 
     def reason(self, letter):
         return letter.headers["x-idempotent-reason"]
+
+    def refused(self, subject):
+        del subject
+        return Message("q" * 300, id="too long a name")
 
     def cut(self, adapter):
         hang_up(adapter)

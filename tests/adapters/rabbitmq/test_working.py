@@ -11,6 +11,7 @@ from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters.rabbitmq.session import Session
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
+from idempotent.observe import counters
 from idempotent.policy import Backoff
 from idempotent.redrive import redrive
 from idempotent.testing.adapter_contract import until
@@ -115,7 +116,7 @@ def test_a_worker_that_stops_leaves_nothing_to_do_twice(rabbit, queue):
         adapter = rabbit.adapter(ack="batched", ack_interval_s=60.0, ack_batch=1000)
         worker = Worker(registry, adapter, concurrency=3, gc_interval_s=None)
         run_for(worker, lambda enough=enough: len(done) >= enough)
-        assert worker._outcomes[Outcome.DUPLICATE] == 0
+        assert counters.snapshot().get((f"{queue}:g", Outcome.DUPLICATE), 0) == 0
         assert len(done) + rabbit.depth(queue) == 50
 
 

@@ -47,6 +47,10 @@ class Place(ABC):
     def adapter(self, batch_size: int) -> Adapter:
         """As the guide says for single messages, and for batches."""
 
+    def adapter_for_tasks(self) -> Adapter:
+        """As the guide says for many handlers at once."""
+        return self.adapter(1)
+
     def _publish(self, subject: str, on_published: OnPublished) -> None:
         adapter = adapter_from_url(self.url)
         for start in range(0, self.count, _PUBLISHED_TOGETHER):
@@ -71,6 +75,10 @@ class RabbitMqPlace(Place):
         if batch_size == 1:
             return adapter_from_url(self.url)
         return adapter_from_url(self.url, ack="batched", prefetch=4 * batch_size, ack_batch=batch_size)
+
+    def adapter_for_tasks(self) -> Adapter:
+        # The default sends each acknowledgement by itself.
+        return adapter_from_url(self.url, ack="batched")
 
 
 class ActiveMqPlace(Place):
@@ -125,6 +133,10 @@ class KafkaPlace(Place):
             return adapter_from_url(self.url)
         # One batch that runs and one that waits, as the worker takes them; with one thread they keep their order.
         return adapter_from_url(self.url, max_in_flight_per_partition=2 * batch_size)
+
+    def adapter_for_tasks(self) -> Adapter:
+        # The default hands out one message of a partition at a time.
+        return adapter_from_url(self.url, ordering="key")
 
     def _make(self, topic: str) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic

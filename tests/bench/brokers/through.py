@@ -60,13 +60,13 @@ def consume(
         consumer = decorate(count_one)
     one: Any = consumer
     one.process, one.process_many = course.timed(consumer.process), course.timed(consumer.process_many)
-    handled.worker = Worker(registry, _watched(adapter, course), batch_size=batch_size, gc_interval_s=None)
+    handled.worker = Worker(registry, watched(adapter, course), batch_size=batch_size, gc_interval_s=None)
     summary = handled.worker.run()
     assert summary.settled == count, f"settled {summary.settled} of {count}: {summary}"
     return course
 
 
-def _watched(adapter: Any, course: Course) -> Adapter:
+def watched(adapter: Any, course: Course) -> Adapter:
     """The clock starts with the first delivery, and stops when everything is settled."""
     receive, close = adapter.receive, adapter.close
 

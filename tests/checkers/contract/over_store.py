@@ -36,3 +36,11 @@ class TransactionalOver(LeasedOver):
 
     def make_checker(self, *, lease_s: float | None, retention_s: float) -> AbstractIdempotentChecker:
         return self.store.transactional(retention_s=retention_s, lock_timeout_s=0.2)
+
+
+class AsyncTransactionalOver(TransactionalOver):
+    """The same checker with an AsyncEngine: its synchronous calls run on a private event loop."""
+
+    def make_checker(self, *, lease_s: float | None, retention_s: float) -> AbstractIdempotentChecker:
+        engine = self.store.async_engine()
+        return self.store.transactional(engine, retention_s=retention_s, lock_timeout_s=0.2)

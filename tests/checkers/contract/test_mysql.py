@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from idempotent.stores.sql.dialects import Conflict
-from tests.checkers.contract.over_store import LeasedOver, TransactionalOver
+from tests.checkers.contract.over_store import AsyncTransactionalOver, LeasedOver, TransactionalOver
 
 
 class TestSqlChecker(LeasedOver):
@@ -11,6 +11,10 @@ class TestSqlChecker(LeasedOver):
 
 
 class TestTransactionalSqlChecker(TransactionalOver):
+    kind = "mysql"
+
+
+class TestAsyncTransactionalSqlChecker(AsyncTransactionalOver):
     kind = "mysql"
 
 

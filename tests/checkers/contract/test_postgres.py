@@ -3,7 +3,7 @@
 from idempotent.claims import ClaimRequest, Completion, Verdict, new_owner
 from idempotent.keys import KeySpace
 from idempotent.stores.sql.cursor import query
-from tests.checkers.contract.over_store import LeasedOver, TransactionalOver
+from tests.checkers.contract.over_store import AsyncTransactionalOver, LeasedOver, TransactionalOver
 from tests.support.stores import open_store
 
 
@@ -12,6 +12,10 @@ class TestSqlChecker(LeasedOver):
 
 
 class TestTransactionalSqlChecker(TransactionalOver):
+    kind = "postgres"
+
+
+class TestAsyncTransactionalSqlChecker(AsyncTransactionalOver):
     kind = "postgres"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -10,10 +11,14 @@ import sqlalchemy as sa
 
 from idempotent import Message, Outcome
 from idempotent.admin import KeyFilter
-from idempotent.claims import KeyStatus
+from idempotent.claims import ClaimRequest, KeyStatus
+from idempotent.errors import StoreBusyError
+from idempotent.keys import KeySpace
 from idempotent.observe import Event, counters
 from tests.checkers.sql.booking import book, consumer_of, keys, messages, outcomes, raw
 from tests.support.stores import open_store
+
+SPACE = KeySpace("orders", "billing")
 
 
 def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_the_next_one_run(sql_store):
@@ -180,3 +185,26 @@ def test_copies_of_one_message_that_fail_at_once_are_each_counted_and_end(sql_st
     assert record.attempts == len(runs)
     assert consumer.process(messages("1")[0]).outcome is Outcome.DEAD
     assert sql_store.booked() == {}
+
+
+def test_a_claim_that_does_not_wait_says_at_once_that_a_key_is_locked(sql_store):
+    """20 claims that wait take a second each."""
+    if sql_store.kind == "sqlite":
+        pytest.skip("SQLite waits for its file")
+    holder, checker = sql_store.transactional(), sql_store.leased()
+
+    def ask(*names):
+        return checker.desk.claim_many([ClaimRequest(SPACE.key(name), waits=False) for name in names])
+
+    held = holder.desk.claim(ClaimRequest(SPACE.key("held"))).claim
+    try:
+        began = time.monotonic()
+        for number in range(10):
+            with pytest.raises(StoreBusyError):
+                checker.desk.claim(ClaimRequest(SPACE.key("held"), waits=False))
+            with pytest.raises(StoreBusyError):
+                ask("held", f"free {number}")
+        assert time.monotonic() - began < 10
+    finally:
+        holder.desk.release(held)
+    assert all(decision.claim for decision in ask("held", "free 0"))

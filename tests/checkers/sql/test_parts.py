@@ -9,7 +9,7 @@ import pytest
 
 from idempotent import Message, Registry
 from idempotent.checkers import checker_from_url
-from idempotent.checkers.sql.parts import PART_BYTES, parts_by_owner
+from idempotent.checkers.sql.parts import PART_BYTES, parts_of
 from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import Claim, ClaimRequest, Completion, new_owner
 from idempotent.keys import KeySpace
@@ -31,14 +31,24 @@ def claimed(checker, number):
 def test_a_part_is_limited_in_rows_and_in_bytes():
     def sizes(results):
         claims = [Claim(SPACE.key(str(number)), owner=b"o") for number in range(len(results))]
-        parts = parts_by_owner([Completion(c, r and b"x" * r) for c, r in zip(claims, results, strict=True)])
-        return [len(part) for _, part in parts]
+        parts = parts_of([Completion(c, r and b"x" * r) for c, r in zip(claims, results, strict=True)])
+        return [len(part) for part in parts]
 
     assert sizes([None] * (2 * MAX_ROWS + 1)) == [MAX_ROWS, MAX_ROWS, 1]
     assert sizes([PART_BYTES] * 3) == [1, 1, 1]
     assert sizes([PART_BYTES // 2] * 4) == [2, 2]
     assert sizes([5 * PART_BYTES] * 2) == [1, 1]
     assert sizes([]) == []
+
+
+def test_a_part_has_one_owner_or_owners_of_one_claim_each_and_each_key_once():
+    def parts(*claims):
+        completions = [Completion(Claim(SPACE.key(name), owner=owner)) for name, owner in claims]
+        return sorted(sorted(c.claim.owner for c in part) for part in parts_of(completions))
+
+    assert parts(("1", b"a"), ("2", b"b"), ("3", b"c")) == [[b"a", b"b", b"c"]]
+    assert parts(("1", b"a"), ("2", b"a"), ("3", b"c"), ("4", b"d")) == [[b"a", b"a"], [b"c", b"d"]]
+    assert parts(("1", b"a"), ("1", b"b")) == [[b"a"], [b"b"]]
 
 
 @pytest.mark.slow

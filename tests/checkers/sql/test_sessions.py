@@ -280,7 +280,7 @@ def has_other_defaults(message, attempts: int = 3, log=None, *, name: str | None
 
 @pytest.mark.parametrize("handler", [defaults_to_none, is_optional, is_by_keyword])
 def test_a_session_that_would_always_be_none_is_refused(handler):
-    with pytest.raises(ConfigurationError, match=": Session` without a default"):
+    with pytest.raises(ConfigurationError, match=r": (Session|Connection)` without a default"):
         Registry().consumer("orders", checker="db")(handler)
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
@@ -22,6 +22,7 @@ from idempotent.consumer import Consumer
 from idempotent.observe import Event, counters
 from idempotent.policy import Backoff
 from idempotent.testing.crashpoints import around, crash_points
+from tests.support.awaited import Awaited, as_async
 from tests.support.stores import Store
 
 SUBJECT = "orders"
@@ -44,12 +45,14 @@ class Job:
     together: bool = False
     fails: bool = False
     redelivered: bool = False
+    is_async: bool = False
 
     def with_(self, **changes: Any) -> Job:
         return replace(self, **changes)
 
     def checker(self, store: Store, engine: Any = None) -> AbstractIdempotentChecker:
         if self.transactional:
+            engine = engine or (store.async_engine() if self.is_async else None)
             return store.transactional(engine, lock_timeout_s=self.lock_timeout_s)
         return store.leased(lease_s=self.lease_s)
 
@@ -85,7 +88,10 @@ class Job:
             backoff=Backoff(0),
             **options,
         )
-        return register(around(handle_in_session if self.transactional else handle, "effect"))
+        handler = around(handle_in_session if self.transactional else handle, "effect")
+        if self.is_async:
+            return cast("Consumer", Awaited(register(as_async(handler))))
+        return register(handler)
 
     def _end(self, during: Callable[[], object]) -> None:
         during()

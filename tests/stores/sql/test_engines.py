@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pymysql
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker, checker_from_url
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, MissingExtraError
 from idempotent.migrations import upgrade
 
 CHECKERS = [SqlChecker, TransactionalSqlChecker, OffsetChecker]
@@ -23,18 +26,22 @@ WRONG = {
 }
 
 
-class AsyncEngine:
-    """Has what is known of SQLAlchemy's, which takes another library to be made."""
-
-    sync_engine = None
+# What takes asyncio drivers names the URL of one.
+ASYNC = {
+    "postgresql+asyncpg://me:secret@h/db": "postgresql+psycopg_async://me:***@h/db",
+    "mysql+aiomysql://me:secret@h/db": "mysql+asyncmy://me:***@h/db",
+    "mariadb+aiomysql://me:secret@h/db": "mariadb+asyncmy://me:***@h/db",
+}
+IN_TRANSACTIONS = [TransactionalSqlChecker, OffsetChecker]
 
 
 @pytest.mark.parametrize("make", [*CHECKERS, checker_from_url, upgrade])
 @pytest.mark.parametrize("url", WRONG)
 def test_another_driver_is_refused_and_the_right_url_named(make, url):
+    right = ASYNC.get(url, WRONG[url]) if make in (*IN_TRANSACTIONS, upgrade) else WRONG[url]
     with pytest.raises(ConfigurationError) as refused:
         make(url)
-    assert f"like {WRONG[url]}" in str(refused.value)
+    assert f"like {right}" in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
@@ -48,10 +55,62 @@ def test_an_engine_of_another_driver_is_refused(make, wrap):
         make(engine)
 
 
-@pytest.mark.parametrize("make", [*CHECKERS, upgrade])
-def test_an_async_engine_is_refused_with_what_to_pass(make):
-    with pytest.raises(ConfigurationError, match=r"AsyncEngine .* pass create_engine\(url\)"):
-        make(AsyncEngine())
+@pytest.mark.parametrize("target", ["postgresql+psycopg_async://h/db", "mysql+asyncmy://h/db"])
+@pytest.mark.parametrize("wrap", [str, create_async_engine])
+def test_leased_checkers_refuse_an_async_engine_and_name_the_one_to_give(target, wrap):
+    with pytest.raises(
+        ConfigurationError, match=r"leased checkers serve async handlers .* create_engine\(url\)"
+    ):
+        SqlChecker(wrap(target))
+
+
+@pytest.mark.parametrize("make", IN_TRANSACTIONS)
+@pytest.mark.parametrize("url", [*ASYNC, "sqlite+aiosqlite:///app.db"])
+def test_other_asyncio_drivers_are_refused_with_the_reason(make, url):
+    driver = sa.make_url(url).get_driver_name()
+    with pytest.raises(ConfigurationError, match=rf"not supported for \w+ \(.*{driver}") as refused:
+        make(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("make", IN_TRANSACTIONS)
+def test_an_async_engine_of_another_driver_is_refused(make):
+    engine = create_async_engine("mysql+aiomysql://me:secret@h/db", module=pymysql)
+    with pytest.raises(ConfigurationError, match=r"begin the URL with mysql\+asyncmy://"):
+        make(engine)
+
+
+@pytest.mark.parametrize("make", IN_TRANSACTIONS)
+@pytest.mark.parametrize(
+    "target", ["postgresql+psycopg_async://h/db", "mysql+asyncmy://h/db", "mariadb+asyncmy://h/db"]
+)
+@pytest.mark.parametrize(
+    "wrap", [str, sa.make_url, create_async_engine, lambda url: async_sessionmaker(create_async_engine(url))]
+)
+def test_checkers_in_transactions_take_asyncio_drivers(make, target, wrap):
+    checker = make(wrap(target))
+    assert checker.is_async
+    assert checker.store.engine.url.drivername == target.partition(":")[0]
+    checker.close()
+
+
+def test_a_synchronous_checker_is_not_async():
+    checker = TransactionalSqlChecker("postgresql+psycopg://h/db")
+    assert not checker.is_async
+    with pytest.raises(ConfigurationError, match="synchronous engine"):
+        _ = checker.awaiting
+    checker.close()
+
+
+@pytest.mark.parametrize("missing", ["greenlet", "asyncmy"])
+@pytest.mark.parametrize("wrap", [str, create_async_engine])
+def test_a_missing_library_is_named_with_the_extra_that_has_it(monkeypatch, missing, wrap):
+    target = wrap("mysql+asyncmy://h/db")
+    if missing == "asyncmy" and wrap is not str:
+        return  # the application's own create_async_engine has failed before
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtraError, match=rf"{missing} is not installed.*\[mysql-async\]"):
+        TransactionalSqlChecker(target)
 
 
 @pytest.mark.parametrize("make", [*CHECKERS, checker_from_url, upgrade])

@@ -23,7 +23,7 @@ class OffsetChecker(InTransactions):
     or dead. Results are not stored.
 
     Args:
-        engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes.
+        engine_or_url: as for `TransactionalSqlChecker`; the database of the handlers' writes.
         table: name of the key table; offsets are in `<table>_offsets`. `idempotent.migrations.upgrade` makes both.
         retention_s: seconds the attempts of a failed message are remembered.
         lock_timeout_s: seconds a message waits for another transaction that advances its partition.

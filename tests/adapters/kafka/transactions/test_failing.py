@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from idempotent.adapters.copies import KEY_HEADER
-from idempotent.adapters.kafka import attempt as kafka_attempt
-from idempotent.adapters.kafka.transactions import Transactions
+from idempotent.adapters.kafka.transactions import attempt as kafka_attempt
+from idempotent.adapters.kafka.transactions.transactions import Transactions
 from idempotent.testing.adapter_contract import DEADLINE_S, until
 from tests.adapters.kafka.broker import Broker
 from tests.adapters.kafka.line import Line

@@ -86,11 +86,14 @@ def test_an_output_without_an_id_has_one_that_the_next_run_gives_too(broker):
         return [
             Message(line.target, message.body),
             Message(line.target, id="mine", headers={"colour": "red"}),
+            Message(line.target, None, id="keyed", key="another"),
         ]
 
     with line.working(handle):
         until(line.is_through(2), "all offsets")
-    first, second, third, fourth = broker.read(line.target)
+    first, second, keyed, third, fourth, _ = broker.read(line.target)
+    assert (keyed.id, keyed.raw.key(), keyed.raw.value()) == ("keyed", b"another", None)
+    assert second.raw.value() == b""
     assert (first.id, first.raw.key()) == ("order-1/0", b"customer")
     assert (second.id, second.headers["colour"], second.raw.key()) == ("mine", "red", b"customer")
     topic_id = third.id.split("/")[0]

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, Unpack, cast, overload
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.choices import choice, flag, function, text, whole
-from idempotent.consumer import Consumer
+from idempotent.choices import choice, flag, function, seconds_or_none, text, whole
+from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from idempotent.observe.counting import counters
 from idempotent.observe.observers import Observer, Observers
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
 from idempotent.processing.handler import handler_of
-from idempotent.processing.options import ConsumerOptions, ExpiredLeasePolicy, KeyFunction
+from idempotent.processing.options import (
+    ConsumerOptions,
+    Exceptions,
+    ExpiredLeasePolicy,
+    KeyFunction,
+    check_options,
+    exceptions,
+)
+from idempotent.registry.decorating import BatchDecorator, ConsumerSettings, Decorator, refuse_consumer
 
 # The stores count attempts in 32 bits.
 _MOST_ATTEMPTS: Final = 2**31 - 1
-_Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 
 class Registry:
@@ -36,13 +42,13 @@ class Registry:
 
     def __init__(self, observers: Iterable[Observer] = (counters,)) -> None:
         self.observers: Final = Observers(observers)
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[str, AnyConsumer] = {}
         self._checkers: dict[str, AbstractIdempotentChecker] = {}
         self._overrides: dict[str, AbstractIdempotentChecker] = {}
         self._from_urls: dict[str, AbstractIdempotentChecker] = {}
 
     @property
-    def consumers(self) -> Mapping[str, Consumer]:
+    def consumers(self) -> Mapping[str, AnyConsumer]:
         """The consumers by name, `subject:group`."""
         return MappingProxyType(self._consumers)
 
@@ -96,6 +102,24 @@ class Registry:
 
         return restoring()
 
+    @overload
+    def consumer(
+        self,
+        subject: str,
+        *,
+        checker: AbstractIdempotentChecker | str,
+        batch: Literal[False] = False,
+        **options: Unpack[ConsumerSettings],
+    ) -> Decorator: ...
+    @overload
+    def consumer(
+        self,
+        subject: str,
+        *,
+        checker: AbstractIdempotentChecker | str,
+        batch: Literal[True],
+        **options: Unpack[ConsumerSettings],
+    ) -> BatchDecorator: ...
     def consumer(
         self,
         subject: str,
@@ -103,8 +127,8 @@ class Registry:
         checker: AbstractIdempotentChecker | str,
         group: str = "default",
         key: KeyFunction | None = None,
-        retry_for: _Exceptions = (Exception,),
-        idempotent_for: _Exceptions = (),
+        retry_for: Exceptions = (Exception,),
+        idempotent_for: Exceptions = (),
         max_attempts: int = 5,
         backoff: Backoff | None = None,
         on_missing_key: OnMissingKey | str = OnMissingKey.REJECT,
@@ -114,8 +138,11 @@ class Registry:
         store_result: bool = False,
         batch: bool = False,
         concurrency: int | None = None,
-    ) -> Callable[[Callable[..., Any]], Consumer]:
+        handler_timeout_s: float | None = None,
+    ) -> Decorator | BatchDecorator:
         """Decorate a handler `(message)` or `(message, session)` so that its effect happens once.
+
+        A plain function becomes a `Consumer`, an `async def` an `AsyncConsumer`.
 
         Args:
             subject: queue, destination or topic.
@@ -138,6 +165,8 @@ class Registry:
             batch: the handler takes a list of messages, all or nothing; a failed batch is tried one by one.
             concurrency: how many of its messages (or batches) a worker runs at once; None: as many as the worker
                 runs. A slow consumer with a limit leaves threads to the others.
+            handler_timeout_s: seconds after which an `async def` handler is cancelled and has failed with a
+                TimeoutError; None: never.
 
         Raises:
             ConfigurationError: invalid or contradictory options, or a handler with other parameters.
@@ -146,7 +175,7 @@ class Registry:
         text(group, "group")
         named = _checker(checker)
         expired = (
-            function(on_expired_lease, "on_expired_lease", "lambda key: effect_happened(key)")
+            function(on_expired_lease, "on_expired_lease", "lambda key: effect_happened(key)", may_wait=True)
             if callable(on_expired_lease)
             else choice(OnExpiredLease, on_expired_lease, "on_expired_lease", ", or a callable")
         )
@@ -168,7 +197,7 @@ class Registry:
             if key is None
             else function(key, "key", "lambda message: message.headers['payment-id']"),
             exceptions=ExceptionPolicy(
-                _exceptions(retry_for, "retry_for"), _exceptions(idempotent_for, "idempotent_for")
+                exceptions(retry_for, "retry_for"), exceptions(idempotent_for, "idempotent_for")
             ),
             max_attempts=whole(max_attempts, "max_attempts", most=_MOST_ATTEMPTS),
             backoff=backoff or Backoff(),
@@ -180,6 +209,7 @@ class Registry:
             else function(fingerprint, "fingerprint", "lambda message: message.body"),
             store_result=store_result,
             concurrency=None if concurrency is None else whole(concurrency, "concurrency"),
+            handler_timeout_s=seconds_or_none(handler_timeout_s, "handler_timeout_s"),
         )
 
         # An instance cannot be overridden; a name is looked up at every message.
@@ -187,10 +217,13 @@ class Registry:
             (lambda: named) if isinstance(named, AbstractIdempotentChecker) else partial(self._resolve, named)
         )
 
-        def decorate(handled: Callable[..., Any]) -> Consumer:
-            _refuse_consumer(handled)
+        def decorate(handled: Callable[..., Any]) -> AnyConsumer:
+            refuse_consumer(handled)
             handler = handler_of(handled, batch=batch)
-            made = Consumer(subject, group, handler, options, resolve, self.observers)
+            check_options(handler, options)
+            made = (AsyncConsumer if handler.is_async else Consumer)(
+                subject, group, handler, options, resolve, self.observers
+            )
             if made.name in self._consumers:
                 raise ConfigurationError(
                     f"{made.name} has a consumer already, {self._consumers[made.name].handler.name}; give this one "
@@ -201,7 +234,7 @@ class Registry:
             self._consumers[made.name] = made
             return made
 
-        return decorate
+        return cast("Decorator | BatchDecorator", decorate)
 
     def check(self) -> None:
         """Check every consumer against its checker, as a Worker does at start.
@@ -260,30 +293,6 @@ def _checker(given: object) -> AbstractIdempotentChecker | str:
         "a checker is an instance, such as MemoryChecker(), a registered name, or a URL, not of type "
         f"{type(given).__name__}"
     )
-
-
-def _refuse_consumer(handled: object) -> None:
-    """Refuse a consumer, or its method, as a handler: the outer one would hide the inner one's failure."""
-    inner: Any = handled
-    while isinstance(inner, partial):
-        inner = inner.func
-    inner = inspect.unwrap(inner, stop=lambda each: isinstance(each, Consumer))
-    inner = getattr(inner, "__self__", inner)
-    if isinstance(inner, Consumer):
-        raise ConfigurationError(
-            f"{inner.name} is a consumer already: decorate its plain handler, {inner.handler.name}, which is its "
-            "__wrapped__"
-        )
-
-
-def _exceptions(value: _Exceptions, name: str) -> tuple[type[BaseException], ...]:
-    classes: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-    for each in classes:
-        if not (isinstance(each, type) and issubclass(each, BaseException)):
-            raise ConfigurationError(
-                f"{name} takes an exception class, or a tuple of them such as (ValueError, KeyError), not {each!r}"
-            )
-    return classes
 
 
 default_registry: Final = Registry()

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from idempotent.adapters.kafka.attempt import NO_LIMIT, Attempt, Refusal, Step
 from idempotent.adapters.kafka.client import KafkaConsumer, KafkaError, KafkaException, error_of
 from idempotent.adapters.kafka.commits import RETRY_S, Commits, Marks, offsets_of
 from idempotent.adapters.kafka.outputs import Produced
-from idempotent.adapters.kafka.transactional_producer import TransactionalProducer
+from idempotent.adapters.kafka.transactions.attempt import NO_LIMIT, Attempt, Refusal, Step
+from idempotent.adapters.kafka.transactions.producer import TransactionalProducer
 from idempotent.observe.fields import about_message
 
 log = logging.getLogger(__name__)

@@ -11,33 +11,20 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from idempotent.adapters.kafka.client import KafkaError, KafkaException, Producer, error_of
+from idempotent.adapters.kafka.client import (
+    OF_THE_BATCH,
+    OF_THE_TOPIC,
+    KafkaError,
+    KafkaException,
+    Producer,
+    error_of,
+)
 from idempotent.adapters.kafka.outputs import Output, Produced
 from idempotent.adapters.kafka.partition import Partition
 
 _Unsent: TypeAlias = tuple[Partition, Produced, Output]
 NO_LIMIT: Final = sys.maxsize
 _PATIENCE_S: Final = 20.0
-# The broker refuses a whole batch because of one record. An error about a topic identifies the record.
-_OF_THE_TOPIC: Final = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - public, despite its name
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    }
-)
-_OF_THE_BATCH: Final = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-    }
-)
 
 
 class Step(Enum):
@@ -173,10 +160,10 @@ class Attempt:
     def _refuse(self, one: _Unsent, error: KafkaError | ValueError) -> None:
         self.has_failed = True
         partition, produced, output = one
-        is_certain = isinstance(error, ValueError) or error.code() in _OF_THE_TOPIC
+        is_certain = isinstance(error, ValueError) or error.code() in OF_THE_TOPIC
         reason = f"Kafka refused an output for {output.topic}: {error_of(error)}"
         self.refusals.setdefault(produced, Refusal(partition, reason, is_certain))
 
 
 def _blames(error: KafkaError) -> bool:
-    return error.code() in _OF_THE_TOPIC or error.code() in _OF_THE_BATCH
+    return error.code() in OF_THE_TOPIC or error.code() in OF_THE_BATCH

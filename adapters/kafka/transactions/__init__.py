@@ -1,0 +1,1 @@
+"""Transactions of Kafka: what a worker sends together with its offsets."""

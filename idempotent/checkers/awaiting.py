@@ -1,0 +1,158 @@
+"""Awaiting: a checker's steps for the tasks of an event loop."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from idempotent.checkers.combining.combiner import Combiner, at_once, combines, must_be_alone
+from idempotent.checkers.combining.waiters import COMPLETE_ALONE, TaskWaiter
+from idempotent.checkers.desk import ClaimDesk
+from idempotent.checkers.side_calls import SideCall
+from idempotent.checkers.side_threads import SideThreads
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision
+from idempotent.errors import described
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_SIDE_THREADS: Final = 16
+
+
+class Awaiting(ABC):
+    """Runs a checker's steps for tasks.
+
+    A task that is cancelled meanwhile waits on, except for a claim; `Task.cancelling` shows the cancellation.
+    """
+
+    @abstractmethod
+    async def claim(self, request: ClaimRequest) -> Decision:
+        """`ClaimDesk.claim`. May be cancelled: a claim that it acquires nevertheless is released.
+
+        Raises:
+            StoreError: the store did not answer; whether the key was claimed is unknown.
+        """
+
+    @abstractmethod
+    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+        """`ClaimDesk.complete`, to its end.
+
+        Raises:
+            StoreError: the store did not record it.
+        """
+
+    @abstractmethod
+    async def call(self, function: Callable[..., R], *arguments: Any) -> R:
+        """Any other step, to its end."""
+
+    @abstractmethod
+    def later(self, function: Callable[..., object], *arguments: Any) -> None:
+        """A step whose answer nothing waits for, such as a release when a task ends. Never raises."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Finish what `later` was given, for some seconds at most. Idempotent."""
+
+
+class InLoop(Awaiting):
+    """Calls directly, in the loop's thread: for a checker whose steps never block.
+
+    Args:
+        desk: makes the claims and completions.
+    """
+
+    def __init__(self, desk: ClaimDesk) -> None:
+        self._desk = desk
+
+    async def claim(self, request: ClaimRequest) -> Decision:
+        return self._desk.claim(request)
+
+    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+        return self._desk.complete(claim, result)
+
+    async def call(self, function: Callable[..., R], *arguments: Any) -> R:
+        return function(*arguments)
+
+    def later(self, function: Callable[..., object], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            _log_failed(error)
+
+
+class InThreads(Awaiting):
+    """Calls in threads beside the loop. Single claims and completions share rounds with those of other tasks.
+
+    Args:
+        desk: makes the claims and completions that do not go through the combiner.
+        combiner: sends single ones together; None: each is a call of its own.
+    """
+
+    def __init__(self, desk: ClaimDesk, combiner: Combiner | None) -> None:
+        self._desk = desk
+        self._combiner = combiner
+        self._threads = SideThreads("idempotent-side", most=_SIDE_THREADS)
+
+    async def claim(self, request: ClaimRequest) -> Decision:
+        if self._combiner is None or not combines(request):
+            return await self._claim_alone(request)
+        waiter = TaskWaiter(at_once(request))
+        self._combiner.put(waiter)
+        try:
+            await waiter.signal.wait()
+        except BaseException:
+            self._free(self._combiner.withdraw(waiter))
+            raise
+        decision: Decision = waiter.result()
+        return await self._claim_alone(request) if must_be_alone(decision) else decision
+
+    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+        if claim.empty:
+            return True
+        owned: bool | None = COMPLETE_ALONE
+        if self._combiner is not None:
+            waiter = TaskWaiter(Completion(claim, result))
+            self._combiner.put(waiter)
+            await waiter.signal.wait_to_its_end()
+            owned = waiter.result()
+        return await self.call(self._desk.complete, claim, result) if owned is COMPLETE_ALONE else owned
+
+    async def call(self, function: Callable[..., R], *arguments: Any) -> R:
+        call = SideCall(function, arguments)
+        self._threads.run(call.run)
+        return await call.answer(to_its_end=True)
+
+    def later(self, function: Callable[..., object], *arguments: Any) -> None:
+        try:
+            self._threads.run(function, *arguments)
+        except Exception as error:
+            _log_failed(error)
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def _claim_alone(self, request: ClaimRequest) -> Decision:
+        def free(decision: Decision) -> None:
+            if decision.claim is not None:
+                self._desk.release(decision.claim)
+
+        call = SideCall(self._desk.claim, (request,), unused=free)
+        self._threads.run(call.run)
+        try:
+            return await call.answer()
+        except BaseException:
+            decision = call.give_up()
+            if decision is not None:
+                self._free(decision.claim)
+            raise
+
+    def _free(self, claim: Claim | None) -> None:
+        """Release the claim of a task that was cancelled."""
+        if claim is not None:
+            self.later(self._desk.release, claim)
+
+
+def _log_failed(error: Exception) -> None:
+    log.error("side_call_failed", extra={"error": described(error)})

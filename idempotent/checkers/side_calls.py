@@ -1,0 +1,113 @@
+"""SideCall: a call in a side thread whose answer a task awaits. Signal: how the task hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+R = TypeVar("R")
+
+
+async def ended(future: asyncio.Future[R]) -> R:
+    """Wait for a future to its end, also if the task is cancelled meanwhile, and return its result.
+
+    `Task.cancelling` shows the cancellation.
+    """
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            continue  # that of the task; or of the future, which is done then
+        except Exception:
+            break  # that of the future
+    return future.result()
+
+
+class Signal:
+    """Tells a task of something that happens in another thread. Made in the loop's thread."""
+
+    __slots__ = ("_future", "_is_set", "loop")
+
+    def __init__(self) -> None:
+        self.loop: Final = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        """Let the task go on. Runs in the loop's thread."""
+        self._is_set = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait. A cancellation of the task ends the wait."""
+        if not self._is_set:
+            self._future = self.loop.create_future()
+            await self._future
+
+    async def wait_to_its_end(self) -> None:
+        """Wait, also if the task is cancelled meanwhile: `Task.cancelling` shows the cancellation."""
+        while not self._is_set:
+            self._future = self.loop.create_future()
+            with suppress(asyncio.CancelledError):
+                await self._future
+
+
+class SideCall(Generic[R]):
+    """A call, made by `run` in another thread. Made in the loop's thread.
+
+    Args:
+        function: what to call.
+        arguments: its arguments.
+        unused: called in the other thread with an answer that the task does not wait for any more.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., R],
+        arguments: tuple[Any, ...],
+        unused: Callable[[R], object] | None = None,
+    ) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._unused = unused
+        self._done = Signal()
+        self._returned: R | None = None
+        self._error: BaseException | None = None
+        self._open = [True]
+
+    def run(self) -> None:
+        """Make the call, and tell the task."""
+        try:
+            self._returned = self._function(*self._arguments)
+        except BaseException as error:
+            self._error = error
+        reached = self._end()
+        if reached:
+            try:
+                self._done.loop.call_soon_threadsafe(self._done.set)
+            except RuntimeError:  # the loop is closed
+                reached = False
+        if not reached and self._error is None and self._unused is not None:
+            self._unused(self._returned)  # type: ignore[arg-type]  # the call has returned
+
+    async def answer(self, *, to_its_end: bool = False) -> R:
+        """Wait for the answer, `to_its_end` also if the task is cancelled. An exception of the call is raised."""
+        await (self._done.wait_to_its_end() if to_its_end else self._done.wait())
+        if self._error is not None:
+            raise self._error
+        return self._returned  # type: ignore[return-value]  # the call has returned
+
+    def give_up(self) -> R | None:
+        """Wait no longer. Returns the answer if it is there already; a later one is `unused`."""
+        return None if self._end() else self._returned
+
+    def _end(self) -> bool:
+        """Whether this is the first of the two: the answer, or the end of the wait."""
+        try:
+            self._open.pop()  # atomic
+        except IndexError:
+            return False
+        return True

@@ -1,0 +1,219 @@
+"""Calls, AsyncCalls: run a consumer's functions: its handler, and the one that it may have for lapsed leases."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any
+
+from idempotent.checkers.awaiting import Awaiting
+from idempotent.checkers.transactions import TransactionHooks
+from idempotent.claims import Claim
+from idempotent.errors import HandlerCancelledError, HandlerTimeoutError
+from idempotent.forks import end_child, generation
+from idempotent.keys import Key
+from idempotent.message import Message
+from idempotent.observe.observers import Observers
+from idempotent.processing.finished import finished
+from idempotent.processing.handler import Handler
+
+_current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
+
+
+def current_claim() -> Claim:
+    """The claim of the message that the running handler processes: its key, and the fence to send downstream.
+
+    Raises:
+        LookupError: no handler is running in this context, or it is a batch handler.
+    """
+    claim = _current_claim.get()
+    if claim is None:
+        raise LookupError("current_claim() works only inside a handler that takes one message")
+    return claim
+
+
+class Calls:
+    """Runs the functions of a consumer whose handler is a plain function.
+
+    Args:
+        name: the consumer's name.
+        handler: its handler.
+        transactions: provide the handler's second parameter.
+        observers: those of the registry.
+    """
+
+    def __init__(
+        self, name: str, handler: Handler, transactions: TransactionHooks, observers: Observers
+    ) -> None:
+        self._name = name
+        self._handler = handler
+        self._transactions = transactions
+        self._observers = observers
+
+    def one(self, claim: Claim, message: Message) -> Any:
+        """Run the handler on one message and return its value. Exceptions pass through."""
+        handler = self._handler
+        process = generation.number
+        token = _current_claim.set(claim)
+        try:
+            first: Any = [message] if handler.batch else message
+            if self._observers.watch_runs:
+                return self._watched((message,), self._arguments(claim, first))
+            if handler.takes is None:
+                returned = handler.function(first)
+            else:
+                returned = handler.function(first, self._transactions.handler_argument(claim, handler.takes))
+            return None if returned is None else finished(returned)
+        finally:
+            if generation.number != process:
+                end_child(self._name)
+            _current_claim.reset(token)
+
+    def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
+        """Run a batch handler on all messages together. Exceptions pass through."""
+        arguments = self._arguments(claim, list(messages))
+        process = generation.number
+        try:
+            if self._observers.watch_runs:
+                return self._watched(messages, arguments)
+            return finished(self._handler.function(*arguments))
+        finally:
+            if generation.number != process:
+                end_child(self._name)
+
+    @staticmethod
+    def ask(question: Callable[[Key], Any], key: Key) -> Any:
+        """Ask the consumer about the effect of a lapsed claim. Exceptions pass through."""
+        return finished(question(key))
+
+    def _arguments(self, claim: Claim, first: Any) -> tuple[Any, ...]:
+        takes = self._handler.takes
+        return (first,) if takes is None else (first, self._transactions.handler_argument(claim, takes))
+
+    def _watched(self, messages: Sequence[Message], arguments: tuple[Any, ...]) -> Any:
+        began = time.perf_counter()
+        error: BaseException | None = None
+        try:
+            return finished(self._handler.function(*arguments))
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._observers.ran(self._name, messages, time.perf_counter() - began, error)
+
+
+class AsyncCalls:
+    """Runs the functions of a consumer whose handler is an `async def`.
+
+    Args:
+        name: the consumer's name.
+        handler: its handler.
+        awaiting: asks the checker for the handler's second parameter.
+        transactions: provide it.
+        observers: those of the registry.
+        timeout_s: seconds after which a handler is cancelled and has failed; None: never.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler,
+        awaiting: Awaiting,
+        transactions: TransactionHooks,
+        observers: Observers,
+        timeout_s: float | None,
+    ) -> None:
+        self._name = name
+        self._handler = handler
+        self._awaiting = awaiting
+        self._transactions = transactions
+        self._observers = observers
+        self._timeout_s = timeout_s
+
+    async def one(self, claim: Claim, message: Message) -> Any:
+        """Run the handler on one message and return its value. Exceptions pass through."""
+        token = _current_claim.set(claim)
+        try:
+            return await self._run(claim, (message,), [message] if self._handler.batch else message)
+        finally:
+            with suppress(ValueError):  # closed outside its task, which is gone
+                _current_claim.reset(token)
+
+    async def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
+        """Run a batch handler on all messages together. Exceptions pass through."""
+        return await self._run(claim, messages, list(messages))
+
+    @staticmethod
+    async def ask(question: Callable[[Key], Any], key: Key) -> Any:
+        """Ask the consumer about the effect of a lapsed claim: a plain function in a thread, because it may block."""
+        if inspect.iscoroutinefunction(question):
+            return finished(await question(key))
+        return finished(await asyncio.to_thread(question, key))
+
+    async def _run(self, claim: Claim, messages: Sequence[Message], first: Any) -> Any:
+        """Await a handler. A cancellation passes through only if it is that of the task which awaits it."""
+        handler = self._handler
+        arguments = [first]
+        if handler.takes is not None:
+            arguments.append(
+                await self._awaiting.call(self._transactions.handler_argument, claim, handler.takes)
+            )
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        process = generation.number
+        began = time.perf_counter() if self._observers.watch_runs else 0.0
+        try:
+            returned = await (
+                handler.function(*arguments)
+                if self._timeout_s is None
+                else self._bounded(self._timeout_s, handler.function(*arguments))
+            )
+            return None if returned is None else finished(returned)
+        except asyncio.CancelledError as error:
+            if task.cancelling() > before:
+                raise
+            raise HandlerCancelledError from error
+        except Exception as error:
+            if task.cancelling() > before and _while_cancelled(error):
+                # What a handler raises because it is cancelled is no failure of its message.
+                raise asyncio.CancelledError from error
+            raise
+        finally:
+            if generation.number != process:
+                end_child(self._name)
+            if self._observers.watch_runs:
+                self._observers.ran(self._name, messages, time.perf_counter() - began, sys.exc_info()[1])
+
+    @staticmethod
+    async def _bounded(timeout_s: float, running: Coroutine[Any, Any, Any]) -> Any:
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return await running
+        except TimeoutError as error:
+            if limit.expired():
+                raise HandlerTimeoutError(
+                    f"the handler was cancelled after handler_timeout_s={timeout_s:g}"
+                ) from error
+            raise
+
+
+def _while_cancelled(error: Exception) -> bool:
+    """Whether an exception of a task whose cancellations have become more was raised because of one.
+
+    Before Python 3.13 they also become more when a TaskGroup in the handler stops because one of its tasks failed.
+    """
+    raised: BaseException | None = error
+    seen: set[int] = set()
+    while sys.version_info < (3, 13) and not isinstance(raised, asyncio.CancelledError):
+        if raised is None or id(raised) in seen:
+            return False
+        seen.add(id(raised))
+        raised = raised.__context__
+    return True

@@ -1,0 +1,9 @@
+"""HandlerPool: runs a worker's handlers, plain ones in threads and `async def` ones as tasks of one event loop."""
+
+from __future__ import annotations
+
+from idempotent.worker.handlers.pool import HandlerPool
+from idempotent.worker.handlers.tasks import LoopPlace
+from idempotent.worker.handlers.turns import Done
+
+__all__ = ["Done", "HandlerPool", "LoopPlace"]

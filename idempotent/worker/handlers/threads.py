@@ -1,0 +1,193 @@
+"""HandlerThreads: the threads in which a worker's plain handlers run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import Final
+
+from idempotent.checkers.combining import COMPLETE_ALONE, ParkedWaiter
+from idempotent.processing.steps import COMPLETE
+from idempotent.worker.handlers.lives import HandlerLife
+from idempotent.worker.handlers.turns import Done, Turns
+from idempotent.worker.holds import Work
+
+# How often an idle thread looks for a parked life whose round does not begin.
+_LOOK_S: Final = 10.0
+
+
+class HandlerThreads:
+    """Run plain consumers on works.
+
+    Where single messages share rounds, no thread waits for one: the life of the message is parked, and the next thread
+    that is free goes on with it. A life has a place until it waits for its completion. There are as many places as
+    handlers may run at once, and one thread more, so that an answer does not wait for the end of a handler.
+
+    Args:
+        batch_size: the most works in one `process_many`.
+        hand_over: takes what is done, in a handler's thread.
+    """
+
+    def __init__(self, batch_size: int, hand_over: Callable[[Sequence[Done]], None]) -> None:
+        """Start no thread yet."""
+        self._hand_over = hand_over
+        self._changed = threading.Condition()
+        self._turns = Turns(batch_size)
+        self._running: dict[int, HandlerLife] = {}
+        # Answered: lives with little left to do, and those that have to run a handler or ask the store.
+        self._recorded: deque[ParkedWaiter] = deque()
+        self._ready: deque[ParkedWaiter] = deque()
+        self._parked = 0
+        self._places = 0
+        self._parts = False
+        self._idle = 0
+        self._is_waking = False
+        self._stopped = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self, number: int, context: Context, *, parts: bool = False) -> None:
+        """Start threads for so many handlers, each in a copy of the context.
+
+        Args:
+            number: handlers that run at once.
+            context: the context variables that they see.
+            parts: lives may be parked.
+        """
+        self._places = number
+        self._parts = parts and number > 1
+        # Daemons: a handler that never returns must not keep the process from ending.
+        self._threads = [
+            threading.Thread(
+                target=context.copy().run,
+                args=(self._run,),
+                name=f"idempotent-handler-{index}",
+                daemon=True,
+            )
+            for index in range(number + self._parts)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, works: Sequence[Work]) -> None:
+        """Queue works."""
+        with self._changed:
+            self._turns.add(works)
+            self._wake_one()
+
+    def stop(self) -> list[Work]:
+        """Start no more works. Returns those that did not start."""
+        with self._changed:
+            self._stopped = True
+            works = self._turns.clear()
+            self._changed.notify_all()
+        return works
+
+    @property
+    def running(self) -> list[Work]:
+        """Works that are begun and not done: the threads have them at this moment, or their lives are parked."""
+        with self._changed:
+            return [work for life in self._running.values() for work in life.works]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a life that asks has no other beside it. It then makes its calls at once."""
+        return len(self._running) == 1
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end, at most `timeout_s` seconds in all."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+
+    def answered(self, waiters: Sequence[ParkedWaiter]) -> None:
+        """Go on with the lives of these. Called by the thread that led their round; an interrupted one repeats it."""
+        with self._changed:
+            for waiter in waiters:
+                may_block = not waiter.is_completion or waiter.answer is COMPLETE_ALONE
+                (self._ready if may_block else self._recorded).append(waiter)
+            self._wake_one()
+
+    def _run(self) -> None:
+        done: list[Done] = []
+        places = parked = 0
+        while lives := self._take(done, places, parked):
+            done, places, parked = [], 0, 0
+            for life in lives:
+                has_place = life.has_place  # before others may go on with it
+                state = life.go_on(self)
+                if isinstance(state, Done):
+                    done.append(state)
+                    places += has_place
+                else:
+                    parked += 1
+                    places += has_place and state == COMPLETE
+            if done:
+                self._hand_over(done)
+
+    def _take(self, done: Sequence[Done], places: int, parked: int) -> Sequence[HandlerLife]:
+        """The next lives to go on with; empty when the pool has stopped.
+
+        Args:
+            done: what the thread has handed over.
+            places: that its lives have left.
+            parked: how many of its lives are parked.
+        """
+        with self._changed:
+            self._places += places
+            self._parked += parked
+            for each in done:
+                del self._running[id(each.works)]
+                self._turns.ended(each.works[0].consumer)
+            while not (lives := self._next()):
+                if self._stopped and self._parked <= 0:
+                    self._changed.notify_all()
+                    return ()
+                self._wait()
+            self._wake_one()
+            return lives
+
+    def _next(self) -> Sequence[HandlerLife]:
+        resumed = self._resumed(self._recorded, len(self._recorded)) or self._resumed(self._ready, 1)
+        if resumed:
+            return resumed
+        works = self._turns.take() if self._places else ()
+        if not works:
+            return ()
+        self._places -= 1
+        life = self._running[id(works)] = HandlerLife(works, parts=self._parts)
+        return (life,)
+
+    def _resumed(self, answered: deque[ParkedWaiter], most: int) -> Sequence[HandlerLife]:
+        lives: list[HandlerLife] = []
+        while answered and len(lives) < most:
+            waiter = answered.popleft()
+            if not waiter.resumed:
+                waiter.resumed = True
+                waiter.life.has_place = not waiter.is_completion
+                lives.append(waiter.life)
+        self._parked -= len(lives)
+        return lives
+
+    def _wait(self) -> None:
+        self._idle += 1
+        try:
+            in_time = self._changed.wait(_LOOK_S if self._parts else None)
+        finally:
+            self._idle -= 1
+            self._is_waking = False
+        if not in_time:
+            for life in self._running.values():
+                life.look()
+
+    def _wake_one(self) -> None:
+        """Wake a thread, if it has something to do, and none is about to look for it.
+
+        Each wakes the next one, if it leaves something: many small lives wake few threads.
+        """
+        has_next = self._recorded or self._ready or (self._places and self._turns)
+        if has_next and self._idle and not self._is_waking:
+            self._changed.notify()
+            self._is_waking = True  # last: an interrupted call must not prevent the next one

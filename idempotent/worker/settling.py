@@ -1,0 +1,84 @@
+"""Settling: settles and requeues a worker's deliveries, and counts them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from idempotent.consumer import AnyConsumer
+from idempotent.message import Message
+from idempotent.observe.observers import Observers
+from idempotent.outcomes import ACK, Outcome, Result
+from idempotent.worker.holds import Work
+from idempotent.worker.message_log import MessageLog
+from idempotent.worker.summary import WorkerSummary
+
+if TYPE_CHECKING:
+    from idempotent.adapters.base import Adapter, Delivery
+
+log = logging.getLogger(__name__)
+
+
+class Settling:
+    """The settlements of one worker. Only the thread that owns the adapter may use it.
+
+    Args:
+        adapter: whose deliveries are settled.
+        observers: those of the registry.
+        messages: logs what did not end well.
+        on_result: called with each settled message; None: nothing is called.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        observers: Observers,
+        messages: MessageLog,
+        on_result: Callable[[Message, Result], object] | None,
+    ) -> None:
+        """Settle nothing yet."""
+        self._adapter: Final = adapter
+        self._observers: Final = observers
+        self._log: Final = messages
+        self._on_result: Final = on_result
+        self._outcomes: Counter[Outcome] = Counter()
+        self._requeued = 0
+
+    def settle(self, delivery: Delivery, consumer: AnyConsumer | None, result: Result) -> None:
+        """Settle a delivery, and tell those who want to know. `consumer`: None if no consumer has its subject.
+
+        Raises:
+            AdapterError: unrecoverable: the worker stops.
+        """
+        observers = self._observers
+        if observers.watch_settling:
+            observers.settling(delivery.message, result)
+        self._adapter.settle(delivery, result)
+        self._outcomes[result.outcome] += 1
+        if result.action is not ACK:
+            self._log.not_acknowledged(consumer, delivery.message, result)
+        if observers.watch_settled:
+            observers.settled(delivery.message, result)
+        if self._on_result is not None:
+            try:
+                self._on_result(delivery.message, result)
+            except Exception:
+                # A broken progress bar must not stop the messages.
+                log.exception("on_result_failed")
+
+    def requeue(self, work: Work) -> None:
+        """Return a delivery unprocessed.
+
+        Raises:
+            AdapterError: unrecoverable: the worker stops.
+        """
+        self._adapter.requeue(work.delivery)
+        self._requeued += 1
+
+    def summary(self, abandoned: int, unrecorded: int) -> WorkerSummary:
+        """What the worker did."""
+        outcomes = MappingProxyType(dict(self._outcomes))
+        return WorkerSummary(outcomes, self._requeued, abandoned, self._adapter.stale_settlements, unrecorded)

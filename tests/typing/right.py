@@ -1,0 +1,183 @@
+"""Handlers as they should be: a type checker is silent, and knows what each consumer wraps. Checked, never run.
+
+A comment with "shown" is what an editor shows of a consumer.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, assert_type, reveal_type
+
+from sqlalchemy import Connection, CursorResult, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from idempotent import AsyncConsumer, Backoff, Consumer, Message, Registry, Result, consumer
+from idempotent.checkers import MemoryChecker
+from idempotent.keys import Key
+
+registry = Registry()
+
+
+class ShopSession(Session):
+    pass
+
+
+class AsyncShopSession(AsyncSession):
+    pass
+
+
+@dataclass
+class Receipt:
+    cents: int
+
+
+@consumer("orders", checker=MemoryChecker())
+def plain(message: Message) -> None: ...
+
+
+@consumer("orders", checker=MemoryChecker())
+async def awaited(message: Message) -> str:
+    return message.subject
+
+
+@registry.consumer("orders", checker="shop")
+def with_session(message: Message, session: Session) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")
+def with_connection(message: Message, connection: Connection) -> int:
+    return 1
+
+
+@registry.consumer("orders", checker="shop")
+def with_own_session(message: Message, session: ShopSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")
+async def with_async_session(message: Message, session: AsyncSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")
+async def with_async_connection(message: Message, connection: AsyncConnection) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")
+async def with_own_async_session(message: Message, session: AsyncShopSession) -> int:
+    return 1
+
+
+@registry.consumer("orders", checker="shop", batch=True)
+def batch(messages: list[Message]) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)
+def batch_with_session(messages: list[Message], session: Session) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)
+def batch_with_own_session(messages: list[Message], session: ShopSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)
+async def async_batch(messages: list[Message]) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)
+async def async_batch_with_own_session(messages: list[Message], session: AsyncShopSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=False)
+def with_a_default(message: Message, now: dt.datetime | None = None, *, tries: int = 3) -> Receipt:
+    return Receipt(tries)
+
+
+@registry.consumer("orders", checker="shop")
+def returns_anything(message: Message) -> Any: ...
+
+
+@registry.consumer("orders", checker="shop")
+def returns_messages(message: Message) -> list[Message]:
+    return [message]
+
+
+@registry.consumer("orders", checker="shop")
+def returns_a_statements_result(message: Message, session: Session) -> CursorResult[Any]:
+    return session.connection().execute(text("SELECT 1"))
+
+
+@registry.consumer("orders", checker="shop")
+def returns_one_of_several(message: Message) -> bool | float | dt.date | dict[str, int] | None:
+    return None
+
+
+async def happened(key: Key) -> bool:
+    return bool(key.token)
+
+
+@registry.consumer(
+    "orders",
+    checker="shop",
+    group="billing",
+    key=lambda message: message.headers["id"],
+    retry_for=(ConnectionError, TimeoutError),
+    idempotent_for=KeyError,
+    max_attempts=3,
+    backoff=Backoff(1, 5),
+    on_missing_key="process",
+    on_expired_lease=happened,
+    on_store_error="retry",
+    fingerprint=lambda message: message.body,
+    store_result=True,
+    concurrency=4,
+    handler_timeout_s=30.0,
+)
+async def every_option(message: Message) -> None: ...
+
+
+class Callable:
+    def __call__(self, message: Message) -> None: ...
+
+
+class AsyncCallable:
+    async def __call__(self, message: Message) -> None: ...
+
+
+def send(message: Message, *, server: str) -> None: ...
+
+
+class Service:
+    async def handle(self, message: Message) -> None: ...
+
+
+assert_type(registry.consumer("mail", checker="shop")(Callable()), Consumer[Callable])
+assert_type(registry.consumer("mail", checker="shop")(AsyncCallable()), AsyncConsumer[AsyncCallable])
+of_a_lambda: Consumer = registry.consumer("mail", checker="shop")(lambda message: message.json())
+of_a_partial: Consumer = registry.consumer("mail", checker="shop")(partial(send, server="mail"))
+of_a_method: AsyncConsumer = registry.consumer("mail", checker="shop")(Service().handle)
+
+reveal_type(plain)  # shown: Consumer[(message: Message) -> None]
+reveal_type(with_session)  # shown: Consumer[(message: Message, session: Session) -> None]
+reveal_type(with_own_session)  # shown: Consumer[(Message, ShopSession) -> None]
+reveal_type(batch)  # shown: Consumer[(messages: list[Message]) -> None]
+reveal_type(awaited)  # shown: AsyncConsumer[(message: Message) -> CoroutineType[Any, Any, str]]
+
+
+async def use(message: Message, session: Session, async_session: AsyncSession) -> None:
+    assert_type(plain(message), Result)
+    assert_type(plain.process_many([message]), list[Result])
+    assert_type(await awaited(message), Result)
+    assert_type(await awaited.process(message), Result)
+    assert_type(await awaited.process_many([message]), list[Result])
+    # What a handler takes and returns stays visible, with its names and defaults.
+    with_session.__wrapped__(message, session=session)
+    assert_type(with_a_default.__wrapped__(message, tries=1), Receipt)
+    assert_type(await awaited.__wrapped__(message), str)
+    await with_async_session.__wrapped__(message, session=async_session)
+    assert_type(await with_own_async_session.__wrapped__(message, AsyncShopSession()), int)
+    any_plain: list[Consumer] = [plain, with_session, batch_with_session, returns_messages]
+    any_async: list[AsyncConsumer] = [awaited, async_batch, every_option]
+    for each in (*any_plain, *any_async):
+        assert_type(each.name, str)

@@ -1,0 +1,138 @@
+"""Handlers that `@consumer` refuses: a type checker says so where they are declared. Checked, never run.
+
+The comment names the errors of mypy and of pyright.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from idempotent import Message, Registry
+
+registry = Registry()
+
+
+class AsyncShopSession(AsyncSession):
+    pass
+
+
+class ShopSession(Session):
+    pass
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_a_text(message: str) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_takes_a_text(message: str) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_nothing() -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_takes_nothing() -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_a_list_without_batch(messages: list[Message]) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)  # refused: type-var reportCallIssue
+def takes_one_message_of_a_batch(message: Message) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)  # refused: type-var reportCallIssue
+async def awaited_takes_one_message_of_a_batch(message: Message, session: AsyncSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_a_number(message: Message, session: int) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_an_async_session(message: Message, session: AsyncSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_an_async_session_of_the_shop(message: Message, session: AsyncShopSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_an_async_connection(message: Message, connection: AsyncConnection) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)  # refused: type-var reportCallIssue
+def batch_takes_an_async_session(messages: list[Message], session: AsyncSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_takes_a_session(message: Message, session: Session) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_takes_a_session_of_the_shop(message: Message, session: ShopSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_takes_a_connection(message: Message, connection: Connection) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)  # refused: type-var reportCallIssue
+async def awaited_batch_takes_a_session(messages: list[Message], session: Session) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_three(message: Message, session: Session, more: int) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_takes_three(message: Message, session: AsyncSession, more: int) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def requires_a_keyword(message: Message, *, server: str) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def generates(message: Message) -> Iterator[int]:
+    yield 1
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_generates(message: Message) -> AsyncIterator[int]:
+    yield 1
+
+
+@registry.consumer("orders", checker="shop", batch=True)  # refused: type-var reportCallIssue
+def batch_generates(messages: list[Message]) -> Iterator[Message]:
+    yield from messages
+
+
+registry.consumer("orders", checker=5)  # refused: call-overload reportArgumentType
+registry.consumer("orders", checker="shop", attempts=3)  # refused: call-overload reportCallIssue
+registry.consumer("orders", checker="shop", max_attempts="3")  # refused: call-overload reportArgumentType
+registry.consumer("orders", checker="shop", batch=1)  # refused: call-overload reportCallIssue
+registry.consumer("orders")  # refused: call-overload reportCallIssue
+
+
+@registry.consumer("orders", checker="shop")
+def plain(message: Message) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")
+async def awaited(message: Message) -> None: ...
+
+
+async def use(message: Message) -> Any:
+    await plain(message)  # refused: misc reportGeneralTypeIssues
+    _ = awaited.process(message).outcome  # refused: attr-defined reportAttributeAccessIssue
+    plain.process("orders")  # refused: arg-type reportArgumentType
+    plain.__wrapped__(message, 5)  # refused: call-arg reportCallIssue
