@@ -48,9 +48,10 @@ help: ## Print this list
 	@echo "  ONLY= (parts of the benchmark)  BROKER=rabbitmq|activemq|kafka|spark (the demo over a real broker, or through Spark)"
 	@echo "  SECONDS=$(SECONDS) (of torture and soak)  SEED=  (of torture, which also takes BROKER= and CHECKER=redis, for one pair)"
 
-demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, and compare with the truth
+demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, then 10,000 through two services and an outbox
 	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python -m tests.demo $(BROKER),idempotent demo) \
 	  $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
+	@$(if $(BROKER)$(CHECKER)$(ARGS),,echo && $(BIN)/idempotent services-demo)
 
 torture: $(STAMP) servers ## Kill, pause and cut off consumers, brokers and stores for an hour, and examine the history
 	@$(BIN)/python -m tests.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
@@ -72,7 +73,7 @@ slow: CHOICE := -m slow
 slow: export IDEMPOTENT_TEST_EXAMPLES := all
 slow: pytest ## Run the slow tests alone, the random ones with all their examples
 
-brief-torture: $(STAMP) servers ## Every broker with every checker, the same ten seconds of faults each time
+brief-torture: $(STAMP) servers ## Every broker with every checker and an outbox, the same ten seconds of faults each time
 	@$(BIN)/python -m tests.torture --seconds 180 --seed 1
 
 lint: $(STAMP) ## Check style

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, final
 
 from idempotent.adapters.answers import Answers
+from idempotent.adapters.fences import Fences
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, MessageError, PublishError, described
 from idempotent.message import Message
@@ -62,6 +63,9 @@ class Adapter(ABC):
 
     A broker that counts what it delivers against a limit should send little more than that ahead.
     """
+
+    fences: Fences | None = None
+    """What a relay takes before it reads, so that it cannot publish late; None: the broker has no such thing."""
 
     stale_settlements: int = 0
     """Settlements dropped because the epoch of their delivery was over."""

@@ -141,6 +141,10 @@ class SchemaError(StoreError):
     """The deduplication tables are missing or differ from the expected ones. Run `idempotent migrate check`."""
 
 
+class OutboxError(StoreError):
+    """An outbox takes no messages: a table is missing, or the user may not write to it. No fault of a message."""
+
+
 class StoreReplacedError(StoreError):
     """The store was replaced, or has lost acknowledged writes."""
 

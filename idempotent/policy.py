@@ -12,6 +12,7 @@ from idempotent.errors import (
     HandlerCancelledError,
     HandlerTimeoutError,
     MessageError,
+    OutboxError,
 )
 
 
@@ -41,6 +42,8 @@ class Handling(Enum):
 
     IGNORE = "ignore"
     RETRY = "retry"
+    WAIT = "wait"
+    """No fault of the message: it is tried again until it succeeds."""
     DEAD = "dead"
 
 
@@ -82,7 +85,8 @@ class ExceptionPolicy:
     Both tuples are matched against the exception and every exception it was raised `from`, so a wrapped exception is
     found. `idempotent_for` wins. An exception group is harmless only if every member is; it is retried if at least one
     member is. A `MessageError`, such as that of `Message.json()`, is never retried: the message stays as it is. The
-    end of a handler's time, or of a task that it awaited, is always retried: no application raised it.
+    end of a handler's time, or of a task that it awaited, is always retried: no application raised it. An
+    `OutboxError`, such as that of an outbox without its tables, is retried without counting an attempt.
     """
 
     retry_for: tuple[type[BaseException], ...] = (Exception,)
@@ -92,6 +96,8 @@ class ExceptionPolicy:
         """What the exception means to this consumer."""
         if _matches(error, self.idempotent_for, all):
             return Handling.IGNORE
+        if isinstance(error, OutboxError):
+            return Handling.WAIT
         if isinstance(error, (HandlerTimeoutError, HandlerCancelledError)):
             return Handling.RETRY
         if _matches(error, self.retry_for, any) and not _matches(error, (MessageError,), all):

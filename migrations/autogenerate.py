@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import MetaData
 
-from idempotent.schema import DEFAULT_TABLE, dedup_tables, run_tables, version_name
+from idempotent.schema import DEFAULT_TABLE, dedup_tables, outbox_tables, run_tables, version_name
 
 IncludeObject = Callable[[Any, str | None, Any, bool, Any], bool]
 """The signature of Alembic's ``include_object`` hook: object, name, type, reflected, compare_to."""
@@ -19,8 +19,8 @@ def ignore_dedup_tables(*tables: str, include_object: IncludeObject | None = Non
     Use it in env.py: ``context.configure(..., include_object=ignore_dedup_tables())``.
 
     Args:
-        tables: the names in use, by default ``deduplicate_tbl``; their failures, offsets, runs, run claims and version
-            tables are covered too.
+        tables: the names in use, by default ``deduplicate_tbl``; their failures, offsets, runs, run claims, outbox and
+            version tables are covered too.
         include_object: the application's own hook, called for everything else.
 
     Raises:
@@ -29,7 +29,7 @@ def ignore_dedup_tables(*tables: str, include_object: IncludeObject | None = Non
     ours = MetaData()
     names = tables or (DEFAULT_TABLE,)
     for table in names:
-        for define in (dedup_tables, run_tables):
+        for define in (dedup_tables, run_tables, outbox_tables):
             define(ours, table)
     covered = {*ours.tables, *map(version_name, names)}
 

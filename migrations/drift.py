@@ -16,7 +16,7 @@ from sqlalchemy.engine.reflection import Inspector
 
 from idempotent.errors import SchemaError
 from idempotent.migrations.store import Target, bridged, connect
-from idempotent.schema import DEFAULT_TABLE, dedup_tables, run_tables, version_name
+from idempotent.schema import DEFAULT_TABLE, dedup_tables, outbox_tables, run_tables, version_name
 
 _QMQ_COLUMNS = {"id", "k", "update_at"}
 
@@ -66,7 +66,7 @@ def check(target: Target, *, table: str = DEFAULT_TABLE) -> list[Drift]:
     """Compare the tables in the store at `target` with those that this version of the library expects.
 
     Returns an empty list when they are equal. Only reads. An added non-unique index or storage parameter is not
-    drift, and neither is a missing run ledger in an application's own history.
+    drift, and neither is a missing run ledger, or outbox, in an application's own history.
 
     Raises:
         ConfigurationError: the table name is invalid, or the database is not supported.
@@ -75,12 +75,13 @@ def check(target: Target, *, table: str = DEFAULT_TABLE) -> list[Drift]:
     metadata = MetaData()
     dedup_tables(metadata, table)
     with connect(target) as connection:
-        ledger = MetaData()
-        run_tables(ledger, table)
         existing = set(inspect(connection).get_table_names())
-        without_runs = table in existing and not existing & {version_name(table), *ledger.tables}
-        if not without_runs:
-            run_tables(metadata, table)
+        own_history = table in existing and version_name(table) not in existing
+        for define in (run_tables, outbox_tables):
+            optional = MetaData()
+            define(optional, table)
+            if not own_history or existing & optional.tables.keys():
+                define(metadata, table)
         return compare(connection, metadata)
 
 
@@ -152,7 +153,7 @@ def refuse_incomplete(context: MigrationContext, metadata: MetaData, table: str)
 def _way_out(missing: list[Drift], table: str) -> str:
     if any(drift.kind is DriftKind.MISSING_COLUMN for drift in missing):
         return (
-            "remove the tables with all their keys "
+            "remove the tables with all their keys, and what waits in the outbox, "
             f"(`idempotent migrate downgrade --table {table}`) and upgrade again"
         )
     return f"create the missing tables, empty: `idempotent migrate upgrade --create-missing --table {table}`"

@@ -9,6 +9,7 @@ from idempotent.migrations.drift import refuse_foreign
 from idempotent.migrations.versions import r0001_create_tables as first
 from idempotent.migrations.versions import r0002_create_run_tables as second
 from idempotent.migrations.versions import r0003_add_run_attempts as third
+from idempotent.migrations.versions import r0004_create_outbox_tables as fourth
 from idempotent.schema import DEFAULT_TABLE, validate_table_name
 
 
@@ -85,3 +86,29 @@ def remove_run_attempts(*, table: str = DEFAULT_TABLE) -> None:
     """
     validate_table_name(table)
     third.downgrade(Operations(op.get_context()), table)
+
+
+def create_outbox_tables(*, table: str = DEFAULT_TABLE) -> None:
+    """Create the tables of the outbox of `table`; call it in ``upgrade()`` of your own migration.
+
+    Only an outbox needs them. It always creates the tables of revision 0004 of the library. Existing tables that are
+    equal are kept.
+
+    Raises:
+        SchemaError: another table has one of the names. Nothing was changed.
+        ConfigurationError: the table name is invalid.
+    """
+    validate_table_name(table)
+    context = op.get_context()
+    refuse_foreign(context, fourth.tables(table))
+    fourth.upgrade(Operations(context), table)
+
+
+def drop_outbox_tables(*, table: str = DEFAULT_TABLE) -> None:
+    """Drop the tables of the outbox with all messages; call it in ``downgrade()`` of your own migration.
+
+    Raises:
+        ConfigurationError: the table name is invalid.
+    """
+    validate_table_name(table)
+    fourth.downgrade(Operations(op.get_context()), table)

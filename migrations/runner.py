@@ -18,11 +18,12 @@ from idempotent.migrations.store import Target, bridged, connect, exclusive
 from idempotent.migrations.versions import r0001_create_tables as first
 from idempotent.migrations.versions import r0002_create_run_tables as second
 from idempotent.migrations.versions import r0003_add_run_attempts as third
+from idempotent.migrations.versions import r0004_create_outbox_tables as fourth
 from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
 
 HEAD: Final = "head"
 BASE: Final = "base"
-_REVISIONS: Final = (first, second, third)
+_REVISIONS: Final = (first, second, third, fourth)
 
 
 @bridged

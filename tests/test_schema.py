@@ -12,6 +12,7 @@ from idempotent.schema import (
     DEFAULT_TABLE,
     dedup_tables,
     failures_name,
+    outbox_tables,
     run_claims_name,
     run_tables,
     runs_name,
@@ -87,6 +88,7 @@ def test_the_longest_name_leaves_room_for_every_name_made_from_it():
     metadata = MetaData()
     dedup_tables(metadata, longest)
     run_tables(metadata, longest)
+    outbox_tables(metadata, longest)
     made = [version_name(longest) + "_pkc"]
     for table in metadata.tables.values():
         made += [table.name, str(table.primary_key.name), *(str(index.name) for index in table.indexes)]

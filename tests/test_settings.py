@@ -32,6 +32,7 @@ from idempotent.checkers import (
 )
 from idempotent.errors import ConfigurationError
 from idempotent.observe import Observer
+from idempotent.outbox import Outbox, Relay
 
 SECONDS = ("30", timedelta(seconds=5), None, True, math.inf, math.nan, -1, [], b"1", 1e30)
 WHOLE = ("4", 4.5, None, True, -1, [], b"1", math.inf)
@@ -76,6 +77,15 @@ def begin(**options):
 MAKERS = {
     "consumer": (Registry().consumer, consume),
     "Backoff": (Backoff, Backoff),
+    "Outbox": (Outbox, lambda **options: Outbox(options.pop("engine_or_url", URL), **options)),
+    "Relay": (
+        Relay,
+        lambda **options: Relay(
+            options.pop("outbox", Outbox(URL)),
+            options.pop("publisher", MemoryAdapter(MemoryBroker())),
+            **options,
+        ),
+    ),
     "Worker": (Worker, worker),
     "Registry": (Registry, Registry),
     "MemoryChecker": (MemoryChecker, MemoryChecker),
@@ -128,6 +138,19 @@ IN_TRANSACTIONS = {
     "strict": FLAG,
 }
 REFUSED = {
+    "Outbox": {**TABLE, "notify": FLAG},
+    "Relay": {
+        "outbox": (5, None, URL),
+        "publisher": (5, None, {}, {"": 5}),
+        "batch_size": (*WHOLE, 0),
+        "lease_s": (*SECONDS, 0),
+        "poll_s": (*SECONDS, 0),
+        "on_parked": (*CHOICE, None),
+        "backoff": (5, "1", Backoff, None),
+        "fail_fast": FLAG,
+        "health_file": (5, True, "/dev/null", "/"),
+        "observers": (5, Observer(), [5]),
+    },
     "consumer": {
         "subject": TEXT,
         "checker": NAMED,
@@ -240,6 +263,7 @@ REFUSED = {
         "ca_file": OR_NONE["text"],
     },
     "KafkaAdapter": {
+        "fenced": FLAG,
         "url_or_bootstrap": TEXT,
         "semantics": CHOICE,
         "ordering": CHOICE,

@@ -36,6 +36,7 @@ from idempotent.adapters.kafka.partition import Partition, Token, limits_of
 from idempotent.adapters.kafka.resets import Resets
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.topics import TopicIds
+from idempotent.adapters.kafka.transactions.fences import KafkaFences
 from idempotent.adapters.kafka.transactions.transactions import Transactions
 from idempotent.choices import check_types, choice
 from idempotent.consumer import AnyConsumer
@@ -59,7 +60,8 @@ class KafkaAdapter(Adapter):
         url_or_bootstrap: `host:9092,host:9092`, or `kafka://user:password@host:9092,host:9092`.
         semantics: when offsets are committed.
         transactional_id: for `exactly_once`; a process that starts with it fences the previous one. None: a new id,
-            for this process alone.
+            for this process alone. With `fenced`: what the ids of all relays of the outbox begin with.
+        fenced: only publish, for a Relay, in transactions: a relay that was paused cannot publish late.
         ordering: which messages of a partition wait for each other.
         max_in_flight_per_partition: messages of one partition delivered at once. None: 1 with the ordering
             `partition`, else 1000. More than 1 with `partition` fills batches, and keeps the order while a Worker has
@@ -99,6 +101,7 @@ class KafkaAdapter(Adapter):
         semantics: Semantics | str = Semantics.AT_LEAST_ONCE,
         ordering: Ordering | str = Ordering.PARTITION,
         transactional_id: str | None = None,
+        fenced: bool = False,
         max_in_flight_per_partition: int | None = None,
         max_pending_per_partition: int = 2000,
         max_pending_bytes: int = 64 * 1024 * 1024,
@@ -132,6 +135,7 @@ class KafkaAdapter(Adapter):
             self._limits.ordering,
             retry_topic=retry_topic,
             transactional_id=transactional_id,
+            fenced=fenced,
             own={**(client_config or {}), **(consumer_config or {})},
         )
         self._transactional_id = transactional_id
@@ -165,6 +169,10 @@ class KafkaAdapter(Adapter):
             timeout_s=publish_timeout_s,
             own=self._producer_config,
         )
+        if fenced and transactional_id is not None:
+            self.fences = KafkaFences(
+                self._security, transactional_id, timeout_s=publish_timeout_s, own=self._producer_config
+            )
         self._copies: Copies
         self._group: KafkaGroup | None = None
         self._only_publishes = False
@@ -176,6 +184,8 @@ class KafkaAdapter(Adapter):
             self._sender.connect(fail_fast=self._fail_fast)
             self._only_publishes = True
             return
+        if self.fences is not None:
+            raise ConfigurationError("with fenced=True an adapter only publishes: give consumers another one")
         group_id = group_of(consumers)
         check_consumers(self._semantics, self._limits.ordering, consumers)
         self.close()
@@ -293,6 +303,8 @@ class KafkaAdapter(Adapter):
 
     def close(self) -> None:
         group, self._group, self._only_publishes = self._group, None, False
+        if self.fences is not None:
+            self.fences.close()
         # Confirmed dead letters are committed with the rest, and are not delivered again.
         self._sender.flush(_CLOSE_S)
         if group is not None:

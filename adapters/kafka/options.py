@@ -233,6 +233,7 @@ def check_semantics(
     *,
     retry_topic: bool,
     transactional_id: str | None,
+    fenced: bool,
     own: Mapping[str, Any],
 ) -> None:
     """Refuse settings with which the semantics cannot keep their promise; `own` are the user's for the consumer.
@@ -250,8 +251,12 @@ def check_semantics(
         raise ConfigurationError(
             "retry_topic=True cannot go with semantics='exactly_once': a copy may come twice, and so would its outputs"
         )
-    if transactional_id is not None and not is_transactional:
-        raise ConfigurationError("transactional_id= goes with semantics='exactly_once' alone")
+    if fenced and is_transactional:
+        raise ConfigurationError("fenced=True is for relays, and cannot go with semantics='exactly_once'")
+    if fenced and transactional_id is None:
+        raise ConfigurationError("fenced=True needs transactional_id=, a name for all relays of one outbox")
+    if transactional_id is not None and not (is_transactional or fenced):
+        raise ConfigurationError("transactional_id= goes with semantics='exactly_once' or fenced=True alone")
     if transactional_id == "":
         raise ConfigurationError("transactional_id must not be empty; None generates one")
     if is_transactional and own.get(_ISOLATION, "read_committed") != "read_committed":

@@ -49,6 +49,14 @@ COMMANDS: Final = (
         """,
     ),
     Command(
+        "services-demo",
+        "idempotent.demo.services.command:services_demo",
+        """
+        idempotent services-demo
+        idempotent services-demo --flights 2000 --kills 1
+        """,
+    ),
+    Command(
         "spark-demo",
         "idempotent.demo.spark.command:spark_demo",
         """
@@ -93,6 +101,15 @@ COMMANDS: Final = (
         idempotent torture --broker stomp://localhost --checker $URL --restart-broker 'docker restart -t 0 activemq'
         """,
     ),
+    Command(
+        "relay",
+        "idempotent.cli.relay:relay",
+        """
+        idempotent relay --outbox postgresql+psycopg://user:password@host/shop --broker amqp://localhost
+        idempotent relay --outbox env:DATABASE_URL --broker kafka://localhost:9092 --batch-size 1000
+        """,
+    ),
+    Command("outbox", "idempotent.cli.outbox:app"),
     Command("migrate", "idempotent.cli.migrate:app"),
     Command("keys", "idempotent.cli.keys.command:app"),
     Command(

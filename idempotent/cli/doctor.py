@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated, Final
 
 import typer
 
 from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.stores import checker_at, store_words
+from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, outbox_at, store_words
 from idempotent.cli.terminal.output import Unit, console, count, emit, plain, progress, say
 from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import SchemaError, StoreError, mask
 from idempotent.keys import consumer_in
+from idempotent.outbox.admin import OutboxAdmin
+from idempotent.stores.sql.answers import limit_answers
 
 _UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
@@ -65,7 +69,8 @@ def doctor(
     """Find what breaks the promises of a store.
 
     An unreachable server; a missing or changed table; settings under which a crash loses keys; keys deleted while
-    their messages can still be redelivered; keys that wait for a person. Reads only.
+    their messages can still be redelivered; keys that wait for a person; an outbox that no relay publishes, whose
+    messages wait too long, or whose tables its user may not change. Reads only.
 
     Exit code 1: a warning or an error was found; 4: the store is unreachable.
     """
@@ -76,7 +81,7 @@ def doctor(
         try:
             with checker_at(url, table=table, prefix=prefix) as checker:
                 named = store_words(url, table=table, prefix=prefix)
-                findings += _look(checker, redelivery_horizon, named)
+                findings += _look(checker, redelivery_horizon, url, table, named)
         except SchemaError as error:
             findings.append(Finding(Level.ERROR, str(error)))
         except StoreError as error:
@@ -89,14 +94,20 @@ def doctor(
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _look(checker: AbstractIdempotentChecker, horizon_s: float | None, named: str) -> Iterator[Finding]:
+def _look(
+    checker: AbstractIdempotentChecker, horizon_s: float | None, url: str, table: str | None, named: str
+) -> Iterator[Finding]:
     findings = checker.findings()
     yield from findings
-    if any(finding.final for finding in findings):
-        return
-    admin = checker.admin()
-    yield from _retention(admin, horizon_s)
-    yield from _waiting(admin, named)
+    if not any(finding.final for finding in findings):
+        admin = checker.admin()
+        yield from _retention(admin, horizon_s)
+        yield from _waiting(admin, named)
+    if scheme_of(url).kind is StoreKind.SQL:
+        outbox = outbox_at(url, table)
+        limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
+        with closing(outbox):
+            yield from OutboxAdmin(outbox).findings()
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:

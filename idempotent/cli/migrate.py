@@ -39,7 +39,7 @@ def upgrade(
         bool,
         typer.Option(
             "--create-missing",
-            help="Create missing tables, empty: the keys that were in them are lost.",
+            help="Create missing tables, empty: the keys and unpublished messages that were in them are lost.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -77,7 +77,7 @@ def downgrade(
 ) -> None:
     """Remove the tables [bold]with all their keys[/bold]: messages redelivered after that run again.
 
-    With --revision remove only what later revisions made, with what is in it.
+    With --revision remove only what later revisions made, with what is in it: 0003 and older remove the outbox.
     """
     with database_at(url, table) as engine:
         before = migrations.current(engine, table=table)
@@ -93,8 +93,10 @@ def downgrade(
 
 def _what_goes(table: str, revision: str) -> str:
     if revision == "base":
-        return f"Remove {table} and every key in it"
-    return f"Remove what the revisions of {table} after {revision} made, with what is in it,"
+        return f"Remove {table}, every key in it and what waits in its outbox"
+    return (
+        f"Remove what the revisions of {table} after {revision} made, with what is in it, such as messages,"
+    )
 
 
 @app.command(epilog=epilog("idempotent migrate current --url sqlite:///app.db"))

@@ -25,6 +25,18 @@ UrlOption: TypeAlias = Annotated[
         "postgresql+psycopg://user:pw@host/db, redis://host:6379/0. Or env:VARIABLE.",
     ),
 ]
+OutboxUrlOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        metavar="URL",
+        show_default=False,
+        callback=url_in,
+        help="The database of the outbox: sqlite:///app.db, mysql+pymysql://user:pw@host/db or "
+        "postgresql+psycopg://user:pw@host/db. Or env:VARIABLE.",
+    ),
+]
 TableOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

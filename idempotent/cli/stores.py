@@ -19,7 +19,8 @@ from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.errors import ConfigurationError, StoreUnavailableError, url_word
 from idempotent.keys import Key, key_from_text
-from idempotent.schema import validate_table_name
+from idempotent.outbox import Outbox
+from idempotent.schema import DEFAULT_TABLE, validate_table_name
 from idempotent.stores.sql.answers import limit_answers
 from idempotent.stores.sql.engines import engine_from, without_asyncio
 from idempotent.stores.sql.faults import as_store_error
@@ -62,6 +63,20 @@ def checker_at(
         yield checker
     finally:
         checker.close()
+
+
+def outbox_at(url: str, table: str | None) -> Outbox:
+    """The outbox in a database that other processes use too.
+
+    Raises:
+        ConfigurationError: not the URL of a database, or an invalid table name.
+        StoreUnavailableError: an SQLite file that does not exist.
+    """
+    scheme = scheme_of(url)
+    if scheme.kind is not StoreKind.SQL:
+        raise ConfigurationError("an outbox is in an SQL database; give its URL")
+    demand_file(url)
+    return Outbox(without_asyncio(scheme.store_url(url)), table=table or DEFAULT_TABLE)
 
 
 def limit_waits(checker: AbstractIdempotentChecker) -> None:

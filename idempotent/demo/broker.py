@@ -92,9 +92,8 @@ class FlightBroker:
                 self._next += 1
             else:
                 break
-            flight = self._flights[number]
             self._unsettled[self.delivered] = number
-            parcels.append(Parcel(self.delivered, flight.flight, json.dumps(flight._asdict()), bool(again)))
+            parcels.append(Parcel(self.delivered, self._id_of(number), self._body_of(number), bool(again)))
             self.delivered += 1
         return parcels
 
@@ -113,9 +112,15 @@ class FlightBroker:
         """The consumer died: deliver what it had not answered again, soon and in another order."""
         self.unanswered += len(self._unsettled)
         for number in self._unsettled.values():
-            self.in_hand_at_crash[self._flights[number].flight] += 1
+            self.in_hand_at_crash[self._id_of(number)] += 1
             self._redeliver(number, within=2 * len(self._unsettled))
         self._unsettled.clear()
+
+    def _id_of(self, number: int) -> str:
+        return self._flights[number].flight
+
+    def _body_of(self, number: int) -> str:
+        return json.dumps(self._flights[number]._asdict())
 
     def _redeliver(self, number: int, *, within: int) -> None:
         heapq.heappush(self._again, (self.delivered + self._rng.randrange(within), number))
@@ -125,9 +130,10 @@ class FlightBroker:
 class PipeAdapter(Adapter):
     """Asks the broker at the other end of two pipes, a line of JSON each way."""
 
-    def __init__(self, source: IO[str], report: Callable[[Any], None]) -> None:
+    def __init__(self, source: IO[str], report: Callable[[Any], None], subject: str = SUBJECT) -> None:
         self._source = source
         self._report = report
+        self._subject = subject
         self._answers: list[tuple[int, str | None]] = []
         self._finished = False
         self._woken = threading.Event()
@@ -193,15 +199,15 @@ class PipeAdapter(Adapter):
         if not line.endswith("\n"):
             sys.exit("the broker is gone")
         parcels, self._finished = json.loads(line)
-        return [_delivery(Parcel(*parcel)) for parcel in parcels]
+        return [self._delivery(Parcel(*parcel)) for parcel in parcels]
+
+    def _delivery(self, parcel: Parcel) -> Delivery:
+        body = parcel.body.encode()
+        message = Message(self._subject, body, id=parcel.message_id, redelivered=parcel.redelivered)
+        return Delivery(message, parcel.tag)
 
 
 def request_of(line: bytes) -> tuple[list[Answer], int]:
     """The consumer's request in a line: the answers to deliveries, and how many more it can take."""
     answers, limit = json.loads(line)
     return [Answer(tag, outcome and Outcome(outcome)) for tag, outcome in answers], limit
-
-
-def _delivery(parcel: Parcel) -> Delivery:
-    message = Message(SUBJECT, parcel.body.encode(), id=parcel.message_id, redelivered=parcel.redelivered)
-    return Delivery(message, parcel.tag)

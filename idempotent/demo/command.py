@@ -14,9 +14,10 @@ from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
 from idempotent.demo.live import LiveRun
+from idempotent.demo.options import DuplicatesOption, KeepOption, SeedOption
 from idempotent.demo.report import LiveReport, Report
 from idempotent.demo.run import Run
-from idempotent.demo.schedule import Settings
+from idempotent.demo.schedule import DEFAULTS, Settings
 from idempotent.demo.screen import introduce, introduce_live, progress, show, show_live
 from idempotent.demo.stores import Stores
 from idempotent.errors import AdapterError, ConfigurationError
@@ -68,15 +69,10 @@ def demo(
             help="How often each consumer is killed.",
         ),
     ] = None,
-    duplicates: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="How many messages the producer sends twice."),
-    ] = 0.05,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Decides order, duplicates, kills and lost acknowledgements.")
-    ] = 2013,
+    duplicates: DuplicatesOption = DEFAULTS.duplicates,
+    seed: SeedOption = DEFAULTS.seed,
     as_json: JsonOption = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the files, tables and keys.")] = False,
+    keep: KeepOption = False,
 ) -> None:
     """Book real flights through duplicates and crashes, with a checker and without, and compare with the truth.
 

@@ -37,14 +37,17 @@ class Lane:
         seed: decides how long after its last delivery each kill comes.
 
     Attributes:
+        module: what its process runs.
         seconds: from the start to the last acknowledgement; 0 until then.
     """
+
+    module = "idempotent.demo.child"
 
     def __init__(
         self, name: str, job: Job, broker: FlightBroker, kills: Sequence[int], *, seed: int, log: Path
     ) -> None:
         self.name: Final = name
-        self.broker: Final = broker
+        self.broker = broker
         self.crashes = 0
         self.seconds = 0.0
         self._job = job
@@ -64,11 +67,16 @@ class Lane:
         skipped = broker.outcomes[Outcome.DUPLICATE]
         return State(broker.expected, broker.delivered, skipped, self.crashes, self.seconds)
 
+    @property
+    def done(self) -> int:
+        """How much it has done: a number that grows."""
+        return self.broker.answered
+
     def start(self) -> None:
         """Start a consuming process."""
         self._killed, self._serving_since = False, 0.0
         with self._starting:
-            self._child = ChildProcess("idempotent.demo.child", self._job, self._log, on_line=self._serve)
+            self._child = ChildProcess(self.module, self._job, self._log, on_line=self._serve)
 
     def check(self) -> None:
         """Start the consumer again if it was killed; note the time if it has finished.
@@ -82,7 +90,7 @@ class Lane:
         self.stop()
         if self._killed and code == -signal.SIGKILL:
             self.crashes += 1
-            self.broker.crash()
+            self._crashed()
             self.start()
         elif code or not self.broker.finished:
             raise ChildEndedError(
@@ -99,6 +107,9 @@ class Lane:
     def last_words(self) -> str:
         """The end of what the consuming processes printed, as one line."""
         return last_words(self._log)
+
+    def _crashed(self) -> None:
+        self.broker.crash()
 
     def _serve(self, line: bytes) -> None:
         """Answer one request, and kill the consumer when it is time."""
@@ -135,6 +146,30 @@ class Lane:
         return self._rng.uniform(0.0, 2.0) * batch_s
 
 
+def run_lanes(lanes: Sequence[Lane], on_tick: Callable[[], object]) -> None:
+    """Run consumers side by side until all have finished.
+
+    Raises:
+        ChildEndedError: one ended unexpectedly, or nothing was done for a minute.
+    """
+    silence = Silence()
+    try:
+        for lane in lanes:
+            lane.start()
+        while not all(lane.seconds for lane in lanes):
+            on_tick()
+            time.sleep(_LOOK_EVERY_S)
+            for lane in lanes:
+                lane.check()
+            if silence.seconds(sum(lane.done for lane in lanes)) > _STALLED_S:
+                words = [f"{lane.name}: {lane.last_words()}" for lane in lanes if not lane.seconds]
+                raise ChildEndedError(f"nothing was acknowledged for {_STALLED_S:.0f} s. {'; '.join(words)}")
+    finally:
+        for lane in lanes:
+            lane.stop()
+    on_tick()
+
+
 class Run:
     """One run of the demo."""
 
@@ -165,21 +200,7 @@ class Run:
         Raises:
             ChildEndedError: a consumer ended unexpectedly, or acknowledged nothing for a minute.
         """
-        silence = Silence()
-        try:
-            for lane in self.lanes:
-                lane.start()
-            while not all(lane.seconds for lane in self.lanes):
-                on_tick()
-                time.sleep(_LOOK_EVERY_S)
-                for lane in self.lanes:
-                    lane.check()
-                if silence.seconds(sum(lane.broker.answered for lane in self.lanes)) > _STALLED_S:
-                    raise ChildEndedError(self._why_stalled())
-        finally:
-            for lane in self.lanes:
-                lane.stop()
-        on_tick()
+        run_lanes(self.lanes, on_tick)
 
     def compare(self) -> Report:
         """Read both tables, and the data set once more, and compare them row by row."""
@@ -194,7 +215,3 @@ class Run:
             with_checker=VariantReport.of(ours.broker, ours.crashes, ours.seconds, booked),
             without_checker=VariantReport.of(theirs.broker, theirs.crashes, theirs.seconds, naive),
         )
-
-    def _why_stalled(self) -> str:
-        words = [f"{each.name}: {each.last_words()}" for each in self.lanes if not each.broker.finished]
-        return f"nothing was acknowledged for {_STALLED_S:.0f} s. {'; '.join(words)}"

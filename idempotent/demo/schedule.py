@@ -30,6 +30,9 @@ class Settings:
         return max(1, min(_BATCH, self.flights // 20))
 
 
+DEFAULTS: Final = Settings()
+
+
 def delivery_order(count: int, *, duplicates: float, seed: int) -> list[int]:
     """The numbers 0 to `count` - 1, reordered, a share of them twice."""
     rng = random.Random(f"order {seed}")

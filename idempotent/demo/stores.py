@@ -10,14 +10,14 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, make_url
 from idempotent.testing.stage.databases import RunTable
 from idempotent.testing.stage.stores import RunStore
 
-_KEYS: Final = "demo_deduplicate_tbl"
+KEYS: Final = "demo_deduplicate_tbl"
 # After a kill a leased checker waits for the rest of the lease: keep that short.
 LEASE_S: Final = 2.0
 
 
 def keys_at(checker_url: str) -> RunStore:
     """The store of the demo's keys. Raises as `RunStore`."""
-    return RunStore(checker_url, _KEYS, lease_s=LEASE_S)
+    return RunStore(checker_url, KEYS, lease_s=LEASE_S)
 
 
 def bookings_table(name: str) -> Table:

@@ -5,5 +5,16 @@ from __future__ import annotations
 from idempotent.observe.counting import Counters, counters
 from idempotent.observe.events import Event
 from idempotent.observe.observers import Observer, Observers
+from idempotent.observe.outbox_stats import OutboxStats
+from idempotent.observe.outboxes import OutboxMeasures, outboxes
 
-__all__ = ["Counters", "Event", "Observer", "Observers", "counters"]
+__all__ = [
+    "Counters",
+    "Event",
+    "Observer",
+    "Observers",
+    "OutboxMeasures",
+    "OutboxStats",
+    "counters",
+    "outboxes",
+]

@@ -10,6 +10,7 @@ from idempotent.claims import ClaimRequest, Decision
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.message import Message
 from idempotent.observe.events import Event
+from idempotent.observe.outbox_stats import OutboxStats
 from idempotent.outcomes import Outcome, Result
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,15 @@ class Observer:
 
     def settled(self, message: Message, result: Result) -> None:
         """A worker has settled the delivery as this result requires."""
+
+    def measured(self, outbox: str, stats: OutboxStats) -> None:
+        """A relay has measured its outbox, as each does every fifteen seconds.
+
+        `outbox` is the name of its table. Called in the relay's thread, like `relayed`.
+        """
+
+    def relayed(self, outbox: str, published: int, refused: int) -> None:
+        """A relay gave a batch to a broker, which confirmed `published` messages and refused `refused`."""
 
 
 class Observers:
@@ -120,6 +130,14 @@ class Observers:
     def settled(self, message: Message, result: Result) -> None:
         for observer in self._all:
             _tell(observer.settled, message, result)
+
+    def measured(self, outbox: str, stats: OutboxStats) -> None:
+        for observer in self._all:
+            _tell(observer.measured, outbox, stats)
+
+    def relayed(self, outbox: str, published: int, refused: int) -> None:
+        for observer in self._all:
+            _tell(observer.relayed, outbox, published, refused)
 
 
 def _tell(method: Callable[..., None], *event: Any) -> None:

@@ -37,6 +37,11 @@ def current_claim() -> Claim:
     return claim
 
 
+def claim_if_any() -> Claim | None:
+    """The claim of the message that the running handler processes; None outside of a handler."""
+    return _current_claim.get()
+
+
 class Calls:
     """Runs the functions of a consumer whose handler is a plain function.
 

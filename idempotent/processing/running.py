@@ -134,6 +134,8 @@ class GroupRun:
         if not transactions.isolates or (yield STORE, transactions.is_transient, (member.claim, error)):
             return False
         handling = self._note(member, error)
+        if handling is Handling.WAIT:
+            return False
         if handling is Handling.IGNORE:
             ran.append(member)
             return True
@@ -148,17 +150,19 @@ class GroupRun:
         """Run the handlers one after the other; each key is completed or released by its own result."""
         ran: list[Member] = []
         raised: list[Member] = []
+        waiting: list[Member] = []
         recorded_at = time.monotonic()
         one = self._binding.calls.one
         for position, member in enumerate(claimed):
             try:
                 member.returned = yield RUN, one, (member.claim, member.message)
             except Exception as error:
-                (ran if self._note(member, error) is Handling.IGNORE else raised).append(member)
+                into = {Handling.IGNORE: ran, Handling.WAIT: waiting}
+                into.get(self._note(member, error), raised).append(member)
             except BaseException:
                 yield from self._record(ran, claimed)
                 yield from self._free(raised)
-                yield from self._release(claimed[position:])
+                yield from self._release([*waiting, *claimed[position:]])
                 raise
             else:
                 ran.append(member)
@@ -168,6 +172,9 @@ class GroupRun:
                 recorded_at = time.monotonic()
         yield from self._record(ran, claimed)
         yield from self._free(raised)
+        yield from self._release(waiting)
+        for member in waiting:
+            self.results[member.index] = unavailable(member.error)
 
     def _record(self, ran: Sequence[Member], claimed: Sequence[Member]) -> Life[bool]:
         """Complete these keys; False: an atomic group could not commit, and all its messages will run alone."""

@@ -195,6 +195,9 @@ def after_exception(
         except StoreError as store_error:
             return unavailable(store_error)
         return Result(Outcome.IGNORED, error=error)
+    if handling is Handling.WAIT:
+        yield from release_quietly(binding, message, claim)
+        return unavailable(error)
     failure = failure_of(binding, error, handling, counted=request.counted)
     try:
         released = yield STORE, binding.desk.release, (claim, failure)

@@ -77,6 +77,8 @@ def _failed_without_key(binding: Binding, error: Exception) -> Result:
             return Result(Outcome.IGNORED, error=error)
         case Handling.RETRY:
             return Result(Outcome.FAILED, error=error, retry_after_s=binding.options.backoff.delay_s(1))
+        case Handling.WAIT:
+            return unavailable(error)
         case Handling.DEAD:
             return Result(Outcome.DEAD, error=error)
 

@@ -13,11 +13,13 @@ from idempotent.schema.names import (
     OUTPUT_REF_LENGTH,
     failures_name,
     offsets_name,
+    outbox_name,
     run_claims_name,
     runs_name,
     validate_table_name,
     version_name,
 )
+from idempotent.schema.outbox import OutboxTables, outbox_tables
 from idempotent.schema.runs import RunTables, run_tables
 
 __all__ = [
@@ -27,10 +29,13 @@ __all__ = [
     "MAX_TABLE_NAME",
     "OUTPUT_REF_LENGTH",
     "DedupTables",
+    "OutboxTables",
     "RunTables",
     "dedup_tables",
     "failures_name",
     "offsets_name",
+    "outbox_name",
+    "outbox_tables",
     "run_claims_name",
     "run_tables",
     "runs_name",

@@ -16,7 +16,8 @@ def our_table(
     metadata: MetaData,
     name: str,
     *columns: SchemaItem,
-    key: str = "key_hash",
+    key: str | tuple[str, ...] = "key_hash",
+    numbered: bool = False,
 ) -> Table:
     """Define a table, or return the one that an earlier call defined.
 
@@ -24,7 +25,8 @@ def our_table(
         metadata: where to define it.
         name: its name.
         columns: its columns and indexes.
-        key: the column of its primary key.
+        key: the columns of its primary key.
+        numbered: the database numbers its rows, and never gives a number twice.
 
     Raises:
         ConfigurationError: `metadata` holds another table of that name.
@@ -39,14 +41,15 @@ def our_table(
         metadata,
         *columns,
         # Named, so that an application's naming convention does not change the name of the constraint.
-        PrimaryKeyConstraint(key, name=f"pk_{name}"),
+        PrimaryKeyConstraint(*((key,) if isinstance(key, str) else key), name=f"pk_{name}"),
         schema=BLANK_SCHEMA,
         info={_OURS: True},
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
         mariadb_engine="InnoDB",
         mariadb_charset="utf8mb4",
-        sqlite_with_rowid=False,
+        sqlite_with_rowid=numbered,
+        sqlite_autoincrement=numbered,
     )
 
 

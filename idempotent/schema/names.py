@@ -63,6 +63,11 @@ def run_claims_name(table: str) -> str:
     return f"{table}_run_claims"
 
 
+def outbox_name(table: str) -> str:
+    """Name of the outbox that belongs to `table`."""
+    return f"{table}_outbox"
+
+
 def version_name(table: str) -> str:
     """Name of the table in which the packaged migrations record the revision of `table`."""
     return f"{table}_alembic_version"

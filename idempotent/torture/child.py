@@ -30,9 +30,17 @@ from idempotent.testing.stage.places import place_at
 from idempotent.torture.clocks import sleep_by_the_right_clock
 from idempotent.torture.handling import FlakyError, HandlerRun, behaviour_in, check_headers, takes_s, timed
 from idempotent.torture.journal import Journal, JournalObserver, What
-from idempotent.torture.settings import GROUP, Job
+from idempotent.torture.outbox import Sending, check_order_key
+from idempotent.torture.settings import Job, Role
 from idempotent.torture.stores import EffectStore, Outputs, effects_table, outputs_of, store_at
-from idempotent.torture.traffic import Behaviour, is_slow, subjects_of
+from idempotent.torture.traffic import (
+    Behaviour,
+    group_of,
+    is_slow,
+    known_as,
+    sent_subject,
+    subjects_of,
+)
 from idempotent.worker import Worker
 
 # Kills and failures alone never use up the attempts: only poison becomes a dead letter.
@@ -66,29 +74,43 @@ def consume(job: Job, journal: Journal) -> None:
         registry.observers.add(observer)
     store = store_at(job.checker_url, job.broker_url, job.name, lease_s=job.lease_s)
     place = place_at(job.broker_url, job.name, job.batch_size)
+    if job.role == Role.RELAYS:
+        Sending(job, journal, place).relay_until_stopped()
+        return
+    sending = Sending(job, journal, place) if job.role == Role.SENDS else None
     checker = crash_points(store.checker(is_async=job.is_async))
-    handlers = _Handlers(job, journal, store, has_bytes=place.has_bytes)
-    for subject in subjects_of(job.name):
+    handlers = _Handlers(job, journal, store, sending, has_bytes=place.has_bytes)
+    for subject in subjects_of(job.name) if job.role != Role.RECEIVES else [sent_subject(job.name)]:
         registry.consumer(
             subject,
-            group=GROUP,
+            group=group_of(subject),
             checker=checker,
             retry_for=(FlakyError, SQLAlchemyError),
             max_attempts=_ATTEMPTS,
             backoff=_BACKOFF,
             store_result=job.results,
         )(handlers.chosen)
-    Worker(registry, place.adapter(), job.concurrency, job.batch_size, gc_interval_s=_GC_EVERY_S).run()
+    Worker(
+        registry,
+        place.adapter(),
+        job.concurrency,
+        job.batch_size,
+        gc_interval_s=_GC_EVERY_S,
+        services=[] if sending is None else [sending.relay()],
+    ).run()
     registry.close()
 
 
 class _Handlers:
     """The handlers of one process; they differ in where their effects go, and in whether they are `async def`."""
 
-    def __init__(self, job: Job, journal: Journal, store: EffectStore, *, has_bytes: bool) -> None:
+    def __init__(
+        self, job: Job, journal: Journal, store: EffectStore, sending: Sending | None, *, has_bytes: bool
+    ) -> None:
         self._job = job
         self._journal = journal
         self._store = store
+        self._sending = sending
         self._has_bytes = has_bytes
         self._begun: Counter[str] = Counter()
         self._table = effects_table(job.name)
@@ -130,6 +152,8 @@ class _Handlers:
                 session.add(self._row(**timed(effect)))
             else:
                 session.execute(insert(self._table), timed(effect))
+            if self._sending is not None:
+                self._sending.send(session, message)
         return run.end()
 
     async def _in_database_async(self, message: Message, session: AsyncSession) -> str:
@@ -142,6 +166,8 @@ class _Handlers:
                 session.add(self._row(**timed(effect)))
             else:
                 await session.execute(insert(self._table), timed(effect))
+            if self._sending is not None:
+                await self._sending.send_async(session, message)
         return run.end()
 
     def _in_topic(self, message: Message) -> Message:
@@ -161,14 +187,15 @@ class _Handlers:
         return Message(outputs_of(self._job.name), body, id=run.end())
 
     def _begin(self, message: Message) -> HandlerRun:
-        known_as = str(message.id)
-        self._begun[known_as] += 1
+        self._begun[known_as(message)] += 1
         check_headers(message, self._journal, has_bytes=self._has_bytes)
+        if self._job.role == Role.RECEIVES:
+            check_order_key(message, self._journal)
         behaviour = behaviour_in(message)
         takes = takes_s(behaviour, self._job.lease_s, slowly=is_slow(message.subject))
         undone = self._store.is_transactional and behaviour is Behaviour.UNDONE
         return HandlerRun(
-            self._journal, self._job.process, message, self._begun[known_as], takes, undone=undone
+            self._journal, self._job.process, message, self._begun[known_as(message)], takes, undone=undone
         )
 
 

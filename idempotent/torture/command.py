@@ -50,6 +50,13 @@ def torture(
         typer.Option(metavar="N", show_default="a new one", help="Decides what is done, to whom and when."),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, max=32, metavar="N", help="Consuming processes.")] = 3,
+    outbox: Annotated[
+        bool,
+        typer.Option(
+            "--outbox",
+            help="The handlers also send to a second consumer, through an outbox. Needs transactional+ and no SQLite.",
+        ),
+    ] = False,
     lease: Annotated[
         float, typer.Option(min=1.0, metavar="S", help="The lease of a leased checker; pauses are longer.")
     ] = 4.0,
@@ -90,6 +97,7 @@ def torture(
         seconds=seconds,
         processes=processes,
         lease_s=lease,
+        outbox=outbox,
     )
     servers = Servers(
         broker,

@@ -19,6 +19,7 @@ from idempotent.torture.journal import Tail, What
 from idempotent.torture.settings import Job
 
 _STOP_S: Final = 60.0
+_WORK: Final = (What.SETTLED.value, What.PUBLISHED.value)
 _AT_POINT: Final = re.compile(r"^(kill|pause) at (\w+)$", re.MULTILINE)
 
 
@@ -61,7 +62,7 @@ class ConsumerSlot:
 
     @property
     def busy(self) -> bool:
-        """Whether it is paused or stopping, or has not settled anything yet."""
+        """Whether it is paused or stopping, or has done nothing yet."""
         return self._paused is not None or self._stopping_since is not None or not self.at_work
 
     def start(self, *, shift_s: float = 0.0) -> None:
@@ -81,7 +82,7 @@ class ConsumerSlot:
         for line in self._tail.lines():
             if line["process"] == self.process:
                 self.is_up = True
-                self.at_work |= line["what"] == What.SETTLED.value
+                self.at_work |= line["what"] in _WORK
             yield line
 
     # Faults

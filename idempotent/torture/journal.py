@@ -15,6 +15,7 @@ from idempotent.errors import StoreError
 from idempotent.message import Message
 from idempotent.observe.observers import Observer
 from idempotent.outcomes import Action, Outcome, Result
+from idempotent.torture.traffic import known_as
 
 
 class What(Enum):
@@ -29,6 +30,8 @@ class What(Enum):
     """Another consumer has claimed its key, or the store did not answer: it is claimed again later."""
     SETTLED = "settled"
     """The outcome of a delivery is known; the broker does not know it yet."""
+    PUBLISHED = "published"
+    """A relay knows that the broker has confirmed a message. Its position is the place in its order key."""
     WRONG = "wrong"
     """A message had other headers than it was sent with, or a duplicate another result than the first."""
     STARVED = "starved"
@@ -104,13 +107,13 @@ class JournalObserver(Observer):
     def settling(self, message: Message, result: Result) -> None:
         self._journal.write(
             What.SETTLED,
-            id=message.id,
+            id=known_as(message),
             position=str(message.position or ""),
             outcome=result.outcome.value,
             error=str(result.error or "")[:200],
         )
-        if result.outcome is Outcome.DUPLICATE and result.value not in (None, message.id):
-            self._journal.write(What.WRONG, id=message.id, error=f"the result {result.value!r}")
+        if result.outcome is Outcome.DUPLICATE and result.value not in (None, known_as(message)):
+            self._journal.write(What.WRONG, id=known_as(message), error=f"the result {result.value!r}")
 
     def _write(self, message: Message) -> None:
-        self._journal.write(What.HELD, id=message.id, position=str(message.position or ""))
+        self._journal.write(What.HELD, id=known_as(message), position=str(message.position or ""))

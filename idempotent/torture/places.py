@@ -13,9 +13,9 @@ _DELIVERIES: Final = 10
 """More than the kills and lost connections that a message meets, fewer than a worker's checks of a key that is busy."""
 
 
-def places_of(broker_url: str, name: str) -> Sequence[Place]:
+def places_of(broker_url: str, name: str, *, outbox: bool = False) -> Sequence[Place]:
     """One for each subject. Raises ConfigurationError: the URL names no known broker."""
-    places = [place_at(broker_url, subject, MOST_BATCH) for subject in subjects_of(name)]
+    places = [place_at(broker_url, subject, MOST_BATCH) for subject in subjects_of(name, outbox=outbox)]
     limited = places[0]
     if isinstance(limited, RabbitMqPlace):
         limited.queues = _limited(limited.subject)

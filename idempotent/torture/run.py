@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.message import Message
@@ -20,23 +18,26 @@ from idempotent.torture.addresses import proxied
 from idempotent.torture.consumers import ConsumerSlot
 from idempotent.torture.examination.expected import Explanations
 from idempotent.torture.examination.history import EXAMPLES, examine, traces
+from idempotent.torture.examination.record import Record, sent_ids
 from idempotent.torture.examination.report import TortureReport
 from idempotent.torture.faults.injector import FaultInjector
-from idempotent.torture.faults.kinds import Incident, Mishap
+from idempotent.torture.faults.kinds import Incident
 from idempotent.torture.faults.schedule import FeasibleFaults, Servers, schedule
-from idempotent.torture.journal import What
 from idempotent.torture.places import MOST_BATCH, places_of
-from idempotent.torture.settings import GROUP, SLOW, Job, Settings
+from idempotent.torture.settings import SLOW, Job, Settings
 from idempotent.torture.stores import Effect, EffectStore, store_at
-from idempotent.torture.traffic import Behaviour, Traffic, behaviour_of, id_of
+from idempotent.torture.traffic import (
+    Behaviour,
+    Traffic,
+    behaviour_of,
+    group_of,
+    id_of,
+    known_as,
+)
 
 _LOOK_EVERY_S: Final = 0.03
 _START_S: Final = 60.0
 _STALLED_S: Final = 90.0
-_FINAL: Final = frozenset(
-    outcome.value for outcome in (Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.DEAD, Outcome.IGNORED)
-)
-_EFFECT_FIELDS: Final = tuple(field.name for field in fields(Effect))
 
 
 class TortureRun:
@@ -66,29 +67,31 @@ class TortureRun:
         """
         self.settings: Final = settings
         self.store: Final[EffectStore] = store_at(
-            servers.checker_url, servers.broker_url, name, lease_s=settings.lease_s
+            servers.checker_url,
+            servers.broker_url,
+            name,
+            lease_s=settings.lease_s,
+            outbox=settings.outbox,
         )
-        self._places = places_of(servers.broker_url, name)
+        self._places = places_of(servers.broker_url, name, outbox=settings.outbox)
         self._place = self._places[0]
         self._in_order = self._place.has_offsets
         if self.store.by_position and not self._in_order:
             raise ConfigurationError("an OffsetChecker counts offsets, which only kafka:// has")
-        self.feasible: Final = FeasibleFaults.of(servers, self.store, is_kafka=self._in_order)
+        self.feasible: Final = FeasibleFaults.of(
+            servers, self.store, is_kafka=self._in_order, outbox=settings.outbox
+        )
         self.faults: Final = schedule(settings, self.feasible.kinds, self.feasible.points)
         self.incidents: list[Incident] = []
-        self.outcomes: Counter[str] = Counter()
         self.elapsed_s = 0.0
         self.began = 0.0
         self._folder = folder
         self._find_left = find_left
-        self._done: set[str] = set()
-        self._settled: dict[tuple[str, str], float] = {}
-        self._ledger: list[Effect] = []
-        self._may_be_late: set[str] = set()
-        self._wrong: set[str] = set()
+        self.record: Final = Record(self._overtaken, self._record)
+        self._ledger: Sequence[Effect] = self.record.effects
         self._dead_letters: list[str] = []
         self._left: list[str] = []
-        processes = range(settings.processes)
+        processes = range(len(settings.roles))
         self._shapes = [settings.shape(number, in_order=self._in_order) for number in processes]
         self._slots = [self._slot(number) for number in processes]
         self._producer_proxy, producer_url = proxied(servers.broker_url)
@@ -109,7 +112,7 @@ class TortureRun:
     @property
     def finished(self) -> int:
         """Messages with a final outcome."""
-        return len(self._done)
+        return len(self.record.done)
 
     def run(self, on_tick: Callable[[], object] = lambda: None) -> None:
         """Send, consume and inject faults; then process the rest, and read what the servers hold.
@@ -143,16 +146,18 @@ class TortureRun:
         guarantee = self.store.guarantee
         seed = self.settings.seed
         numbers = range(self.traffic.begun)
+        from_handlers = sent_ids(self._ledger) if self.settings.outbox else []
         findings = examine(
-            sent=map(id_of, range(self.traffic.confirmed)),
-            perhaps_sent=map(id_of, numbers),
+            sent=[*map(id_of, range(self.traffic.confirmed)), *from_handlers],
+            perhaps_sent=[*map(id_of, numbers), *from_handlers],
             poison=(id_of(n) for n in numbers if behaviour_of(seed, n) is Behaviour.POISON),
             effects=self._ledger,
             dead_letters=self._dead_letters,
             by_position=self.store.by_position,
-            may_be_late=self._may_be_late,
-            explanations=Explanations(guarantee, self.incidents, self._settled, self.settings.lease_s),
-            wrong=self._wrong,
+            may_be_late=self.record.may_be_late,
+            explanations=Explanations(guarantee, self.incidents, self.record.settled, self.settings.lease_s),
+            wrong=self.record.wrong,
+            published=self.record.published,
         )
         return TortureReport(
             settings=self.settings,
@@ -162,8 +167,8 @@ class TortureRun:
             messages=self.traffic.confirmed,
             duplicates=self.traffic.duplicates,
             sent_again=self.producer.sent_again,
-            settled=self.outcomes.total(),
-            skipped=self.outcomes[Outcome.DUPLICATE.value],
+            settled=self.record.outcomes.total(),
+            skipped=self.record.outcomes[Outcome.DUPLICATE.value],
             left=tuple(self._left),
             incidents=tuple(self.incidents),
             missing={kind.value: reason for kind, reason in self.feasible.missing.items()},
@@ -180,7 +185,7 @@ class TortureRun:
     # Private
 
     def _unfinished(self) -> int:
-        return self.traffic.begun - len(self._done)
+        return self.traffic.begun - len(self.record.done)
 
     def _overtaken(self, process: str) -> bool:
         """Whether later messages overtake one that fails or waits in this process: in most groups."""
@@ -196,6 +201,7 @@ class TortureRun:
             concurrency=shape.concurrency,
             batch_size=shape.batch_size,
             results=number % 2 == 0 and not self.store.by_position,
+            role=self.settings.roles[number],
         )
         has_async = not (self.store.is_transactional and self.store.is_file)
         return ConsumerSlot(number, job, self._folder, self._record, both_kinds=has_async)
@@ -228,9 +234,14 @@ class TortureRun:
             slot.stop()
         self._tick(on_tick)
         self._left = [
-            left
-            for place in self._places
-            for left in _ids(self._find_left(place.adapter(), place.subject, GROUP, self.store.checker()))
+            *self.store.waiting(),
+            *(
+                known_as(left)
+                for place in self._places
+                for left in self._find_left(
+                    place.adapter(), place.subject, group_of(place.subject), self.store.checker()
+                )
+            ),
         ]
 
     def _process_the_rest(self, on_tick: Callable[[], object]) -> None:
@@ -243,40 +254,25 @@ class TortureRun:
                 slot.look()
             if not all(slot.is_up for slot in self._slots):
                 silence.restart()
-            quiet_s = silence.seconds(self.outcomes.total())
+            quiet_s = silence.seconds(self.record.outcomes.total())
             if quiet_s > self._place.quiet_s and time.monotonic() - asked > self._place.quiet_s:
                 self._read_the_ledger()
                 asked = time.monotonic()
-            all_done = self.producer.finished and self.finished >= self.traffic.begun
+            all_done = (
+                self.producer.finished
+                and self.finished >= self.traffic.begun
+                and len(self.record.arrived) >= self.traffic.sent_by_handlers
+            )
             if quiet_s > (longest_silence_s if all_done else _STALLED_S):
                 return
 
     def _tick(self, on_tick: Callable[[], object]) -> None:
         for slot in self._slots:
             for line in slot.journal():
-                self._read(line)
+                self.record.read(line)
         self.elapsed_s = time.monotonic() - self.began
         on_tick()
         time.sleep(_LOOK_EVERY_S)
-
-    def _read(self, line: dict[str, Any]) -> None:
-        match What(line["what"]):
-            case What.SETTLED:
-                self.outcomes[line["outcome"]] += 1
-                if line["outcome"] in _FINAL:
-                    self._done.add(line["id"])
-                elif self._overtaken(line["process"]):  # the store may have failed its handler
-                    self._may_be_late.add(line["id"])
-                if line["outcome"] == Outcome.PROCESSED.value:
-                    self._settled.setdefault((line["id"], line["process"]), line["at"])
-            case What.EFFECT:
-                self._ledger.append(Effect(**{name: line[name] for name in _EFFECT_FIELDS}))
-            case What.RAISED | What.HELD if self._overtaken(line["process"]):
-                self._may_be_late.add(line["id"])
-            case What.WRONG:
-                self._wrong.add(line["id"])
-            case What.STARVED:
-                self._record(Incident(Mishap.STARVED, line["since"], line["at"], line["process"]))
 
     def _record(self, incident: Incident) -> None:
         self.incidents.append(incident)
@@ -284,7 +280,8 @@ class TortureRun:
     def _read_the_ledger(self) -> None:
         """Count what was committed just before a kill: no journal says so, and it may never be delivered again."""
         if self.store.is_transactional:
-            self._done |= {effect.id for effect in self.store.effects()}
+            for effect in self.store.effects():
+                self.record.finish(effect.id)
 
     def _read_the_servers(self) -> None:
         if self.store.is_transactional:

@@ -40,6 +40,10 @@ def introduce(console: Console, run: TortureRun) -> None:
         f"[bold]{settings.seconds:g} s[/bold], {len(run.faults)} times. Seed {settings.seed}.",
         soft_wrap=wide,
     )
+    if settings.outbox:
+        console.print(
+            Text("Outbox:  they also send, a process relays, and two more consumers receive", "dim")
+        )
     console.print(Text(f"Checker: {mask(run.store.url)}", "dim"), soft_wrap=True)
     console.print(Text(f"Promise: {_PROMISES[run.store.guarantee]}", "dim"), soft_wrap=wide)
     for kind, reason in run.feasible.missing.items():
@@ -87,7 +91,7 @@ def _counts(run: TortureRun) -> Text:
     counts = ", ".join(f"{groups[group]} {group.value}" for group in _COUNTED)
     return Text(
         f"{run.elapsed_s:.0f} s: {run.traffic.begun:,} messages, {run.finished:,} done, "
-        f"{run.outcomes[Outcome.DUPLICATE.value]:,} duplicates skipped; {counts}"
+        f"{run.record.outcomes[Outcome.DUPLICATE.value]:,} duplicates skipped; {counts}"
     )
 
 
@@ -134,7 +138,7 @@ def _faults(report: TortureReport) -> list[tuple[str, int]]:
     return [
         ("lost", len(findings.lost)),
         ("repeated, unexplained", len(findings.unexplained)),
-        ("out of order in a partition", len(findings.out_of_order)),
+        ("out of order in a partition, or order key", len(findings.out_of_order)),
         ("no dead letter", len(findings.not_dead)),
         ("strange", len(findings.strange)),
         ("left on the broker", len(report.left)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from idempotent.errors import ConfigurationError
@@ -11,6 +12,18 @@ from idempotent.errors import ConfigurationError
 GROUP: Final = "torture"
 SLOW: Final = 1.3
 """How many leases a slow handler takes: without renewal the first one would end."""
+
+
+class Role(StrEnum):
+    """What a process does."""
+
+    CONSUMES = "consumes"
+    SENDS = "sends"
+    """It consumes, its handlers send through an outbox, and its worker has a relay."""
+    RELAYS = "relays"
+    """It does nothing else."""
+    RECEIVES = "receives"
+    """It consumes what the handlers of others sent, behind an inbox."""
 
 
 class Shape(NamedTuple):
@@ -32,6 +45,7 @@ class Settings:
         duplicates: the share of messages that the producer sends twice on purpose.
         rate_per_s: messages a second that the producer sends at most.
         backlog: the producer waits while this many messages are sent and not processed.
+        outbox: handlers also send to a second service, through an outbox.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -44,6 +58,7 @@ class Settings:
     duplicates: float = 0.1
     rate_per_s: float = 200.0
     backlog: int = 600
+    outbox: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -51,6 +66,13 @@ class Settings:
             raise ConfigurationError("seconds, lease, rate, processes and backlog must be positive")
         if not 0 <= self.duplicates < 1:
             raise ConfigurationError(f"duplicates must be from 0 to below 1, not {self.duplicates}")
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What each process does."""
+        if not self.outbox:
+            return (Role.CONSUMES,) * self.processes
+        return (*(Role.SENDS,) * self.processes, Role.RELAYS, *(Role.RECEIVES,) * 2)
 
     def shape(self, slot: int, *, in_order: bool) -> Shape:
         """How a consumer works: one message at a time, in threads, or in groups; `in_order` keeps the order."""
@@ -79,3 +101,4 @@ class Job:
     journal: str = ""
     shift_s: float = 0.0
     is_async: bool = False
+    role: str = Role.CONSUMES

@@ -15,10 +15,14 @@ from idempotent.checkers import AttemptChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Guarantee
 from idempotent.errors import ConfigurationError
+from idempotent.schema import outbox_tables
 from idempotent.testing.stage.committed import committed
-from idempotent.testing.stage.databases import RunTable
+from idempotent.testing.stage.databases import RunTable, engine_at
 from idempotent.testing.stage.places import KafkaPlace
 from idempotent.testing.stage.stores import RunStore, delete_keys
+
+ORDER_KEYS: Final = 40
+"""How many order keys the messages of an outbox have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,17 @@ def effects_table(name: str) -> sa.Table:
     )
 
 
+def counters_table(name: str) -> sa.Table:
+    """How many messages each order key has had: the row that a transaction locks before it sends."""
+    return sa.Table(
+        f"{name}_counters",
+        sa.MetaData(),
+        sa.Column("order_key", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("count", sa.Integer, nullable=False),
+        mysql_engine="InnoDB",
+    )
+
+
 class EffectStore(Protocol):
     """What a run needs to know of its store: the properties of `RunStore`, and the effects."""
 
@@ -82,18 +97,24 @@ class EffectStore(Protocol):
     def prepare(self) -> None: ...
     def clean(self) -> None: ...
     def effects(self) -> Iterator[Effect]: ...
+    def waiting(self) -> Iterator[str]: ...
     def lose_keys(self, share: float, chance: random.Random) -> None: ...
 
 
-def store_at(checker_url: str, broker_url: str, name: str, *, lease_s: float) -> EffectStore:
+def store_at(
+    checker_url: str, broker_url: str, name: str, *, lease_s: float, outbox: bool = False
+) -> EffectStore:
     """The store of a run: the checker's, or with Kafka's exactly-once a topic.
 
     Raises:
-        ConfigurationError: an invalid URL, or a checker whose keys are lost when its process is killed.
+        ConfigurationError: an invalid URL, a checker whose keys are lost when its process is killed, or one with
+            which handlers cannot send through an outbox.
     """
     if dict(parse_qsl(urlsplit(broker_url).query)).get("semantics") == "exactly_once":
+        if outbox:
+            raise ConfigurationError("an outbox is in a database, and exactly_once keeps everything in Kafka")
         return Outputs(checker_url, broker_url, name)
-    return Store(checker_url, name, lease_s=lease_s)
+    return (StoreWithOutbox if outbox else Store)(checker_url, name, lease_s=lease_s)
 
 
 def outputs_of(name: str) -> str:
@@ -145,6 +166,10 @@ class Outputs:
         for body in committed(self._place.client_config, self._place.subject):
             yield Effect(**json.loads(body))
 
+    def waiting(self) -> Iterator[str]:
+        """There is no outbox."""
+        return iter(())
+
     def lose_keys(self, share: float, chance: random.Random) -> None:
         """Only Redis loses keys."""
         raise NotImplementedError
@@ -178,6 +203,40 @@ class Store(RunStore):
         for row in self._effects.rows(*Effect.__slots__):
             yield Effect(*row)
 
+    def waiting(self) -> Iterator[str]:
+        """How the messages are known that wait in the outbox."""
+        return iter(())
+
     def lose_keys(self, share: float, chance: random.Random) -> None:
         """Delete about this share of the run's keys from Redis. Raises StoreUnavailableError: Redis does not answer."""
         delete_keys(self.store_url, self._prefix, lambda: chance.random() < share)
+
+
+class StoreWithOutbox(Store):
+    """A `Store` of a transactional checker, whose handlers also send through an outbox.
+
+    Raises:
+        ConfigurationError: the checker keeps no keys in a database, or the database is for one process.
+    """
+
+    def __init__(self, url: str, name: str, *, lease_s: float) -> None:
+        super().__init__(url, name, lease_s=lease_s)
+        if not self.is_transactional or self.by_position or self.is_file:
+            raise ConfigurationError("an outbox needs transactional+ and a database other than SQLite")
+        self._counters: Final = RunTable(self.store_url, counters_table(name))
+        self._waiting: Final = RunTable(self.store_url, outbox_tables(sa.MetaData(), name).waiting)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._counters.prepare()
+        with engine_at(self.store_url, self._counters.table.name) as engine, engine.begin() as connection:
+            rows = [{"order_key": number, "count": 0} for number in range(ORDER_KEYS)]
+            connection.execute(self._counters.table.insert(), rows)
+
+    def clean(self) -> None:
+        super().clean()
+        self._counters.clean()
+
+    def waiting(self) -> Iterator[str]:
+        for (body,) in self._waiting.rows("body"):
+            yield json.loads(body)["id"]

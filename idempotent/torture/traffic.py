@@ -13,7 +13,7 @@ from typing import Final
 
 from idempotent.message import Message
 from idempotent.testing.stage.places import Place
-from idempotent.torture.settings import Settings
+from idempotent.torture.settings import GROUP, Settings
 
 _LARGEST_BATCH: Final = 20
 _LATEST_COPY: Final = 400
@@ -48,6 +48,8 @@ _SHARES: Final = {
 # Another consumer should claim the key of a message that is slow or fails.
 _SENT_TWICE: Final = frozenset({Behaviour.SLOW, Behaviour.FLAKY, Behaviour.UNDONE, Behaviour.POISON})
 _SLOW_SUBJECT: Final = "_slow"
+_SENT: Final = "-sent"
+_SENT_SUBJECT: Final = "_sent"
 _IN_SLOW_SUBJECT: Final = 40
 _FOREIGN: Final[Sequence[Mapping[str, str | bytes]]] = (
     {},
@@ -79,9 +81,41 @@ def behaviour_of(seed: int, number: int) -> Behaviour:
     return Behaviour.PLAIN
 
 
-def subjects_of(name: str) -> tuple[str, str]:
-    """The subjects of a run: that of most messages, and one whose handler is slow, beside it in each process."""
-    return name, name + _SLOW_SUBJECT
+def subjects_of(name: str, *, outbox: bool = False) -> Sequence[str]:
+    """The subjects of a run: that of most messages, and others beside it in each process.
+
+    The handler of the second is slow. With an outbox handlers send to the third.
+    """
+    both = name, name + _SLOW_SUBJECT
+    return (*both, sent_subject(name)) if outbox else both
+
+
+def sent_subject(name: str) -> str:
+    """The subject of what the handlers of the other subjects send through an outbox."""
+    return name + _SENT_SUBJECT
+
+
+def group_of(subject: str) -> str:
+    """The group that consumes a subject."""
+    return GROUP + _SENT_SUBJECT if subject.endswith(_SENT_SUBJECT) else GROUP
+
+
+def sent_id(known_as: str) -> str:
+    """How the message is known that the handler of another one sends: in the ledger, and in journals."""
+    return known_as + _SENT
+
+
+def is_sent(known_as: str) -> bool:
+    """Whether it is known as one that a handler has sent."""
+    return known_as.endswith(_SENT)
+
+
+def known_as(message: Message) -> str:
+    """How a message is known: by its id, or as `sent_id`, because an outbox gives it an id of its own."""
+    if message.subject.endswith(_SENT_SUBJECT):
+        name: str = message.json()["id"]
+        return name
+    return str(message.id)
 
 
 def is_slow(subject: str) -> bool:
@@ -129,6 +163,14 @@ class Traffic:
         self._finishing = threading.Event()
         self._chance = random.Random(f"producer {settings.seed}")
         self._copies: list[tuple[int, int]] = []
+
+    @property
+    def sent_by_handlers(self) -> int:
+        """How many messages handlers send for those that were begun: one each, unless it is poison."""
+        if not self._settings.outbox:
+            return 0
+        behaviours = (behaviour_of(self._settings.seed, number) for number in range(self.begun))
+        return sum(behaviour is not Behaviour.POISON for behaviour in behaviours)
 
     def finish(self) -> None:
         """Begin no new message; send the copies that are due."""

@@ -64,12 +64,12 @@ def checked_names(names: Collection[str] | None) -> Collection[str] | None:
 
 
 def checked_services(
-    services: Iterable[AbstractContextManager[object]],
+    services: Iterable[AbstractContextManager[object]], adapter: Adapter
 ) -> tuple[AbstractContextManager[object], ...]:
     """The services.
 
     Raises:
-        ConfigurationError: one is not a context manager, or they are not in a list.
+        ConfigurationError: one uses the worker's adapter; or one is not a context manager, or they are not in a list.
     """
     if not isinstance(services, Iterable):
         raise ConfigurationError(f"services takes a list of context managers: write [{services!r}]")
@@ -77,6 +77,11 @@ def checked_services(
     for service in found:
         if not isinstance(service, AbstractContextManager):
             raise ConfigurationError(f"services takes context managers, not {service!r}")
+        if any(each is adapter for each in getattr(service, "adapters", ())):
+            raise ConfigurationError(
+                f"{type(service).__name__} uses the worker's adapter, which belongs to the worker's thread: give it an "
+                "adapter of its own"
+            )
     return found
 
 

@@ -102,7 +102,7 @@ class Worker:
         self._drain_timeout_s = seconds(drain_timeout_s, "drain_timeout_s", zero=True)
         self._names = given.checked_names(consumers)
         self._gc_interval_s = seconds_or_none(gc_interval_s, "gc_interval_s")
-        self._services = given.checked_services(services)
+        self._services = given.checked_services(services, adapter)
         self._log = MessageLog(redact=flag(redact, "redact"))
         self._settling = Settling(adapter, registry.observers, self._log, given.checked_callback(on_result))
         self._health = checked_health_file(health_file)

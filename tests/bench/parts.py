@@ -16,6 +16,8 @@ from tests.bench.crowd import contenders as crowds
 from tests.bench.crowd import working
 from tests.bench.crowd.calls import rounds_of
 from tests.bench.figures import Figure, Figures, What
+from tests.bench.outbox import relaying, sending
+from tests.bench.outbox.names import WAITING
 from tests.bench.spark_dedup import spark_figures
 from tests.support.services import PrivateServer
 
@@ -51,6 +53,7 @@ _WORKER_MESSAGES: Final = 1_000_000
 _ROUNDS_END_TO_END: Final = 3
 _CROWD_MESSAGES: Final = 20_000
 _ROUNDS_OF_SPARK: Final = 5
+_IDLE_MESSAGES: Final = 200
 
 
 def _contest(
@@ -143,6 +146,33 @@ def _crowd_over(broker: str) -> Part:
     return measure
 
 
+def _outbox(where: str, start: Callable[[], PrivateServer]) -> Part:
+    """An outbox in one database, and relays to two brokers."""
+
+    def measure(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+        with closing(_started(start(), on_step)) as server:
+            figures.all += contest(
+                sending.senders(where, server.url),
+                rounds=effort.rounds,
+                seconds=effort.seconds,
+                on_step=lambda one: on_step(f"{one.where}: {one.who}"),
+            )
+            for broker in ("Kafka", "RabbitMQ"):
+                absent = brokers.missing(broker)
+                if absent:
+                    on_step(f"{broker} left out: {absent}")
+                    continue
+                on_step(f"start {broker}")
+                with brokers.open_place(broker, effort.messages) as place:
+                    to = where, server.url, broker, place
+                    figures.all += relaying.relayed(*to, _ROUNDS_END_TO_END, on_step)
+                    figures.all += relaying.idle(*to, _IDLE_MESSAGES, on_step)
+            on_step(f"{where}: reads")
+            figures.all += sending.reads(where, server.url, WAITING, effort.rounds)
+
+    return measure
+
+
 def _through(broker: str, *, targets: bool = True) -> Part:
     def measure(figures: Figures, effort: Effort, on_step: OnStep) -> None:
         messages = effort.messages if targets else effort.messages // 4
@@ -195,6 +225,8 @@ PARTS: Final[dict[str, Part]] = {
     "async-postgresql": _crowd("PostgreSQL", servers.postgres),
     "async-rabbitmq": _crowd_over("RabbitMQ"),
     "async-kafka": _crowd_over("Kafka"),
+    "outbox-mariadb": _outbox("MariaDB", servers.mariadb),
+    "outbox-postgresql": _outbox("PostgreSQL", servers.postgres),
     "spark": _spark,
     "worker": _worker,
 }

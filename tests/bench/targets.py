@@ -13,6 +13,7 @@ from tests.bench.crowd import targets as of_crowds
 from tests.bench.figures import Figures, faster, slower
 from tests.bench.goals import Goal, Measure, Target
 from tests.bench.memory import MOST_GROWTH
+from tests.bench.outbox import targets as of_outboxes
 from tests.bench.peers import IDEMKIT, POWERTOOLS
 from tests.bench.spark_dedup import IDENTITY, REDIS_BY_HAND
 
@@ -54,6 +55,7 @@ def targets() -> Iterator[Target]:
         lambda f: f.worker_growth,
     )
     yield from of_crowds.targets()
+    yield from of_outboxes.targets()
 
 
 def _overhead(figures: Figures) -> float | None:

@@ -3,8 +3,10 @@
 import sys
 
 import pytest
+from sqlalchemy import MetaData
 from typer.testing import CliRunner
 
+from idempotent.outbox import Outbox, outbox_tables
 from tests.cli.support import Cli
 from tests.support.stores import SHARED, SQL, open_store
 
@@ -50,3 +52,15 @@ def project(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def outbox(sql_store):
+    metadata = MetaData()
+    outbox_tables(metadata, sql_store.table)
+    metadata.create_all(sql_store.admin_engine)
+    made = Outbox(sql_store.engine(), table=sql_store.table)
+    yield made
+    made.close()
+    sql_store.opened.close()
+    metadata.drop_all(sql_store.admin_engine)

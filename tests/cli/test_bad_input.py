@@ -81,6 +81,7 @@ def test_a_missing_table_says_what_to_type(cli, sql_store):
 @pytest.mark.parametrize(
     ("words", "missing", "function"),
     [
+        (("outbox", "list"), "{}_outbox", "create_outbox_tables"),
         (("keys", "list"), "{}", "create_dedup_table"),
     ],
 )

@@ -51,6 +51,15 @@ def test_a_file_may_give_every_option(cli, shop, monkeypatch):
     assert effects(shop) == ["1", "2"]
 
 
+def test_an_option_that_may_be_repeated_may_have_one_value(cli, shop, monkeypatch):
+    monkeypatch.setenv("QUEUES", "memory://")
+    (shop / "relay.toml").write_text('[relay]\noutbox = "sqlite:///none.db"\nbroker = "env:QUEUES"')
+    answer = cli("migrate", "upgrade", "--url", "sqlite:///none.db")
+    answer = cli("--config", "relay.toml", "relay")
+    assert answer.code == 3
+    assert "a relay publishes to RabbitMQ" in answer.err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

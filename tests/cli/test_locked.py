@@ -36,7 +36,17 @@ def at(store):
     return ["--url", store.url, "--table", store.table]
 
 
-def test_doctor_says_that_a_table_is_locked(cli, sql_store):
+@pytest.mark.parametrize(
+    "words", [["outbox", "stats"], ["outbox", "list"], ["relay", "--broker", "amqp://127.0.0.1:1"]]
+)
+def test_a_locked_outbox_is_busy(cli, outbox, sql_store, words):
+    with locked(sql_store, "_outbox"):
+        answer = cli(*words, *at(sql_store))
+    assert answer.code == 4
+    assert "Store busy" in answer.err
+
+
+def test_doctor_says_that_a_table_is_locked(cli, outbox, sql_store):
     with locked(sql_store, ""):
         answer = cli("doctor", *at(sql_store), "--json")
     assert answer.code == 4

@@ -35,12 +35,12 @@ def bare(sql_store):
 def test_upgrade_makes_the_tables_and_is_a_no_op_after_that(cli, bare):
     answer = cli("migrate", "upgrade", *bare, "--json")
     assert answer.code == 0
-    assert answer.line == {"table": bare[3], "before": None, "revision": "0003", "differences": []}
+    assert answer.line == {"table": bare[3], "before": None, "revision": "0004", "differences": []}
     assert "Up to date" in cli("migrate", "upgrade", *bare).out
     assert cli("migrate", "check", *bare).code == 0
     assert cli("migrate", "current", *bare, "--json").line == {
         "table": bare[3],
-        "revision": "0003",
+        "revision": "0004",
         "own_history": False,
     }
 
@@ -141,12 +141,13 @@ def test_upgrade_says_what_is_missing_of_tables_that_it_has_made(cli, bare, gone
     assert "Done" in cli("migrate", "upgrade", *bare).out
 
 
-def test_upgrade_creates_missing_tables_with_its_option(cli, bare):
+@pytest.mark.parametrize("part", ["failures", "outbox_held"])
+def test_upgrade_creates_missing_tables_with_its_option(cli, bare, part):
     table = bare[3]
     cli("migrate", "upgrade", *bare)
     engine = create_engine(bare[1])
     with engine.begin() as connection:
-        connection.execute(text(f"DROP TABLE {table}_failures"))
+        connection.execute(text(f"DROP TABLE {table}_{part}"))
     with closing(SqlChecker(bare[1], table=table)) as checker:
         checker.lone.claim(ClaimRequest(BILLING.key("1")))
     assert cli("migrate", "upgrade", *bare, "--create-missing").code == 0

@@ -15,6 +15,8 @@ from idempotent.schema import (
     dedup_tables,
     failures_name,
     offsets_name,
+    outbox_name,
+    outbox_tables,
     run_claims_name,
     run_tables,
     runs_name,
@@ -27,7 +29,7 @@ def names(engine, table):
 
 
 def everything(table):
-    return sorted([*first(table), *second(table), version_name(table)])
+    return sorted([*first(table), *second(table), *fourth(table), version_name(table)])
 
 
 def first(table):
@@ -40,11 +42,19 @@ def second(table):
     return [run_claims_name(table), runs_name(table)]
 
 
-def expected(table, *, runs=True):
+def fourth(table):
+    """What revision 0004 makes."""
+    name = outbox_name(table)
+    return sorted([name, f"{name}_delayed", f"{name}_held", f"{name}_leases"])
+
+
+def expected(table, *, runs=True, outbox=True):
     metadata = MetaData()
     dedup_tables(metadata, table)
     if runs:
         run_tables(metadata, table)
+    if outbox:
+        outbox_tables(metadata, table)
     return metadata
 
 

@@ -8,9 +8,11 @@ from idempotent.migrations import (
     add_run_attempts,
     check,
     create_dedup_table,
+    create_outbox_tables,
     create_run_tables,
     current,
     drop_dedup_table,
+    drop_outbox_tables,
     drop_run_tables,
     ignore_dedup_tables,
     remove_run_attempts,
@@ -24,6 +26,7 @@ from tests.migrations.support import (
     everything,
     expected,
     first,
+    fourth,
     names,
     operations,
     rows,
@@ -37,7 +40,7 @@ class TestOwnHistory:
             create_dedup_table(table=table)
         assert names(engine, table) == sorted(first(table))
         assert check(url, table=table) == []
-        assert differences(engine, expected(table, runs=False), table) == []
+        assert differences(engine, expected(table, runs=False, outbox=False), table) == []
 
     def test_the_run_ledger_comes_with_a_step_of_its_own(self, url, engine, table):
         with operations(engine):
@@ -49,7 +52,7 @@ class TestOwnHistory:
         with operations(engine):
             add_run_attempts(table=table)
         assert check(url, table=table) == []
-        assert differences(engine, expected(table), table) == []
+        assert differences(engine, expected(table, outbox=False), table) == []
         with operations(engine):
             create_run_tables(table=table)  # equal ones are kept
             add_run_attempts(table=table)
@@ -57,6 +60,21 @@ class TestOwnHistory:
             drop_run_tables(table=table)
         assert names(engine, table) == sorted(first(table))
         assert rows(engine, table) == 1
+
+    def test_the_outbox_comes_with_a_step_of_its_own(self, url, engine, table):
+        with operations(engine):
+            create_dedup_table(table=table)
+            create_outbox_tables(table=table)
+            create_outbox_tables(table=table)  # equal ones are kept
+        assert names(engine, table) == sorted([*first(table), *fourth(table)])
+        assert check(url, table=table) == []
+        assert differences(engine, expected(table, runs=False), table) == []
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP TABLE {table}_outbox_held"))
+        assert [drift.table for drift in check(url, table=table)] == [f"{table}_outbox_held"]
+        with operations(engine):
+            drop_outbox_tables(table=table)
+        assert names(engine, table) == sorted(first(table))
 
     def test_the_run_ledger_refuses_a_foreign_table(self, engine, table):
         Table(f"{table}_runs", MetaData(), Column("id", Integer, primary_key=True)).create(engine)
@@ -87,7 +105,7 @@ class TestOwnHistory:
             create_dedup_table(table=table)
         add_key(engine, table)
         upgrade(url, table=table)
-        assert current(url, table=table) == "0003"
+        assert current(url, table=table) == "0004"
         assert check(url, table=table) == []
         assert rows(engine, table) == 1
 
@@ -155,6 +173,7 @@ class TestAutogenerate:
             create_dedup_table(table=table)
             create_run_tables(table=table)
             add_run_attempts(table=table)
+            create_outbox_tables(table=table)
         assert differences(engine, expected(table), table) == []
 
     def test_the_hook_asks_the_applications_own_about_the_rest(self, url, engine, table):
@@ -170,7 +189,7 @@ class TestAutogenerate:
             return hook(Table(name, MetaData()), name, "table", True, None)
 
         default, two = ignore_dedup_tables(), ignore_dedup_tables("a", "b")
-        assert [kept(default, name) for name in (*everything(DEFAULT_TABLE), "shop")] == [False] * 6 + [True]
+        assert [kept(default, name) for name in (*everything(DEFAULT_TABLE), "shop")] == [False] * 10 + [True]
         assert [kept(two, name) for name in ("a", "b_failures", DEFAULT_TABLE)] == [False, False, True]
 
     def test_the_hook_checks_names(self):

@@ -61,7 +61,11 @@ FLOORS: Final = (
     Floor("processing", ("processing",), "Takes one message, or a group, through one checker."),
     Floor("face", ("consumer", "registry"), "What a user decorates a handler with."),
     Floor("adapters", ("adapters",), "One broker's client each, behind one face; and Spark."),
-    Floor("worker", ("worker", "redrive"), "Move messages from an adapter through the consumers, and back."),
+    Floor(
+        "worker",
+        ("worker", "redrive", "outbox"),
+        "Move messages from an adapter through the consumers, and back; and from a database to a broker.",
+    ),
     Floor("package", (PACKAGE,), "The public names; imported by what is above it and by users."),
     Floor("testing", ("testing",), "Contracts, crash points and proxies that users may run too."),
     Floor("cli", ("cli",), "The commands of the product."),

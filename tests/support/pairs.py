@@ -34,6 +34,8 @@ class CheckerKind:
     options: tuple[str, ...] = ()
     query: str = ""
     """Of the broker's URL."""
+    outbox: bool = False
+    """Handlers also send through an outbox."""
 
 
 CHECKERS: dict[str, CheckerKind] = {
@@ -45,14 +47,27 @@ CHECKERS: dict[str, CheckerKind] = {
     "offsets-mariadb": CheckerKind("offsets+", PrivateMariaDb),
     # Kafka itself is the store.
     "exactly-once": CheckerKind("attempts://", None, query="semantics=exactly_once"),
+    "outbox-mariadb": CheckerKind("transactional+", PrivateMariaDb, outbox=True),
+    "outbox-postgres": CheckerKind("transactional+", PrivatePostgres, outbox=True),
 }
-_OF_KAFKA = ("offsets-mariadb", "exactly-once")
+# With the others every broker is paired.
+_PAIRED_WITH = {
+    "offsets-mariadb": ["kafka"],
+    "exactly-once": ["kafka"],
+    "outbox-mariadb": ["kafka"],
+    "outbox-postgres": ["rabbitmq", "activemq"],
+}
 PAIRS = [
     (broker, checker)
     for broker in BROKERS
     for checker in CHECKERS
-    if broker == "kafka" or checker not in _OF_KAFKA
+    if broker in _PAIRED_WITH.get(checker, BROKERS)
 ]
+
+
+def is_covered(broker: str, checker: str) -> bool:
+    """Whether another pair does all that this one does: that with an outbox on the same servers."""
+    return (broker, checker.replace("transactional", "outbox")) in set(PAIRS) - {(broker, checker)}
 
 
 def started(stack: ExitStack, console: Console, server: PrivateServer) -> PrivateServer:

@@ -19,9 +19,9 @@ def out_of_order(servers: tuple[str, str], process: str, what: str, folder) -> l
     run = TortureRun(Settings(seed=1), Servers(broker, checker), "torture_order", folder)
     first, second = (str(Position("t", 0, offset, offset, 0)) for offset in (7, 8))
     about = {"process": process, "attempt": 1, "fence": 1, "wall": 0.0, "outcome": "failed"}
-    run._read({"what": what, "id": "m-7", "position": first, "at": 1.0, **about})
-    run._read({"what": "effect", "id": "m-8", "position": second, "at": 2.0, **about})
-    run._read({"what": "effect", "id": "m-7", "position": first, "at": 3.0, **about})
+    run.record.read({"what": what, "id": "m-7", "position": first, "at": 1.0, **about})
+    run.record.read({"what": "effect", "id": "m-8", "position": second, "at": 2.0, **about})
+    run.record.read({"what": "effect", "id": "m-7", "position": first, "at": 3.0, **about})
     return list(run.report().findings.out_of_order)
 
 

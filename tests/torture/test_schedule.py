@@ -5,6 +5,7 @@ from __future__ import annotations
 from idempotent.torture import Servers, Settings
 from idempotent.torture.faults.kinds import FaultKind
 from idempotent.torture.faults.schedule import FeasibleFaults, schedule
+from idempotent.torture.settings import Role
 from idempotent.torture.stores import Store
 from idempotent.torture.traffic import Behaviour, behaviour_of
 
@@ -34,6 +35,14 @@ def test_each_kind_happens_however_short_the_time():
 def test_every_crash_point_gets_its_turn():
     faults = schedule(Settings(seed=7, seconds=300), KINDS, POINTS)
     assert {fault.point for fault in faults if fault.kind is FaultKind.KILL_AT_POINT} == set(POINTS)
+
+
+def test_a_process_that_only_relays_dies_where_it_publishes():
+    settings = Settings(seed=7, seconds=300, outbox=True)
+    relay = settings.roles.index(Role.RELAYS)
+    kinds = (FaultKind.KILL_AT_POINT, FaultKind.PAUSE_AT_POINT)
+    points = {fault.point for fault in schedule(settings, kinds, POINTS) if fault.slot == relay}
+    assert points == {"before_publish", "after_publish"}
 
 
 def test_what_a_message_does_is_in_the_seed():

@@ -1,1 +1,1 @@
-"""Transactions of Kafka: what a worker sends together with its offsets."""
+"""Transactions of Kafka: what a worker sends together with its offsets, and a relay bucket by bucket."""

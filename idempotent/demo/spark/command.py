@@ -13,6 +13,7 @@ from rich.console import Console
 from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
+from idempotent.demo.options import KeepOption
 from idempotent.demo.spark.run import SparkReport, SparkRun
 from idempotent.demo.spark.schedule import MONTHS, SHARE, SparkSettings
 from idempotent.demo.spark.screen import introduce, progress, show
@@ -56,7 +57,7 @@ def spark_demo(
         int, typer.Option(metavar="N", help="Decides order, duplicates and kills.")
     ] = _DEFAULTS.seed,
     as_json: JsonOption = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the files, tables and keys.")] = False,
+    keep: KeepOption = False,
 ) -> None:
     """Publish real flights by a Spark pipeline through duplicates and kills, and compare with the truth.
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError, url_word
-from idempotent.schema import run_claims_name, runs_name
+from idempotent.schema import outbox_name, run_claims_name, runs_name
 
 
 class Fault(Enum):
@@ -206,6 +206,8 @@ def _missing_table(text: str) -> str | None:
 
 def _creating(missing: str, table: str) -> str:
     """The function that creates a table of those that belong to `table`."""
+    if missing.startswith(outbox_name(table)):
+        return "create_outbox_tables"
     return (
         "create_run_tables" if missing in (runs_name(table), run_claims_name(table)) else "create_dedup_table"
     )

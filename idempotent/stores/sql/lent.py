@@ -27,6 +27,11 @@ class LentConnection(Connection):
         return cast("PoolProxiedConnection", _WithDriver(super().connection, self.dialect))
 
     @property
+    def driver(self) -> Any:
+        """The driver's connection, for the library's own use: it does not count as the handler's use of the driver."""
+        return self.dialect.get_driver_connection(cast("Any", super().connection.dbapi_connection))
+
+    @property
     def info(self) -> dict[Any, Any]:
         """The dictionary of the connection, as SQLAlchemy documents it."""
         connection = self._dbapi_connection
@@ -45,6 +50,15 @@ class LentConnection(Connection):
     def end(self) -> None:
         """End the loan: from now on each use raises, "This Connection is closed"."""
         self._dbapi_connection = None
+
+
+def driver_of(connection: Connection) -> Any:
+    """The driver's connection behind one of SQLAlchemy's, for the library's own use."""
+    return (
+        connection.driver
+        if isinstance(connection, LentConnection)
+        else connection.connection.driver_connection
+    )
 
 
 class _WithDriver:

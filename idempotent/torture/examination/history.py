@@ -37,7 +37,8 @@ class Findings:
         effects: how many are in the ledger.
         lost: ids that the broker confirmed and that have neither an effect nor a dead letter.
         repeats: effects that happened again.
-        out_of_order: positions whose first effect came after that of a later message of their partition.
+        out_of_order: positions whose first effect came after that of a later message of their partition, and places in
+            an order key that were first published after a later one.
         dead: ids of poison among the dead letters.
         not_dead: ids of poison that did not become dead letters.
         strange: ids with an effect, a dead letter, headers or a result that they should not have.
@@ -90,6 +91,7 @@ def examine(
     may_be_late: Collection[str],
     explanations: Explanations,
     wrong: Collection[str] = (),
+    published: Sequence[Effect] = (),
 ) -> Findings:
     """Compare what happened with what should have happened.
 
@@ -103,6 +105,8 @@ def examine(
         may_be_late: ids that failed or waited in a group: later messages overtake them.
         explanations: decide which incident explains a repeat.
         wrong: ids with other headers, or another result, than they should have.
+        published: what relays have published, as effects at their places in their order keys. It may be repeated, and
+            must be in order.
     """
     poison, dead = set(poison), set(dead_letters)
     happened = {effect.id for effect in effects}
@@ -114,7 +118,7 @@ def examine(
         repeats=_repeats(effects, by_position=by_position, explanations=explanations),
         out_of_order=[
             late.position
-            for late in _out_of_order(effects, by_position=by_position)
+            for late in _out_of_order([*effects, *published], by_position=by_position)
             if late.id not in may_be_late
         ],
         dead=sorted(dead & poison),

@@ -157,7 +157,8 @@ def markdown(reports: Sequence[TortureReport], command: str) -> str:
     ]
     for report, row in zip(reports, rows, strict=True):
         cells = " | ".join(f"{value:,}" for value in row)
-        lines.append(f"| {report.broker} | {name_of(report.checker)} | {cells} |")
+        outbox = " + outbox" * report.settings.outbox
+        lines.append(f"| {report.broker} | {name_of(report.checker)}{outbox} | {cells} |")
     if len(rows) > 1:
         sums = " | ".join(f"**{sum(column):,}**" for column in zip(*rows, strict=True))
         lines.append(f"| **all** | | {sums} |")

@@ -105,7 +105,7 @@ class Fault:
     Attributes:
         at_s: when, in seconds from the start.
         kind: what.
-        slot: the number of the consumer it hits; the number after the last consumer means the producer.
+        slot: the number of the consumer it hits; the number after the last one means the producer.
         for_s: how long it lasts, in seconds.
         point: the crash point.
         nth: at which passing of the point.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from idempotent.torture.addresses import address_of
 from idempotent.torture.clocks import no_wrong_clocks
 from idempotent.torture.faults.kinds import Fault, FaultKind, Target
-from idempotent.torture.settings import Settings
+from idempotent.torture.settings import Role, Settings
 from idempotent.torture.stores import EffectStore
 
 HARMS: Final = frozenset(
@@ -56,10 +56,12 @@ class FeasibleFaults:
     points: tuple[str, ...]
 
     @classmethod
-    def of(cls, servers: Servers, store: EffectStore, *, is_kafka: bool) -> FeasibleFaults:
+    def of(
+        cls, servers: Servers, store: EffectStore, *, is_kafka: bool, outbox: bool = False
+    ) -> FeasibleFaults:
         """What can be done to these servers."""
         reasons = {kind: _obstacle(kind, servers, store, is_kafka=is_kafka) for kind in FaultKind}
-        steps = (*_STEPS, "commit" if store.is_transactional else "renew")
+        steps = (*_STEPS, "commit" if store.is_transactional else "renew", *(["publish"] if outbox else []))
         return cls(
             kinds=tuple(kind for kind, reason in reasons.items() if reason is None),
             missing={kind: reason for kind, reason in reasons.items() if reason is not None},
@@ -104,20 +106,30 @@ def _of_kind(kind: FaultKind, settings: Settings, points: Sequence[str]) -> list
     chance = random.Random(f"{kind.value} {settings.seed}")
     count = max(round(settings.seconds / kind.every_s), 1)
     stretch = settings.seconds * (1 - 2 * _CALM) / count
-    slots = settings.processes + (kind.target is Target.BROKER_CONNECTION)
+    slots = len(settings.roles) + (kind.target is Target.BROKER_CONNECTION)
     in_turn = _turns(chance, points, count)
     return [
-        Fault(
-            at_s=settings.seconds * _CALM + stretch * (number + chance.random()),
-            kind=kind,
-            slot=chance.randrange(slots),
-            for_s=_length_s(kind, chance, settings),
-            point=in_turn[number],
-            nth=1 if in_turn[number].endswith(_SELDOM) else chance.randint(1, _LONGEST_NTH),
-            amount=_amount(kind, chance),
+        _at_a_point_of(
+            settings,
+            Fault(
+                at_s=settings.seconds * _CALM + stretch * (number + chance.random()),
+                kind=kind,
+                slot=chance.randrange(slots),
+                for_s=_length_s(kind, chance, settings),
+                point=in_turn[number],
+                nth=1 if in_turn[number].endswith(_SELDOM) else chance.randint(1, _LONGEST_NTH),
+                amount=_amount(kind, chance),
+            ),
         )
         for number in range(count)
     ]
+
+
+def _at_a_point_of(settings: Settings, fault: Fault) -> Fault:
+    """The fault, at a crash point that its process passes: one that only relays has no others."""
+    if fault.kind.target is not Target.CONSUMER or settings.roles[fault.slot] is not Role.RELAYS:
+        return fault
+    return replace(fault, point=f"{fault.point.partition('_')[0]}_publish")
 
 
 def _turns(chance: random.Random, points: Sequence[str], count: int) -> list[str]:

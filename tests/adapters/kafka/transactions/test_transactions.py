@@ -244,7 +244,7 @@ def test_whoever_takes_a_transactional_id_ends_the_one_before(broker):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"transactional_id": "x", "semantics": "at_least_once"}, "goes with semantics='exactly_once' alone"),
+        ({"transactional_id": "x", "semantics": "at_least_once"}, "goes with semantics='exactly_once' or"),
         ({"transactional_id": ""}, "must not be empty"),
         ({"retry_topic": True, "ordering": "none"}, "retry_topic=True cannot go"),
         ({"consumer_config": {"isolation.level": "read_uncommitted"}}, "isolation.level must stay"),

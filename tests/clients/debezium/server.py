@@ -1,4 +1,4 @@
-"""Debezium in Kafka Connect: sends the changes of two tables of PostgreSQL, and can be killed."""
+"""Debezium in Kafka Connect: sends the changes of tables of PostgreSQL, and can be killed."""
 
 import subprocess
 import time
@@ -10,7 +10,7 @@ from tests.clients.java_kafka import run
 from tests.support.services.maven import fetched
 from tests.support.services.postgres import DATABASE, PASSWORD, USER
 
-_POM = Path(__file__).with_name("debezium-pom.xml")
+_POM = Path(__file__).with_name("pom.xml")
 _TIMEOUT_S = 120.0
 _WORKER = {
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
@@ -25,13 +25,15 @@ _WORKER = {
 }
 _CONNECTOR = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "plugin.name": "pgoutput",
+    "publication.autocreate.mode": "filtered",
+    "snapshot.mode": "no_data",
+}
+_PLACE = {
     "database.hostname": "127.0.0.1",
     "database.user": USER,
     "database.password": PASSWORD,
     "database.dbname": DATABASE,
-    "plugin.name": "pgoutput",
-    "publication.autocreate.mode": "filtered",
-    "snapshot.mode": "no_data",
 }
 _OUTBOX = {
     "transforms": "outbox",
@@ -41,28 +43,38 @@ _OUTBOX = {
 }
 
 
-class Debezium:
-    """A worker of Kafka Connect with a connector for the table `orders` and one for the table `outbox`.
+def changes_and_events(name):
+    """Connectors for the tables `orders` and `outbox`.
 
     The changes of `orders` go to the topic `<name>_changes.public.orders`, the events of `outbox` to the topic that
     their column `aggregatetype` names.
+    """
+    return {
+        f"{name}_changes": {"table.include.list": "public.orders"},
+        f"{name}_outbox": {"table.include.list": "public.outbox", **_OUTBOX},
+    }
+
+
+class Debezium:
+    """A worker of Kafka Connect.
 
     Args:
         folder: for settings and offsets.
         postgres: a server with `wal_level=logical`.
         bootstrap: of Kafka.
-        name: of the topics and of the server's replication slots.
+        connectors: settings of each connector, by the name of its replication slot. The place of the server, and the
+            slot, are added; settings that are not given are those of a connector for new changes.
     """
 
-    def __init__(self, folder, postgres, bootstrap, name):
+    def __init__(self, folder, postgres, bootstrap, connectors):
         self._url = postgres.url.replace("+psycopg", "")
-        self._slots = [f"{name}_changes", f"{name}_outbox"]
+        self._slots = list(connectors)
         offsets = {"offset.storage.file.filename": str(folder / "offsets")}
         files = [_written(folder / "worker", {**_WORKER, **offsets, "bootstrap.servers": bootstrap})]
-        for slot, table, more in zip(self._slots, ("orders", "outbox"), ({}, _OUTBOX), strict=True):
-            place = {"database.port": str(postgres.port), "table.include.list": f"public.{table}"}
+        for slot, settings in connectors.items():
             names = dict.fromkeys(("name", "slot.name", "publication.name", "topic.prefix"), slot)
-            files.append(_written(folder / slot, {**_CONNECTOR, **place, **names, **more}))
+            place = {**_PLACE, "database.port": str(postgres.port)}
+            files.append(_written(folder / slot, {**_CONNECTOR, **settings, **place, **names}))
         java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
         jars = f"{fetched(_POM, 'debezium', run)}/*"
         self._command = [*java, "-cp", jars, "org.apache.kafka.connect.cli.ConnectStandalone", *files]

@@ -12,7 +12,7 @@ from idempotent import Outcome
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.broker import Broker
-from tests.clients.debezium import Debezium
+from tests.clients.debezium.server import Debezium, changes_and_events
 from tests.clients.java_kafka import missing
 from tests.clients.service import Service
 from tests.support.services import PrivatePostgres, is_required
@@ -45,7 +45,9 @@ def captured(pytestconfig, kafka_bootstrap, spare, tmp_path_factory):
         broker.make(topic)
         broker.make(f"{topic}.dlq")
     postgres = spare(PrivatePostgres, "-c", "wal_level=logical")
-    debezium = Debezium(tmp_path_factory.mktemp("debezium"), postgres, kafka_bootstrap, name)
+    debezium = Debezium(
+        tmp_path_factory.mktemp("debezium"), postgres, kafka_bootstrap, changes_and_events(name)
+    )
     debezium.sql("DROP TABLE IF EXISTS orders, outbox", *TABLES)
     try:
         debezium.start()

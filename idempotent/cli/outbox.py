@@ -1,0 +1,209 @@
+"""`idempotent outbox`: what waits in an outbox."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.options import JsonOption, OutboxUrlOption, TableOption, YesOption
+from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
+from idempotent.cli.terminal.output import confirm, count, emit, note, say, shown, tell
+from idempotent.observe import OutboxStats
+from idempotent.outbox.admin import Listed, OutboxAdmin
+from idempotent.stores.sql.answers import limit_answers
+
+app = typer.Typer(
+    help="Look at the messages that wait in an outbox, and help those that a broker refuses.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+MessageArgument = Annotated[
+    str,
+    typer.Argument(metavar="MESSAGE_ID", show_default=False, help="As `idempotent outbox list` shows it."),
+]
+
+
+@app.command(epilog=epilog("idempotent outbox stats --url sqlite:///app.db"))
+def stats(url: OutboxUrlOption, table: TableOption = None, as_json: JsonOption = False) -> None:
+    """Count what waits, and show how old it is and how many relays there are. Exit code 1: messages are held."""
+    with _admin(url, table) as admin:
+        found = admin.stats()
+    oldest = None if found.oldest_s is None else round(found.oldest_s, 1)
+    if as_json:
+        emit(**{**asdict(found), "oldest_s": oldest})
+    else:
+        _show(found, oldest)
+    if found.held:
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _show(found: OutboxStats, oldest: float | None) -> None:
+    say(f"{count(found.waiting, 'message')} to publish.")
+    say(f"{count(found.held, 'message')} held, behind {count(found.lanes, 'refused message')}.")
+    if oldest is not None:
+        say(f"The oldest of them was sent {oldest} s ago.")
+    say(f"{count(found.delayed, 'delayed message')}.")
+    say(
+        f"{count(found.relays, 'relay')} at work."
+        if found.relays
+        else "[yellow]No relay is at work.[/yellow]"
+    )
+
+
+@app.command("list", epilog=epilog("idempotent outbox list --held --url sqlite:///app.db"))
+def show_list(
+    url: OutboxUrlOption,
+    table: TableOption = None,
+    held: Annotated[
+        bool, typer.Option("--held", help="Only what a broker has refused, and what waits for it.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The most messages.")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List what waits, oldest first."""
+    with _admin(url, table) as admin:
+        found = admin.listed(limit, held=held)
+    for each in found:
+        values = asdict(each)
+        if as_json:
+            emit(**values)
+            continue
+        key = "" if each.order_key is None else f" of {shown(each.order_key)}"
+        to = f" to {shown(each.destination)}" if each.destination else ""
+        say(f"{shown(each.message_id)}  {shown(each.subject)}{key}{to}  {each.age_s:,.0f} s{_state(each)}")
+    if not as_json and not found:
+        say("Nothing waits." if not held else "Nothing is held.")
+
+
+def _state(each: Listed) -> str:
+    if each.attempts:
+        return f"  held, {each.attempts} refused: {shown(each.reason or '')}"
+    if each.waits_behind is not None:
+        return f"  held, waits behind {shown(each.waits_behind)}"
+    if each.held:
+        return f"  held, but {_gone(each)}"
+    return "" if each.due_in_s is None else f"  due in {each.due_in_s:,.0f} s"
+
+
+def _gone(each: Listed) -> str:
+    """What is not there that a held message waits for, and what to type."""
+    what = (
+        "nothing says why" if each.retry_in_s is None else "the refused message that it waits behind is gone"
+    )
+    return f"{what}: idempotent outbox retry"
+
+
+@app.command(epilog=epilog("idempotent outbox show 01a20da8-159c-7fdc-9d36-4b6e475deee8 --body"))
+def show(
+    message_id: MessageArgument,
+    url: OutboxUrlOption,
+    table: TableOption = None,
+    body: Annotated[
+        bool, typer.Option("--body", help="Write the body, and nothing else, to stdout.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a message."""
+    with _admin(url, table) as admin:
+        found = admin.listed(1, message_id=message_id)
+        if not found:
+            if as_json and not body:
+                emit(message_id=message_id, subject=None)
+            else:
+                _note_unknown(message_id)
+            raise typer.Exit(ExitCode.ATTENTION)
+        if body:
+            sys.stdout.buffer.write(admin.body(message_id) or b"")
+            return
+        headers = admin.headers(message_id)
+    if as_json:
+        emit(**asdict(found[0]), headers=headers)
+    else:
+        _show_message(found[0], headers)
+
+
+def _show_message(message: Listed, headers: Mapping[str, Any]) -> None:
+    for name, each in asdict(message).items():
+        if each is None or each == "" or name == "held":
+            continue
+        text = f"{each:,.1f}" if isinstance(each, float) else str(each)
+        say(f"{name.replace('_', ' ')}: {shown(text)}")
+    for name, each in headers.items():
+        say(f"header {shown(name)}: {shown(each if isinstance(each, str) else repr(each))}")
+    if state := _state(message).strip():
+        say(state)
+
+
+def _note_unknown(message_id: str) -> None:
+    note(f"[yellow]No message {shown(message_id)} waits.[/yellow]")
+
+
+@app.command(
+    epilog=epilog("idempotent outbox retry", "idempotent outbox retry 01a20da8-159c-7fdc-9d36-4b6e475deee8")
+)
+def retry(
+    url: OutboxUrlOption,
+    message_id: Annotated[
+        str | None,
+        typer.Argument(metavar="MESSAGE_ID", show_default=False, help="Default: all that are held."),
+    ] = None,
+    table: TableOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a relay try what is held again at once, for example when the missing queue has been made.
+
+    Exit code 1: no message has this id.
+    """
+    with _admin(url, table) as admin:
+        lanes = admin.retry(message_id)
+        freed = admin.free()
+        is_unknown = message_id is not None and not admin.listed(1, message_id=message_id) and not lanes
+    text = f"{count(lanes, 'refused message')} will be tried again."
+    if freed:
+        text += f" {count(freed, 'message')} held without a reason will be published."
+    tell(text, as_json=as_json, lanes=lanes, freed=freed)
+    if message_id is not None and is_unknown:
+        _note_unknown(message_id)
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+@app.command(epilog=epilog("idempotent outbox drop 01a20da8-159c-7fdc-9d36-4b6e475deee8 --yes"))
+def drop(
+    message_id: MessageArgument,
+    url: OutboxUrlOption,
+    table: TableOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a message, which is then never published. What waits behind it goes on.
+
+    Of several messages with this id it deletes the first.
+    """
+    confirm(f"Delete the message {message_id!r} for ever?", yes=yes)
+    with _admin(url, table) as admin:
+        waits = any(
+            not each.held and each.due_in_s is None for each in admin.listed(1, message_id=message_id)
+        )
+        dropped = admin.drop(message_id)
+    text = f"{count(dropped, 'message')} deleted."
+    if dropped and waits:
+        text += " It was not held: a relay that was just publishing it does publish it."
+    tell(text, as_json=as_json, dropped=dropped)
+    if not dropped:
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+@contextmanager
+def _admin(url: str, table: str | None) -> Iterator[OutboxAdmin]:
+    outbox = outbox_at(url, table)
+    limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
+    try:
+        yield OutboxAdmin(outbox)
+    finally:
+        outbox.close()

@@ -1,0 +1,1 @@
+"""Two services with an outbox between them: each flight is an order, and each order makes an invoice."""

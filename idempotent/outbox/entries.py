@@ -1,0 +1,218 @@
+"""Entry: one message on its way from a transaction to a broker."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from idempotent.adapters.copies import OURS
+from idempotent.choices import seconds
+from idempotent.claims import Claim
+from idempotent.errors import ConfigurationError
+from idempotent.message import Message
+from idempotent.schema.outbox import DESTINATION_LENGTH, ID_LENGTH, LANE_BYTES
+
+BUCKETS: Final = 64
+"""The parts of an outbox that relays share. All messages of an order key are in one."""
+
+_BYTES: Final = "$bytes"
+# Trace context differs with every attempt of a handler, and does not make another message.
+_OF_A_TRACE: Final = frozenset({"traceparent", "tracestate", "baggage"})
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message to publish.
+
+    Attributes:
+        message_id: its id, which is the same at each publication.
+        destination: the name of the broker; empty: the relay's only one.
+        subject: queue, destination or topic.
+        order_key: messages of one order key are published in the order of their rows; None: in any order.
+        headers: its headers, see `encoded_headers`; None: none.
+        body: its payload; None: a tombstone.
+        delay_us: microseconds to wait before it is published.
+        first_id: for an id that is derived from the content: the id of the first message with this content.
+        owner: then also the token of the claim whose handler has sent it.
+        copy: and which of the messages with this content it is.
+    """
+
+    message_id: str
+    destination: str
+    subject: str
+    order_key: str | None
+    headers: bytes | None
+    body: bytes | None
+    delay_us: int = 0
+    first_id: str = ""
+    owner: bytes = b""
+    copy: int = 0
+
+    @property
+    def lane(self) -> bytes:
+        """What is published one after the other: the messages of an order key to one destination."""
+        return lane_of(self.destination, self.order_key, self.message_id)
+
+
+def lane_of(destination: str, order_key: str | None, message_id: str) -> bytes:
+    """The hash of the messages that are published one after the other. Without an order key each is alone."""
+    kind, name = (b"o", order_key) if order_key is not None else (b"m", message_id)
+    return _digest(destination.encode(), kind, name.encode())
+
+
+def bucket_of(lane: bytes) -> int:
+    """The bucket of a lane, 0 to 63."""
+    return lane[0] % BUCKETS
+
+
+def entry_of(
+    message: Message, destination: str, order_key: str | None, delay_s: float, message_id: str | bytes
+) -> Entry:
+    """Check a message.
+
+    Raises:
+        ConfigurationError: a field is of another type or too long for its column. The message says which.
+    """
+    name = demand_text(message_id, "the message's id", ID_LENGTH)
+    demand_text(destination, "to", DESTINATION_LENGTH, empty=True)
+    demand_text(message.subject, "the message's subject", ID_LENGTH)
+    if order_key is not None:
+        demand_text(order_key, "order_key", ID_LENGTH)
+    return Entry(
+        name,
+        destination,
+        message.subject,
+        order_key,
+        encoded_headers(_of_the_message(message.headers)),
+        message.body,
+        round(seconds(delay_s, "delay_s", zero=True) * 1_000_000),
+    )
+
+
+def _of_the_message(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Headers without those in which copies of another message carry its key: a handler may send on what it got."""
+    if any(str(name).startswith(OURS) for name in headers):
+        return {name: each for name, each in headers.items() if not str(name).startswith(OURS)}
+    return headers
+
+
+def derived_id(
+    claim: Claim, message: Message, destination: str, order_key: str | None, dedup: str | None, copy: int
+) -> str:
+    """The id of a message that a leased handler sends: the same when the handler runs again.
+
+    It is made of the key that the handler claimed and of `dedup`, or else of the content and of how many equal ones the
+    handler has sent before. Never of the ordinal of a send: a second run that takes another path would send another
+    content under an id that is already known, and the next consumer would drop it.
+    """
+    assert claim.key is not None
+    if dedup is not None:
+        parts = [b"dedup", dedup.encode()]
+    else:
+        headers = {
+            name: each for name, each in _of_the_message(message.headers).items() if name not in _OF_A_TRACE
+        }
+        parts = [
+            b"content",
+            destination.encode(),
+            message.subject.encode(),
+            b"" if order_key is None else b"+" + order_key.encode(),
+            encoded_headers(headers) or b"",
+            b"" if message.body is None else b"+" + message.body,
+            str(copy).encode(),
+        ]
+    return _digest(claim.key.hash, *parts).hex()
+
+
+def new_id() -> str:
+    """A UUID of version 7 (RFC 9562): ids of one process and millisecond aside, in the order of their time."""
+    milliseconds = time.time_ns() // 1_000_000
+    bits = (milliseconds << 80 | int.from_bytes(os.urandom(10))) & ~(0xF << 76) & ~(0x3 << 62)
+    text = f"{bits | 0x7 << 76 | 0x2 << 62:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def encoded_headers(headers: Mapping[str, Any]) -> bytes | None:
+    """Headers as JSON; bytes as {"$bytes": base64}.
+
+    Raises:
+        ConfigurationError: a value that JSON does not have, or a name that is not a string.
+    """
+    if not headers:
+        return None
+    for name in headers:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the header name {name!r} is not a string")
+    try:
+        return json.dumps(
+            {name: _plain(headers[name]) for name in sorted(headers)},
+            ensure_ascii=False,
+            separators=(",", ":"),
+            allow_nan=False,
+        ).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"the headers cannot be stored: {error}. Use strings, bytes, numbers, booleans, None, lists and dicts"
+        ) from error
+
+
+def decoded_headers(stored: bytes | None) -> dict[str, Any]:
+    """The headers that `encoded_headers` encoded."""
+    if stored is None:
+        return {}
+    decoded: dict[str, Any] = json.loads(stored, object_hook=_original)
+    return decoded
+
+
+def _plain(given: Any) -> Any:
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return {_BYTES: base64.b64encode(bytes(given)).decode()}
+    if isinstance(given, Mapping):
+        if given.keys() == {_BYTES}:
+            raise TypeError(f"a dict whose only key is {_BYTES} stands for bytes")
+        return {str(name): _plain(each) for name, each in given.items()}
+    if isinstance(given, (list, tuple)):
+        return [_plain(each) for each in given]
+    return given
+
+
+def _original(found: dict[str, Any]) -> Any:
+    return base64.b64decode(found[_BYTES]) if found.keys() == {_BYTES} else found
+
+
+def demand_text(given: object, name: str, longest: int, *, empty: bool = False) -> str:
+    """A text that fits into a column of so many characters.
+
+    Raises:
+        ConfigurationError: it is not a string, is empty or too long, or has characters that a database cannot store.
+    """
+    if isinstance(given, str) and (given or empty) and len(given) <= longest and _is_storable(given):
+        return given
+    raise ConfigurationError(
+        f"{name} must be a string of {0 if empty else 1} to {longest} characters, without NUL and half surrogates, "
+        f"not {_shown(given)}"
+    )
+
+
+def _is_storable(text: str) -> bool:
+    if "\0" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    if len(text) <= ID_LENGTH:
+        return text
+    return f"one of {len(given)} characters" if isinstance(given, str) else f"a {type(given).__name__}"
+
+
+def _digest(*parts: bytes) -> bytes:
+    framed = b"".join([len(part).to_bytes(8) + part for part in parts])
+    return hashlib.blake2b(framed, digest_size=LANE_BYTES).digest()

@@ -1,0 +1,205 @@
+"""outbox_findings: checks whether what is in an outbox is being published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from idempotent.admin import Finding, Level
+from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError
+from idempotent.observe.outbox_stats import OutboxStats
+from idempotent.outbox.store import OutboxStore
+from idempotent.stores.sql.cursor import DriverConnection, query
+
+_OLD_S: Final = 300.0
+# A relay deletes what it publishes: PostgreSQL needs VACUUM to use the space again, and reads pass over what is dead.
+_DEAD_ROWS: Final = 100_000
+_DEAD_ROWS_OF: Final = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = to_regclass(?)"
+# What does not happen without a right on one of the tables.
+_HOLDS: Final = "a relay cannot hold what a broker refuses"
+_DELAYED: Final = "a relay does not publish what was delayed"
+_UNREAD: Final = "a relay, and this command, cannot read it"
+_LEASES: Final = "a relay gets nothing to publish"
+_RIGHTS: Final = {
+    "": {
+        "SELECT": _UNREAD,
+        "INSERT": "nothing can be sent",
+        "UPDATE": _HOLDS,
+        "DELETE": "a relay publishes nothing more",
+    },
+    "_delayed": {
+        "SELECT": _UNREAD,
+        "INSERT": "nothing can be sent with delay_s",
+        "UPDATE": _DELAYED,
+        "DELETE": _DELAYED,
+    },
+    "_held": {
+        "SELECT": _UNREAD,
+        "INSERT": _HOLDS,
+        "UPDATE": _HOLDS,
+        "DELETE": "what was held is not published",
+    },
+    "_leases": {
+        "SELECT": _UNREAD,
+        "INSERT": _LEASES,
+        "UPDATE": _LEASES,
+        "DELETE": "relays that died are never forgotten",
+    },
+}
+# Tells whether the statement would be allowed, and does not do it.
+_TRIED: Final = {
+    "SELECT": "EXPLAIN SELECT {column} FROM {table} WHERE 1 = 0",
+    "INSERT": "EXPLAIN INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0",
+    "UPDATE": "EXPLAIN UPDATE {table} SET {column} = {column} WHERE 1 = 0",
+    "DELETE": "EXPLAIN DELETE FROM {table} WHERE 1 = 0",
+}
+# An identity column needs no right on its sequence, a serial one does.
+_NUMBERING: Final = (
+    "SELECT s, has_sequence_privilege(s, 'USAGE, UPDATE') FROM pg_get_serial_sequence('{table}', 'id') AS s"
+    " WHERE s IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pg_attribute"
+    " WHERE attrelid = to_regclass('{table}') AND attname = 'id' AND attidentity <> '')"
+)
+
+
+def outbox_findings(store: OutboxStore, name: str) -> Iterator[Finding]:
+    """Check what waits and for how long, whether a relay is at work and may work, and how much of the table is dead.
+
+    Args:
+        store: the outbox.
+        name: its table.
+
+    Raises:
+        StoreError: the database failed or did not answer.
+    """
+    try:
+        denied = [*_rights(store, name), *_sequences(store, name)]
+        if any(each.final for each in denied):
+            yield from denied
+            return
+        stats = store.stats()
+    except SchemaError:
+        return  # an application's own history need not have an outbox; what has to be there is checked elsewhere
+    unserved = store.unserved() if stats.relays else {}
+    found = [
+        *denied,
+        *_waiting(stats, name),
+        *_unserved(unserved, name),
+        *_held(stats, name),
+        *_dead(store, name),
+    ]
+    yield from found or [Finding(Level.OK, _figures(stats, name))]
+
+
+def _figures(stats: OutboxStats, name: str) -> str:
+    if stats.oldest_s is None:
+        return f"the outbox {name} is empty; relays at work: {stats.relays}"
+    return (
+        f"the outbox {name}: {stats.waiting:,} to publish, the oldest for {stats.oldest_s:,.0f} s; relays at work: "
+        f"{stats.relays}"
+    )
+
+
+def _rights(store: OutboxStore, name: str) -> Iterator[Finding]:
+    """Whether the user of this connection may do what services and relays do. SQLite has no users."""
+    for suffix, needed in _RIGHTS.items():
+        table = f"{name}{suffix}"
+        missing = [right for right in needed if not _has_right(store, table, right)]
+        if "SELECT" in missing:
+            missing = ["SELECT"]  # MariaDB needs it for the others too
+        if missing:
+            causes = dict.fromkeys(needed[right] for right in missing)
+            yield Finding(
+                Level.ERROR,
+                f"this user has no right to {', '.join(missing)} in {table}: {', and '.join(causes)}",
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} to the user of each relay, and of this command; a "
+                "service that only sends needs INSERT",
+                final="SELECT" in missing,
+            )
+
+
+def _sequences(store: OutboxStore, name: str) -> Iterator[Finding]:
+    """Whether the user may number new rows: on PostgreSQL that is a right of its own."""
+    if store.connections.dialect.name != "postgresql":
+        return
+    for suffix in ("", "_delayed"):
+        table = store.connections.dialect.quoted(f"{name}{suffix}")
+        for sequence, allowed in store.connections.run(query, _NUMBERING.format(table=table)):
+            if not allowed:
+                yield Finding(
+                    Level.ERROR,
+                    f"this user has no right to USAGE of the sequence {sequence}: {_RIGHTS[suffix]['INSERT']}",
+                    f"GRANT USAGE ON SEQUENCE {sequence} to the user of each service and relay",
+                )
+
+
+def _has_right(store: OutboxStore, table: str, right: str) -> bool:
+    dialect = store.connections.dialect
+    quoted = dialect.quoted(table)
+    if dialect.name == "postgresql":
+        asked = f"SELECT has_table_privilege('{quoted}', '{right}')"
+        return bool(store.connections.run(query, asked)[0][0])
+    if dialect.name == "sqlite":
+        return True
+    column = "slot" if table.endswith("_leases") else "bucket"
+    try:
+        store.connections.run(query, _TRIED[right].format(table=quoted, column=column))
+    except (StoreBusyError, StoreUnavailableError, SchemaError):
+        raise
+    except StoreError:
+        return False
+    return True
+
+
+def _waiting(stats: OutboxStats, name: str) -> Iterator[Finding]:
+    unpublished = stats.waiting + stats.held + stats.delayed
+    if unpublished and not stats.relays:
+        yield Finding(
+            Level.ERROR,
+            f"no relay is at work, and messages wait in {name}: {unpublished:,}",
+            "let a Worker have services=[Relay(...)], or run `idempotent relay`",
+        )
+    elif stats.oldest_s is not None and stats.oldest_s > _OLD_S:
+        yield Finding(
+            Level.WARNING,
+            f"messages wait in {name}, the oldest for {stats.oldest_s:,.0f} s: {stats.waiting + stats.held:,}",
+            "the log of the relays says why: relay_waits or relay_has_no_publisher",
+        )
+
+
+def _unserved(unserved: Mapping[str, int], name: str) -> Iterator[Finding]:
+    for destination, messages in unserved.items():
+        broker = f"the broker {destination!r}" if destination else "the broker without a name"
+        yield Finding(
+            Level.ERROR,
+            f"messages wait in {name} for {broker}, to which no relay publishes: {messages:,}",
+            "give the relays a publisher of that name, as `send(to=...)` says it: Relay(outbox, {name: adapter}), or "
+            "`idempotent relay --broker NAME=URL`",
+        )
+
+
+def _held(stats: OutboxStats, name: str) -> Iterator[Finding]:
+    if stats.held:
+        yield Finding(
+            Level.WARNING,
+            f"{stats.held:,} messages are held in {name}, behind {stats.lanes:,} that a broker refuses",
+            "idempotent outbox list --held; mend the cause, then idempotent outbox retry",
+        )
+
+
+def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:
+    if store.connections.dialect.name != "postgresql":
+        return
+    statement = store.connections.dialect.markers(_DEAD_ROWS_OF)
+    dead = store.connections.run(_dead_rows, statement, name)
+    if dead > _DEAD_ROWS:
+        yield Finding(
+            Level.WARNING,
+            f"{dead:,} dead rows in {name} have not been vacuumed: reads pass over them",
+            f"end transactions that stay open, and type: ALTER TABLE {name} SET (autovacuum_vacuum_scale_factor = 0,"
+            " autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0)",
+        )
+
+
+def _dead_rows(driver: DriverConnection, statement: str, name: str) -> int:
+    counted = query(driver, statement, (f'"{name}"',))
+    return int(counted[0][0]) if counted else 0

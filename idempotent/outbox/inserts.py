@@ -1,0 +1,183 @@
+"""Inserts: writes entries into the tables of an outbox, on the application's own connection."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import Connection, Dialect
+from sqlalchemy.exc import StatementError
+
+from idempotent.checkers.sql.watching import execute_beside
+from idempotent.errors import ConfigurationError, OutboxError
+from idempotent.outbox.entries import Entry, bucket_of
+from idempotent.outbox.home import Home
+from idempotent.schema import outbox_name
+from idempotent.stores.sql.cursor import NUMBERED
+from idempotent.stores.sql.dialects import dialect_for
+from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+from idempotent.stores.sql.lent import driver_of
+
+# The most rows, and bytes of bodies and headers, of one INSERT: a packet of MySQL has 16 MB by default.
+_ROWS: Final = 200
+_BYTES: Final = 4_000_000
+# The library's own clock for SQLite is a function of connections that it has prepared.
+_SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
+_COLUMNS: Final = "bucket, lane, message_id, destination, subject, order_key, headers, body"
+# Of these: the id, the name of the broker, the subject and the order key.
+_TEXTS: Final = 4
+# No fault of the handler that sends, so its message waits.
+_OF_THE_TABLES: Final = (Fault.SCHEMA, Fault.DENIED)
+_Row: TypeAlias = tuple[object, ...]
+
+
+class Inserts:
+    """The INSERTs of one outbox.
+
+    Args:
+        table: validated name of the key table that the outbox belongs to.
+        home: the database that its relay reads.
+    """
+
+    def __init__(self, table: str, home: Home) -> None:
+        self._home: Final = home
+        self._table: Final = table
+        self._name: Final = outbox_name(table)
+        self._statement = lru_cache(maxsize=64)(self._text)
+
+    def write(
+        self,
+        connection: Connection,
+        entries: Sequence[Entry],
+        written: Callable[[Sequence[Entry]], object] = lambda _: None,
+    ) -> None:
+        """Insert entries in their order, in the connection's transaction: one statement for up to 200.
+
+        Args:
+            connection: the connection.
+            entries: the entries.
+            written: is told which entries a statement has written: the next one may fail.
+
+        Raises:
+            ConfigurationError: the connection is in AUTOCOMMIT, so it has no transaction.
+            OutboxError: a table is missing, or the user may not write to it.
+            SQLAlchemyError: the database failed otherwise; the error shows no body and no header.
+        """
+        if autocommits(connection):
+            raise no_transaction()
+        self._home.check(connection.engine)
+        encoded = connection.dialect.name in ("mysql", "mariadb")
+        for delayed in (False, True):
+            chosen = [entry for entry in entries if (entry.delay_us > 0) is delayed]
+            for part in _parts(chosen):
+                rows = [_values(entry, encoded=encoded) for entry in part]
+                try:
+                    self._insert(connection, rows, delayed=delayed)
+                except StatementError as error:
+                    error.hide_parameters = True  # bodies and headers
+                    if fault_of(error, connection.engine) in _OF_THE_TABLES:
+                        raise OutboxError(
+                            str(as_store_error(error, connection.engine, self._table))
+                        ) from error
+                    raise
+                written(part)
+
+    def _insert(self, connection: Connection, rows: Sequence[_Row], *, delayed: bool) -> None:
+        """Execute one statement. The driver gets it as it is: SQLAlchemy would name, and order, each value."""
+        values = tuple(chain.from_iterable(rows))
+        if execute_beside(
+            connection, self._statement(connection.dialect, len(rows), delayed=delayed, raw=True), values
+        ):
+            return
+        with _raw_cursors(connection) as raw:
+            statement = self._statement(connection.dialect, len(rows), delayed=delayed, raw=raw)
+            connection.exec_driver_sql(statement, values)
+
+    def _text(self, database: Dialect, rows: int, *, delayed: bool, raw: bool) -> str:
+        dialect = dialect_for(database)
+        quoted = dialect.quoted(f"{self._name}_delayed" if delayed else self._name)
+        now = _SQLITE_NOW if dialect.name == "sqlite" else dialect.now_us
+        # Whatever the character set of the application's connection is: without strict mode the server would store
+        # "?" for what that lacks, and two ids would be one.
+        text = "CONVERT(? USING utf8mb4)" if dialect.name == "mysql" else "?"
+        row = f"(?, ?, {', '.join([text] * _TEXTS)}, ?, ?, {now}{f', {now} + ?' if delayed else ''})"
+        statement = (
+            f"INSERT INTO {quoted} ({_COLUMNS}, created_at{', due_at' if delayed else ''})"
+            f" VALUES {', '.join([row] * rows)}"
+        )
+        return (
+            dialect.markers(statement) if raw or dialect.marker != NUMBERED else statement.replace("?", "%s")
+        )
+
+
+@contextmanager
+def _raw_cursors(connection: Connection) -> Iterator[bool]:
+    """Inside, cursors of psycopg do not search statements for `%s`, which takes longer than to run a large one.
+
+    SQLAlchemy makes the cursor, so that its events and errors stay as they are. False: another driver, or cursors that
+    the application has chosen.
+    """
+    psycopg = sys.modules.get("psycopg")
+    driver = driver_of(connection) if psycopg is not None else None
+    if psycopg is None or not isinstance(driver, (psycopg.Connection, psycopg.AsyncConnection)):
+        yield False
+        return
+    factory = driver.cursor_factory
+    raw = {psycopg.Cursor: psycopg.RawCursor, psycopg.AsyncCursor: psycopg.AsyncRawCursor}.get(factory)
+    if raw is None:
+        yield False
+        return
+    driver.cursor_factory = raw
+    try:
+        yield True
+    finally:
+        driver.cursor_factory = factory
+
+
+def autocommits(connection: Connection) -> bool:
+    """Whether each statement on the connection commits by itself: by its options, its engine's, or the driver's."""
+    level = connection.get_execution_options().get("isolation_level")
+    if level is None:
+        level = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    if str(level).upper() == "AUTOCOMMIT":
+        return True
+    if connection.dialect.name == "sqlite":
+        return False  # the driver begins a transaction at the first change
+    driver: Any = driver_of(connection)
+    ask = getattr(driver, "get_autocommit", None)
+    return bool(getattr(driver, "autocommit", False) if ask is None else ask())
+
+
+def no_transaction() -> ConfigurationError:
+    """Why messages cannot be sent on such a connection."""
+    return ConfigurationError(
+        "the connection is in AUTOCOMMIT: message and effect cannot commit together. "
+        "Send in a transaction, without isolation_level='AUTOCOMMIT'"
+    )
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    part: list[Entry] = []
+    size = 0
+    for entry in entries:
+        bytes_of_entry = len(entry.body or b"") + len(entry.headers or b"")
+        if part and (len(part) == _ROWS or size + bytes_of_entry > _BYTES):
+            yield part
+            part, size = [], 0
+        part.append(entry)
+        size += bytes_of_entry
+    if part:
+        yield part
+
+
+def _values(entry: Entry, *, encoded: bool) -> _Row:
+    lane = entry.lane
+    texts: _Row = (entry.message_id, entry.destination, entry.subject, entry.order_key)
+    if encoded:
+        texts = tuple(None if text is None else str(text).encode() for text in texts)
+    values = (bucket_of(lane), lane, *texts, entry.headers, entry.body)
+    return (*values, entry.delay_us) if entry.delay_us else values

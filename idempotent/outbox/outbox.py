@@ -1,0 +1,204 @@
+"""Outbox: messages that commit with the effect of a handler, and that a relay publishes afterwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.orm import Session, scoped_session
+
+from idempotent.choices import flag
+from idempotent.errors import ConfigurationError
+from idempotent.message import Message
+from idempotent.outbox.derived import ids
+from idempotent.outbox.entries import Entry, demand_text, entry_of, new_id
+from idempotent.outbox.home import Home
+from idempotent.outbox.inserts import Inserts
+from idempotent.outbox.sends import Sends
+from idempotent.outbox.store import OutboxStore
+from idempotent.outbox.wake import Wake
+from idempotent.outbox.wakes import Notifier
+from idempotent.processing.calling import claim_if_any
+from idempotent.schema import DEFAULT_TABLE, outbox_name, validate_table_name
+from idempotent.schema.outbox import ID_LENGTH
+from idempotent.stores.sql.engines import AnyEngine
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+_WHERE: Final = "a Session, an AsyncSession or a Connection"
+
+
+class Outbox:
+    """Stores messages in the transaction of a handler's effect. A `Relay` publishes them when it has committed.
+
+    Args:
+        engine_or_url: an SQLAlchemy engine, an AsyncEngine or a URL, for the relay and for `idempotent outbox`. The
+            messages themselves are written on the connection of the session that they are sent in.
+        table: the key table that the outbox belongs to; make its tables with `idempotent.migrations.upgrade(url)`.
+        notify: on PostgreSQL, wake the relays of other processes by NOTIFY after a Session has committed messages. It
+            takes a thread and a connection, and spares them up to `poll_s` seconds.
+
+    Raises:
+        ConfigurationError: an invalid URL or table name, or an unsupported database.
+        MissingExtraError: the database's driver is not installed.
+    """
+
+    def __init__(self, engine_or_url: AnyEngine, *, table: str = DEFAULT_TABLE, notify: bool = False) -> None:
+        self.table: Final = validate_table_name(table)
+        _demand_engine_or_url(engine_or_url)
+        self.store: Final = OutboxStore(engine_or_url, table)
+        self.channel: Final = outbox_name(table)
+        """What relays listen to on PostgreSQL."""
+        self._notifier = Notifier(self.store, self.channel) if flag(notify, "notify") else None
+        if self._notifier is not None and self.store.connections.engine.dialect.name != "postgresql":
+            raise ConfigurationError("notify=True is for PostgreSQL: other databases have no NOTIFY")
+        self.committed: Final = Wake()
+        """Woken when a transaction of this process has committed messages."""
+        self._inserts = Inserts(table, Home(self.store.connections.engine.url))
+        self._sends = Sends(self._inserts, self._has_committed, ids.release)
+
+    def send(
+        self,
+        session: Session | scoped_session[Session] | AsyncSession | Connection,
+        message: Message,
+        *,
+        order_key: str | None = None,
+        to: str = "",
+        delay_s: float = 0.0,
+        dedup: str | None = None,
+    ) -> str:
+        """Send a message if, and only if, the transaction commits.
+
+        In a Session nothing is written before it commits, or `flush` is called; on a Connection it is written at once.
+        A savepoint of a Session (`begin_nested`) that is rolled back takes its messages with it. A savepoint that is
+        made on the Connection under a Session is not seen.
+
+        Args:
+            session: where the effect happens.
+            message: its subject, body, headers and, if it has one, its id.
+            order_key: messages of one key are published in the order in which their transactions wrote them. That order
+                is defined if each transaction has locked something of the key, such as the row of a customer, before.
+                None: the message's own `key`, if it has one.
+            to: the name of the broker, for a relay that has several.
+            delay_s: seconds to wait before it is published.
+            dedup: names this message among all that the handler sends, so that its id is the same when the handler runs
+                again. Only used for handlers whose checker is leased, which may run twice. Without it the id is made of
+                the content. Refused outside of a handler.
+
+        Returns the message's id: its own, or else one derived from the claim of a leased handler, or a new one.
+
+        Raises:
+            ConfigurationError: a value of another type or too long. Nothing was sent.
+            OutboxError: on a Connection: a table is missing, or the user may not write to it. In a Session its commit
+                raises it.
+        """
+        target = _plain(session)
+        if isinstance(target, Session):
+            entry = self._entry(message, order_key, to, delay_s, dedup)
+            try:
+                self._sends.add(target, entry)
+            except BaseException:
+                ids.release([entry])
+                raise
+        elif isinstance(target, Connection):
+            entry = self._entry(message, order_key, to, delay_s, dedup)
+            self._inserts.write(target, [entry])
+        else:
+            raise _not_a_session(session)
+        return entry.message_id
+
+    async def send_on(self, connection: AsyncConnection, message: Message, **options: Any) -> str:
+        """`send` on an AsyncConnection, which is written at once."""
+        if not hasattr(connection, "run_sync"):
+            raise ConfigurationError(
+                f"send_on takes an AsyncConnection, not of type {type(connection).__name__}: use "
+                "`outbox.send(connection, message)`, without await"
+            )
+        sent: str = await connection.run_sync(lambda sync: self.send(sync, message, **options))
+        return sent
+
+    def flush(self, session: Session | scoped_session[Session]) -> None:
+        """Write what was sent in the Session's transaction. It still commits, or not, with the transaction.
+
+        Raises:
+            OutboxError: a table is missing, or the user may not write to it.
+            SQLAlchemyError: the database failed otherwise.
+        """
+        target = session() if isinstance(session, scoped_session) else session
+        if not isinstance(target, Session):
+            raise ConfigurationError(
+                f"flush takes a Session, not a {type(session).__name__}; with an AsyncSession: "
+                "await session.run_sync(outbox.flush)"
+            )
+        if target.in_transaction():
+            self._sends.write(target)
+
+    def close(self) -> None:
+        """Close the connections of the relay and of the questions. Idempotent."""
+        if self._notifier is not None:
+            self._notifier.close()
+        self.store.close()
+
+    def _entry(
+        self,
+        message: Message,
+        order_key: str | None,
+        to: str,
+        delay_s: float,
+        dedup: str | None,
+    ) -> Entry:
+        if not isinstance(message, Message):
+            raise ConfigurationError(f"send takes a Message, not a {type(message).__name__}")
+        if order_key is None and message.key is not None:
+            order_key = _text_of(message.key)
+        entry = entry_of(message, to, order_key, delay_s, "to be made" if message.id is None else message.id)
+        claim = claim_if_any()
+        if dedup is not None:
+            demand_text(dedup, "dedup", ID_LENGTH)
+            if claim is None:
+                raise ConfigurationError(
+                    "dedup names a message among those of a handler, and no handler runs here: give the message an id, "
+                    "Message(..., id=...); in a thread of a handler use contextvars.copy_context().run"
+                )
+        if message.id is None:
+            if claim is None or claim.key is None or claim.unit is not None:
+                entry.message_id = new_id()
+            else:
+                ids.give(claim, message, entry, dedup)
+        return entry
+
+    def _has_committed(self) -> None:
+        self.committed.set()
+        if self._notifier is not None:
+            self._notifier.tell()
+
+
+def _demand_engine_or_url(given: object) -> None:
+    if not isinstance(getattr(given, "sync_engine", given), (Engine, URL, str)):
+        raise ConfigurationError(
+            f"an Outbox takes an engine, an AsyncEngine or a URL, not a {type(given).__name__}: messages are written "
+            "on the session that `send` gets"
+        )
+
+
+def _text_of(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"the message's key is not UTF-8, as an order key must be: {error}"
+        ) from error
+
+
+def _plain(session: object) -> object:
+    """The Session behind an AsyncSession or a scoped one."""
+    if isinstance(session, scoped_session):
+        return session()
+    return getattr(session, "sync_session", session)
+
+
+def _not_a_session(given: object) -> ConfigurationError:
+    kind = type(given).__name__
+    hint = ": use `await outbox.send_on(connection, message)`" if kind == "AsyncConnection" else ""
+    return ConfigurationError(f"give {_WHERE}, not of type {kind}{hint}")

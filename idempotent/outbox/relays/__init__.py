@@ -1,0 +1,1 @@
+"""The relay of an outbox: it publishes what committed transactions have left there."""

@@ -1,0 +1,123 @@
+"""Holds: the lanes that a relay does not publish, because the broker has refused a message of theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from idempotent.observe.sparse import Sparse
+from idempotent.outbox.entries import lane_of
+from idempotent.outbox.relays.deletions import Deletions
+from idempotent.outbox.relays.publishing import Publishing
+from idempotent.outbox.store import Hold, OutboxStore, Refusal, Waiting
+from idempotent.policy import Backoff
+
+log = logging.getLogger(__name__)
+
+# The most held lanes that are tried in one step: what is not held must not wait for all of them.
+_AT_ONCE: Final = 100
+
+
+class Holds:
+    """Holds lanes, and tries them again.
+
+    Args:
+        store: the outbox.
+        destination: the name of the broker.
+        publishing: publishes.
+        deletions: deletes what is published.
+        backoff: after how long a refused message is tried again.
+        skips: hold a refused message alone; False: with it all later ones of its order key.
+    """
+
+    def __init__(
+        self,
+        store: OutboxStore,
+        destination: str,
+        publishing: Publishing,
+        deletions: Deletions,
+        backoff: Backoff,
+        *,
+        skips: bool,
+    ) -> None:
+        self._store = store
+        self._destination: Final = destination
+        self._publishing = publishing
+        self._deletions = deletions
+        self._backoff = backoff
+        self._skips = skips
+        self._told = Sparse()
+
+    def without_held(self, messages: Sequence[Waiting]) -> list[Waiting]:
+        """Those that may be published. The others are set aside."""
+        # Asked first: the lanes of a batch take longer, by some microseconds for each message.
+        if not self._store.has_holds({each.bucket for each in messages}):
+            return list(messages)
+        held = self._store.held(sorted({each.lane for each in messages}))
+        aside = [each for each in messages if each.lane in held]
+        if aside:
+            self._store.set_aside(aside)
+        return [each for each in messages if each.lane not in held]
+
+    def hold(self, refused: Sequence[tuple[Waiting, str]]) -> None:
+        """Set refused messages aside, each with the others of its lane."""
+        if not refused:
+            return
+        lanes = [self._lane(message) for message, _ in refused]
+        before = self._store.held(sorted(set(lanes)))
+        refusals = []
+        for (message, reason), lane in zip(refused, lanes, strict=True):
+            attempts, first = before.get(lane, (0, 0))
+            attempts = attempts + 1 if first == message.number else 1
+            delay_us = round(self._backoff.delay_s(attempts) * 1_000_000)
+            bucket = message.bucket if message.bucket >= 0 else -1 - message.bucket
+            refusals.append(Refusal(message, reason, bucket, lane, attempts, delay_us))
+        self._store.hold(refusals)
+        for each in refusals:
+            self._tell(each)
+
+    def retry(self, buckets: Iterable[int]) -> Exception | None:
+        """Try held lanes whose time has come. Returns why the broker did not answer, if it did not."""
+        if not self._store.has_holds(buckets):
+            return None
+        holds = self._store.due_holds(buckets, self._destination, _AT_ONCE)
+        for hold in holds:
+            if hold.first is None:
+                hold.first = self._store.first_held(hold)
+        holds = [hold for hold in holds if hold.first is None or hold.first.destination == self._destination]
+        by_number = {hold.first.number: hold for hold in holds if hold.first is not None}
+        published = self._publishing.publish([hold.first for hold in holds if hold.first is not None])
+        self._deletions.add(published.accepted)
+        self._let_go([by_number[message.number] for message in published.accepted])
+        self._let_go([hold for hold in holds if hold.first is None])
+        self.hold(published.refused)
+        return published.error
+
+    def _let_go(self, holds: Sequence[Hold]) -> None:
+        if holds:
+            self._store.let_go(holds)
+            log.info("outbox_lanes_freed", extra={"lanes": len(holds)})
+
+    def _lane(self, message: Waiting) -> bytes:
+        if self._skips and message.bucket >= 0:
+            return lane_of(message.destination, None, message.message_id)
+        return message.lane
+
+    def _tell(self, refusal: Refusal) -> None:
+        more = self._told.take()
+        if more is None:
+            return
+        log.warning(
+            "outbox_message_held",
+            extra={
+                "message_id": refusal.message.message_id,
+                "subject": refusal.message.subject,
+                "order_key": refusal.message.order_key,
+                "attempts": refusal.attempts,
+                "retry_in_s": refusal.delay_us / 1_000_000,
+                "error": refusal.reason,
+                "more": more,
+                "hint": "idempotent outbox list --held; mend the cause, then idempotent outbox retry ID, or drop ID",
+            },
+        )

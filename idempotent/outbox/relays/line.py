@@ -1,0 +1,241 @@
+"""Line: publishes the messages of an outbox that are for one broker."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+
+from idempotent.errors import StoreError, described
+from idempotent.observe.observers import Observers
+from idempotent.outbox.outbox import Outbox
+from idempotent.outbox.relays.activity import Activity, Doing
+from idempotent.outbox.relays.deletions import Deletions
+from idempotent.outbox.relays.holds import Holds
+from idempotent.outbox.relays.leases import BucketLeases
+from idempotent.outbox.relays.outage import Outage
+from idempotent.outbox.relays.publishing import Publishing
+from idempotent.outbox.relays.upkeep import Upkeep
+from idempotent.outbox.relays.waves import waves
+from idempotent.outbox.relays.window import Window
+from idempotent.outbox.store import Waiting
+from idempotent.policy import Backoff
+from idempotent.values import value
+from idempotent.worker.health_file import CONNECTING, READY, STORE
+
+if TYPE_CHECKING:
+    from idempotent.adapters.base import Adapter
+
+log = logging.getLogger(__name__)
+
+# After a batch, messages of other processes are looked for soon; the waits grow to `poll_s`.
+_SOON_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 15.0
+# How long a line that was asked to stop goes on with what has committed.
+_LAST_S: Final = 2.0
+# After so many batches it looks what has arrived meanwhile: one order key must not keep the others waiting.
+_MOST_WAVES: Final = 16
+# Reads are larger than batches: fewer reads, and fuller batches, because a batch has one message of an order key.
+_READ_AHEAD: Final = 4
+
+
+@value
+class Settings:
+    """What the lines of a relay have in common.
+
+    Attributes:
+        batch_size: the most messages that are published together.
+        lease_s: seconds after which the buckets of a relay that died are taken over.
+        poll_s: the longest wait, in seconds, for messages of other processes.
+        skips: hold a refused message alone; False: with it all later ones of its order key.
+        backoff: after how long a refused message is tried again.
+    """
+
+    batch_size: int
+    lease_s: float
+    poll_s: float
+    skips: bool
+    backoff: Backoff
+
+
+class Line:
+    """Reads, publishes and deletes, in a thread of its own, which owns the adapter.
+
+    Args:
+        outbox: what to publish.
+        destination: the name of the broker, as in `Outbox.send(to=...)`.
+        adapter: for it.
+        owner: the token of the relay.
+        settings: of the relay.
+        observers: are told what is published.
+
+    Attributes:
+        activity: what it does at the moment.
+        leases: its buckets.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        destination: str,
+        adapter: Adapter,
+        owner: bytes,
+        settings: Settings,
+        observers: Observers,
+    ) -> None:
+        store = outbox.store
+        self.destination: Final = destination
+        self.activity: Final = Activity()
+        self.leases: Final = BucketLeases(store, destination, owner, settings.lease_s)
+        self._outbox = outbox
+        self._settings = settings
+        self._publishing = Publishing(
+            adapter, self.activity, lambda taken, refused: observers.relayed(outbox.channel, taken, refused)
+        )
+        self._deletions = Deletions(store)
+        self._holds = Holds(
+            store, destination, self._publishing, self._deletions, settings.backoff, skips=settings.skips
+        )
+        self._window = Window(settings.batch_size * _READ_AHEAD)
+        self._upkeep = Upkeep(store, destination, self._publishing, self._holds, settings.batch_size)
+        self._outage = Outage(destination)
+        self._store_answers = True
+        self._failures = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ends_at = math.inf
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def word(self) -> str:
+        """How it is, as a health file says it."""
+        if not self._store_answers:
+            return STORE
+        return READY if self._publishing.connected else CONNECTING
+
+    def tell_hang(self, doing: Doing, waited_s: float) -> None:
+        """Say, from another thread, that it waits long for one answer, unless the log says already why it waits."""
+        if doing is Doing.STORE or not self._publishing.lost:
+            self._outage.tell_hang(doing.value, waited_s)
+
+    def start(self) -> Future[None]:
+        """Begin. The answer comes when the adapter is open, or could not be opened."""
+        self._begin()
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._serve, args=(opened,), name="idempotent-relay", daemon=True
+        )
+        self._thread.start()
+        return opened
+
+    def stop(self) -> None:
+        """Ask it to stop, from any thread, without waiting: it publishes what has committed, for two seconds."""
+        if not self._stopping.is_set():
+            self._ends_at = time.monotonic() + _LAST_S
+        self._stopping.set()
+        self._outbox.committed.set()
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for its end. Returns whether it has ended."""
+        if self._thread is None:
+            return True
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _serve(self, opened: Future[None]) -> None:
+        try:
+            self._publishing.open()
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        committed = self._outbox.committed.add()
+        self.leases.start()
+        try:
+            self._publish_until_stopped(committed)
+        finally:
+            self._outbox.committed.remove(committed)
+            self.leases.stop()
+            self._publishing.close()
+            self._deletions.close()
+
+    def _publish_until_stopped(self, committed: threading.Event) -> None:
+        wait_s = _SOON_S
+        while not self._stopping.is_set():
+            committed.clear()
+            if self._step():
+                wait_s = _SOON_S
+                continue
+            if self._failures:
+                self._stopping.wait(min(0.1 * 2 ** min(self._failures, 10), _LONGEST_PAUSE_S))
+            else:
+                committed.wait(wait_s)
+            wait_s = min(wait_s * 2, self._settings.poll_s)
+        while self._step():
+            continue  # what committed before the stop
+
+    def _step(self) -> bool:
+        """Publish a batch. False: there is nothing to publish now, or something failed."""
+        try:
+            with self.activity.doing(Doing.STORE):
+                goes_on = self._publish_what_waits()
+        except StoreError as error:
+            self._failures += 1
+            self._store_answers = False
+            self._outage.tell(error)
+            return False
+        except Exception as error:
+            # A bug must not end the line without a word: the messages would wait for ever.
+            log.exception("relay_failed", extra={"error": described(error)})
+            self._failures += 1
+            return False
+        self._failures = 0
+        self._store_answers = True
+        if self._publishing.connected:
+            self._outage.end()
+        return goes_on
+
+    def _publish_what_waits(self) -> bool:
+        self._deletions.finish()
+        buckets = self.leases.buckets
+        self._tell(self._upkeep.work(buckets))
+        messages = self._holds.without_held(self._read(buckets))
+        goes_on = bool(messages)
+        for wave in waves(messages, self._settings.batch_size)[:_MOST_WAVES]:
+            goes_on = time.monotonic() < self._ends_at and self._publish(wave)
+            if not goes_on:
+                break
+        self._deletions.finish()
+        return goes_on
+
+    def _read(self, buckets: set[int]) -> list[Waiting]:
+        # Fenced before each read: what is published was read by the relay that has the buckets' fences.
+        self._tell(self._publishing.fence(buckets))
+        if not buckets or not self._publishing.is_ready:
+            return []
+        limits = self._window.limits(buckets)
+        messages = self._outbox.store.read(limits, self.destination)
+        self._window.note(messages)
+        # Small batches look at first where messages were the last time.
+        return messages if messages or len(limits) == len(buckets) else self._read(buckets)
+
+    def _publish(self, wave: Sequence[Waiting]) -> bool:
+        """Publish messages of different lanes. False: what was read after them must be read again."""
+        mine = self.leases.buckets
+        published = self._publishing.publish([message for message in wave if message.bucket in mine])
+        # Behind fences a message must not come again after the next one, so it is deleted before that is published.
+        delete = self._deletions.add if self._publishing.has_fences else self._deletions.begin
+        delete(published.accepted)
+        self._holds.hold(published.refused)
+        self._tell(published.error)
+        return not published.refused and published.error is None
+
+    def _tell(self, error: Exception | None) -> None:
+        if error is not None:
+            self._outage.tell(error)

@@ -1,0 +1,1 @@
+"""The outbox: what it costs to send, and how fast a relay publishes."""

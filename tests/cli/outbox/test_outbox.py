@@ -1,0 +1,122 @@
+"""`idempotent outbox`."""
+
+import pytest
+
+from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
+from idempotent.errors import PublishError
+from idempotent.outbox import Relay
+from idempotent.policy import Backoff
+from tests.cli.outbox.sending import send, until
+
+
+class Refusing(MemoryAdapter):
+    def __init__(self):
+        super().__init__(MemoryBroker())
+        self.published, self.refuses = [], {"a"}
+
+    def publish_many(self, messages):
+        refused = {place: "no queue" for place, message in enumerate(messages) if message.id in self.refuses}
+        self.published += [message.id for place, message in enumerate(messages) if place not in refused]
+        if refused:
+            raise PublishError("refused", refused=refused)
+
+
+def held(outbox, store):
+    """Messages a and b wait, because the broker refuses a; c is published."""
+    send(outbox, store, "a", "b", order_key="k")
+    adapter = Refusing()
+    relay = Relay(outbox, adapter, poll_s=0.05, backoff=Backoff(initial_s=600.0, maximum_s=600.0))
+    return relay, adapter
+
+
+def words(store):
+    return ["--url", store.url, "--table", store.table]
+
+
+def test_stats_list_and_show_say_what_waits_and_why(cli, outbox, sql_store):
+    send(outbox, sql_store, "later", delay_s=600)
+    relay, _ = held(outbox, sql_store)
+    with relay:
+        until(lambda: outbox.store.stats().held == 2)
+        answer = cli("outbox", "stats", *words(sql_store), "--json").line
+        assert {name: answer[name] for name in ("waiting", "held", "lanes", "delayed", "relays")} == {
+            "waiting": 0,
+            "held": 2,
+            "lanes": 1,
+            "delayed": 1,
+            "relays": 1,
+        }
+    lines = cli("outbox", "stats", *words(sql_store)).out.splitlines()
+    assert lines[:2] == ["0 messages to publish.", "2 messages held, behind 1 refused message."]
+    assert lines[2].startswith("The oldest of them was sent ")
+    assert "No relay is at work." in lines
+    lines = cli("outbox", "list", "--held", *words(sql_store)).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["a", "b"]
+    assert "1 refused: no queue" in lines[0]
+    assert "waits behind a" in lines[1]
+    assert "due in" in cli("outbox", "list", *words(sql_store)).out.splitlines()[-1]
+    assert cli("outbox", "show", "later", *words(sql_store), "--json").line["due_in_s"] > 1
+    assert cli("outbox", "show", "later", *words(sql_store), "--body").out == "later"
+    shown = cli("outbox", "show", "a", *words(sql_store), "--json").line
+    assert (shown["order_key"], shown["reason"], shown["size"]) == ("k", "no queue", 1)
+    assert cli("outbox", "show", "a", *words(sql_store), "--body").out == "a"
+    assert cli("outbox", "show", "nothing", *words(sql_store)).code == 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_retry_lets_a_relay_try_again_at_once(cli, outbox, sql_store, named):
+    relay, adapter = held(outbox, sql_store)
+    with relay:
+        until(lambda: outbox.store.stats().held == 2)
+        adapter.refuses.clear()
+        answer = cli("outbox", "retry", *(["a"] if named else []), *words(sql_store), "--json").line
+        assert answer == {"lanes": 1, "freed": 0}
+        until(lambda: adapter.published == ["a", "b"])
+    assert cli("outbox", "retry", *words(sql_store), "--json").line == {"lanes": 0, "freed": 0}
+
+
+def test_drop_deletes_a_message_and_what_waits_behind_it_is_published(cli, outbox, sql_store):
+    relay, adapter = held(outbox, sql_store)
+    with relay:
+        until(lambda: outbox.store.stats().held == 2)
+        assert cli("outbox", "drop", "a", "--yes", *words(sql_store), "--json").line == {"dropped": 1}
+        until(lambda: adapter.published == ["b"])
+    assert cli("outbox", "drop", "a", "--yes", *words(sql_store)).code == 1
+
+
+def test_drop_deletes_only_the_first_of_two_messages_with_an_id(cli, outbox, sql_store):
+    send(outbox, sql_store, "a", subject="first")
+    send(outbox, sql_store, "a", subject="second")
+    assert cli("outbox", "drop", "a", "--yes", *words(sql_store), "--json").line == {"dropped": 1}
+    assert cli("outbox", "show", "a", *words(sql_store), "--json").line["subject"] == "second"
+
+
+def test_drop_without_an_answer_deletes_nothing(cli, outbox, sql_store):
+    send(outbox, sql_store, "a")
+    answer = cli("outbox", "drop", "a", *words(sql_store), "--json")
+    assert answer.code == 2
+    assert answer.out.strip() == ""  # click writes a space
+    assert "--yes" in answer.err
+    assert cli("outbox", "drop", "a", *words(sql_store), input="n\n").code == 1
+    assert outbox.store.stats().waiting == 1
+
+
+def test_retry_of_an_unknown_id_is_told(cli, outbox, sql_store):
+    send(outbox, sql_store, "a")
+    assert cli("outbox", "retry", "a", *words(sql_store)).code == 0
+    answer = cli("outbox", "retry", "nothing", *words(sql_store), "--json")
+    assert answer.code == 1
+    assert "No message nothing waits" in answer.err
+
+
+def test_an_outbox_is_in_a_database(cli):
+    answer = cli("outbox", "stats", "--url", "redis://localhost")
+    assert answer.code != 0
+    assert "an outbox is in an SQL database" in answer.err
+
+
+@pytest.mark.parametrize("command", ["stats", "list", "show", "retry", "drop"])
+def test_the_help_names_only_stores_that_have_an_outbox(cli, command):
+    shown = " ".join(cli("outbox", command, "--help").out.replace("│", " ").split())
+    assert "The database of the outbox" in shown
+    assert "redis" not in shown
