@@ -84,17 +84,21 @@ class Line:
         self._sender.start()
 
     def wait_for_work(self) -> None:
-        """Wait until a message has an effect: a busy machine takes its time to start the workers.
+        """Wait until each worker is connected and a message has an effect: a busy machine takes its time to start them.
 
         Raises:
-            RuntimeError: a process has ended, or none works.
+            RuntimeError: a process has ended, or does not connect, or none works.
         """
         for _ in range(round(_END_S)):
             self._check()
-            if self.count_effects()[1]:
+            # To the broker and to the store.
+            connected = [len(child.net_connections("tcp")) > 1 for child in self._children]
+            if all(connected) and self.count_effects()[1]:
                 return
             time.sleep(1.0)
-        raise RuntimeError(f"{self.name}: no message has an effect")
+        raise RuntimeError(
+            f"{self.name}: {sum(connected)} workers are connected, and no message has an effect"
+        )
 
     def read(self, at_s: float) -> Iterator[Reading]:
         """Each process as it is now.
