@@ -16,7 +16,7 @@ def demo(folder, *words, **environ):
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=350,
     )
 
 

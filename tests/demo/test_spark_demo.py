@@ -31,7 +31,7 @@ def demo(folder, *words, **environ):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=550,
         check=False,
     )
 
@@ -87,7 +87,7 @@ def test_interrupted_it_leaves_no_file_and_no_process(number, temporary):
         time.sleep(0.1)
         processes = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(number)
-    printed, _ = running.communicate(timeout=150)
+    printed, _ = running.communicate(timeout=350)
     assert len(processes) > 1
     assert not psutil.wait_procs(processes, timeout=20)[1]
     assert running.returncode == 130, printed

@@ -92,8 +92,9 @@ def test_tables_of_postgresql_are_small_again_after_many_messages(outbox, tables
     sizes = []
     for _ in range(ROUNDS):
         in_and_out(sql_store, tables, outbox, waiting)
+        # VACUUM gives back nothing while another transaction, or autovacuum, looks at the table.
+        until(lambda: vacuumed()[0] < 100_000, "the table keeps its size")
         sizes.append(vacuumed())
-    assert max(heap for heap, _ in sizes) < 100_000
     # An empty page of an index is used again after a later VACUUM, when no transaction of the server is older.
     assert sizes[-1][1] < sizes[0][1] * ROUNDS / 2, "pages of the indexes are not used again"
 

@@ -24,7 +24,7 @@ def tortured(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=350,
     )
 
 
