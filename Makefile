@@ -60,8 +60,9 @@ torture: $(STAMP) servers ## Kill, pause and cut off consumers, brokers and stor
 soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (SECONDS=)
 	@$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
-# CI=true: the same tests, and a missing server is a failure instead of a skip.
-test: CHOICE := -m 'not slow'
+# CI=true: the same tests, and a missing server is a failure instead of a skip. What is listed at the end is worth a look:
+# a test that takes over three seconds on a quiet machine is `slow`.
+test: CHOICE := -m 'not slow' --durations=20 --durations-min=5
 test: lint types pytest ## Check style and types, and run the quick tests against real servers: what every change must pass
 	@echo
 	@echo "make test: passed. The slow tests, the newest servers, other Pythons and the brief torture: make test-all"

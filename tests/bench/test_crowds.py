@@ -29,6 +29,7 @@ def judged(figures: Figures) -> list[str]:
     return [target.what for target in targets() if target.verdict(figures).passed is not None]
 
 
+@pytest.mark.slow
 def test_a_task_is_measured_over_memory() -> None:
     figures = measured(contenders.memory(), 50)
     assert judged(figures) == ["async decorated call with MemoryChecker, over the bare coroutine"]

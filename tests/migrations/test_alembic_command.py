@@ -20,6 +20,7 @@ def ini(url, tmp_path):
     return ini
 
 
+@pytest.mark.slow
 def test_upgrades_and_downgrades(ini, url, table):
     alembic(ini, table, "upgrade", "head")
     assert check(url, table=table) == []
@@ -28,6 +29,7 @@ def test_upgrades_and_downgrades(ini, url, table):
     assert [drift.kind for drift in check(url, table=table)] == [DriftKind.MISSING_TABLE] * 9
 
 
+@pytest.mark.slow
 def test_prints_sql_that_makes_the_same(ini, url, engine, table):
     script = alembic(ini, table, "upgrade", "head", "--sql")
     assert names(engine, table) == []
@@ -39,6 +41,7 @@ def test_prints_sql_that_makes_the_same(ini, url, engine, table):
     assert current(url, table=table) == "0004"
 
 
+@pytest.mark.slow
 def test_refuses_what_upgrade_refuses(ini, engine, table):
     Table(table, MetaData(), Column("id", Integer, primary_key=True)).create(engine)
     with pytest.raises(subprocess.CalledProcessError) as error:

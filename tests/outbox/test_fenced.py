@@ -169,6 +169,7 @@ def test_an_adapter_with_fences_takes_no_consumers():
         adapter.open([consumer])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql_store", ["postgres"], indirect=True)
 def test_a_relay_with_fences_publishes_all_in_order_and_holds_what_is_refused(
     broker, topic, fenced, outbox, waiting, sql_store

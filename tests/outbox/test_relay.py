@@ -206,6 +206,7 @@ def test_a_relay_that_stops_keeps_its_buckets_until_it_has_deleted(outbox, send,
     assert sorted(map(int, adapter.bodies + next_adapter.bodies)) == list(range(13))
 
 
+@pytest.mark.slow
 def test_relays_share_the_buckets_as_they_come_and_go(outbox, send, waiting, sql_store, caplog):
     if sql_store.kind == "sqlite":
         pytest.skip("SQLite is for one process")

@@ -135,6 +135,7 @@ def test_fail_fast_needs_the_tables(outbox, sql_store, tables):
         pass
 
 
+@pytest.mark.slow
 def test_a_password_that_changes_is_told_although_nothing_waits(outbox, tables, caplog):
     adapter = Locked()
     with caplog.at_level(logging.WARNING, "idempotent.outbox"), relay(outbox, adapter):

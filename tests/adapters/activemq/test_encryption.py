@@ -49,6 +49,7 @@ def test_the_end_of_an_encrypted_connection_is_noticed_at_once_and_costs_no_proc
         assert adapter.stale_settlements == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subjects", [(), ("orders",)], ids=["only publishes", "consumes"])
 def test_an_untrusted_certificate_stops_what_was_never_connected(spare, subjects):
     server = spare(PrivateActiveMq, "tls")
@@ -59,6 +60,7 @@ def test_an_untrusted_certificate_stops_what_was_never_connected(spare, subjects
         adapter.receive(1, 20.0)
 
 
+@pytest.mark.slow
 def test_a_mismatch_of_encryption_is_an_error_that_says_so(spare, name):
     server = spare(PrivateActiveMq, "tls")
     with (

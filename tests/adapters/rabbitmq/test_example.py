@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from idempotent import Message
 from idempotent.testing.adapter_contract import until
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "rabbitmq_service.py"
 
 
+@pytest.mark.slow
 def test_the_example_books_each_payment_once_and_stops_when_told(rabbit, tmp_path):
     queue = rabbit.declare("payments")
     payment = Message(queue, b'{"account": "alice", "cents": 1999}', id="p-1")

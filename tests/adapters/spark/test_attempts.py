@@ -111,6 +111,7 @@ def test_of_two_frames_of_a_run_with_common_keys_one_has_each_row(spark, begin, 
     assert values(spark, out) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_a_committed_run_is_not_published_again(spark, begin, frame, staging, out):
     for run, expected in twice(begin):
         run.stage(run.dedup(frame, key="k", unique=True), staging)

@@ -128,6 +128,7 @@ def test_the_turn_of_a_dead_run_is_taken_when_its_lease_ends_and_that_run_is_fen
     dead.close()
 
 
+@pytest.mark.slow
 def test_keys_of_a_run_that_the_ledger_does_not_know_are_an_error(begin, frame, claims, sqlite_store):
     commit(begin, "r1", frame(0, 100), claims)
     with open_ledger(sqlite_store) as ledger:

@@ -162,6 +162,7 @@ def test_a_result_that_fits_no_row_is_refused_before_it_counts_as_done(
     assert replayed(lambda row: {"k": row["k"]}) == [{"k": "k1", "text": None}]
 
 
+@pytest.mark.slow
 def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
     """Until that attempt has failed, and then it is handled here, or has done it, and then it is not."""
     run = begin()

@@ -59,6 +59,7 @@ def test_texts_that_are_no_utf_8_are_different_keys(spark):
     assert hashed == {key_hash("orders", [bytes([number])]) for number in range(256)}
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), min_size=2, max_size=2, unique=True))
 def test_different_keys_have_different_hashes_however_they_are_cut(pairs):
     one, other = pairs

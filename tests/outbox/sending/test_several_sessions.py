@@ -108,6 +108,7 @@ def test_a_message_that_was_rolled_back_has_the_same_id_when_it_is_sent_again(
     assert waiting() == ["same", "equal"]
 
 
+@pytest.mark.slow
 def test_a_session_that_is_dropped_gives_its_connection_back(outbox, sql_store, tables, waiting):
     engine = sa.create_engine(sql_store.url, pool_size=1, max_overflow=0, pool_timeout=5)
     for _ in range(3):

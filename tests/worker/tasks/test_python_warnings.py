@@ -56,6 +56,7 @@ print(sorted(thread.name for thread in threading.enumerate()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("timeout_s", "backlog"), [("0.2", 50), ("20", 30)])
 @pytest.mark.parametrize("how", ["run", "serve"])
 def test_a_process_that_ends_by_a_signal_leaves_nothing_for_python_to_warn_of(

@@ -73,6 +73,7 @@ def demand_each_once(place: Place, output: Path, run_id: str, keys: range = KEYS
     ledger.abort(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["half claimed", "claimed", "published"])
 def test_a_driver_that_was_paused_and_taken_over_is_told_so(place, output, tmp_path, step):
     job = Job(place.config(), "r1", KEYS, str(output), kill_at=step, signal=signal.SIGSTOP)
