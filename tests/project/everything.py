@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 LOOK_S = 1.0
 REPORT_EVERY_S = 60.0
 LAST_LINES = 30
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 # The last lines of pytest (`1 failed, 20 passed, 3 skipped in 1.2s`) and of torture (`13 of 14 runs kept the promise`).
 PYTEST_END = re.compile(r"^=* ?((?:\d+ \w+, )*\d+ \w+) in [\d.]+s", re.MULTILINE)
@@ -109,7 +110,11 @@ def run(step: Step, make: str, logs: Path, console: Console) -> StepResult:
 
 
 def call(command: Sequence[str], output: TextIO, console: Console) -> int:
-    """Exit code of a command. One that is interrupted ends before this function does."""
+    """Exit code of a command. When this process is interrupted, the command ends as by Ctrl-C, and this waits for it.
+
+    In a session of its own it gets one signal, from here: `make` would pass a SIGTERM on to the shell of a recipe
+    alone, and what the shell had started would go on.
+    """
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -117,6 +122,7 @@ def call(command: Sequence[str], output: TextIO, console: Console) -> int:
         stdout=output,
         stderr=subprocess.STDOUT,
         env=os.environ | {"CI": "true"},
+        start_new_session=True,
     )
     began = reported = time.monotonic()
     try:
@@ -129,7 +135,11 @@ def call(command: Sequence[str], output: TextIO, console: Console) -> int:
         return code
     finally:
         if process.poll() is None:
-            process.terminate()
+            # Once is enough: a second signal, such as `make` passes on, would end the waiting.
+            for number in INTERRUPTS:
+                signal.signal(number, signal.SIG_IGN)
+            console.print("Interrupted: the step ends what it has started")
+            os.killpg(process.pid, signal.SIGINT)
             process.wait()
 
 
@@ -173,13 +183,15 @@ def main(
         sys.exit(
             f"no such step: {', '.join(sorted(unknown))}. Known: {', '.join(step.name for step in STEPS)}"
         )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGINT too: in the background of a shell it is ignored, here and in all that this starts.
+    for number in INTERRUPTS:
+        signal.signal(number, signal.default_int_handler)
     logs.mkdir(parents=True, exist_ok=True)
     results: list[StepResult] = []
     try:
         results.extend(run(step, make, logs, console) for step in STEPS if step.name in chosen)
     except KeyboardInterrupt:
-        console.print("Interrupted. So far:")
+        console.print("Done before that:")
         show(results, console)
         sys.exit(130)
     show(results, console)
