@@ -172,7 +172,7 @@ def _checked(publisher: object) -> dict[str, Adapter]:
     """The adapters by name.
 
     Raises:
-        ConfigurationError: there is none, or one is not an adapter.
+        ConfigurationError: no adapter is given, or an object that is not an adapter.
     """
     from idempotent.adapters.base import Adapter
 
