@@ -97,6 +97,8 @@ class DetachedConnections:
         """Keep a connection that no message has used, or close it, as the engine's pool would."""
         if len(self._idle) < self._kept and self._is_usable(detached):
             self._idle.put(detached)
+            if detached.closings != self._closings:  # close() may have looked before it was there
+                self._close_idle()
         else:
             self.discard(detached)
 
@@ -169,6 +171,9 @@ class DetachedConnections:
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they are given back."""
         self._closings += 1
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         for detached in self._idle.drain():
             self.discard(detached)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -86,6 +87,24 @@ def test_dispose_closes_the_idle_ones_at_once_and_those_in_use_when_they_come_ba
     another = connections.take()
     assert is_open(another)
     connections.put(another)
+
+
+@pytest.mark.parametrize("sql_store", ["sqlite"], indirect=True)
+def test_none_that_comes_back_while_the_idle_ones_are_closed_stays_open(detached):
+    """Nobody would ever close it: the checker is closed."""
+    connections, _ = detached()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(1000):
+            used = connections.take()
+            comes_back = threading.Thread(target=connections.put, args=(used,))
+            comes_back.start()
+            connections.close()
+            comes_back.join()
+            assert not is_open(used)
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def test_listening_for_dispose_does_not_slow_the_applications_statements(sql_store):
