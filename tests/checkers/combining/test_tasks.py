@@ -43,20 +43,20 @@ def test_tasks_share_rounds(shared_store):
 
 def test_threads_and_tasks_share_rounds(shared_store):
     checker, calls = shared_store.leased(), Calls()
-    claimed: Counter[str] = Counter()
+    claimed: list[str] = []  # threads lose some of what they add to a number
 
     def in_thread():
         for number in range(100):
             claim = checker.lone.claim(request(f"m{number}")).claim
             if claim is not None:
-                claimed[f"m{number}"] += 1
+                claimed.append(f"m{number}")
                 assert checker.lone.complete(claim)
 
     async def in_task():
         for number in range(100):
             claim = (await checker.awaiting.claim(request(f"m{number}"))).claim
             if claim is not None:
-                claimed[f"m{number}"] += 1
+                claimed.append(f"m{number}")
                 assert await checker.awaiting.complete(claim)
 
     async def run():
@@ -67,7 +67,7 @@ def test_threads_and_tasks_share_rounds(shared_store):
     for number in range(2):
         calls.start(f"loop {number}", lambda: asyncio.run(run()))
     assert set(calls.join().values()) == {None}
-    assert claimed == Counter({f"m{number}": 1 for number in range(100)})
+    assert Counter(claimed) == {f"m{number}": 1 for number in range(100)}
 
 
 @pytest.mark.parametrize("stage", ["waits", "under way", "alone", "answered"])
