@@ -74,8 +74,10 @@ slow: CHOICE := -m slow
 slow: export IDEMPOTENT_TEST_EXAMPLES := all
 slow: pytest ## Run the slow tests alone, the random ones with all their examples
 
+# With seed 1 RabbitMQ is killed while it makes a queue of delayed messages, and RabbitMQ 3.10 then gives that queue a
+# leader only a minute later: the promise is kept, but each pair takes two minutes instead of one.
 brief-torture: $(STAMP) servers ## Every broker with every checker and an outbox, the same ten seconds of faults each time
-	@$(BIN)/python -m tests.torture --seconds 180 --seed 1
+	@$(BIN)/python -m tests.torture --seconds 180 --seed 2
 
 lint: $(STAMP) ## Check style
 	@$(BIN)/ruff check .
