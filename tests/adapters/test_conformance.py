@@ -130,6 +130,7 @@ def test_attempts_are_counted_over_processes(place, subject, start):
         assert letter.headers["x-idempotent-reason"].endswith("ValueError: poison")
 
 
+@pytest.mark.slow
 def test_a_message_that_kills_its_process_is_a_dead_letter_in_the_end(place, subject, start, effects):
     place.send(Message(subject, b"deadly", id="1"))
     child, deaths = start(), 0

@@ -120,6 +120,7 @@ def test_autocommit_in_the_url_is_found(cli, request):
         assert any("autocommit" in line["what"] for line in problems(answer))
 
 
+@pytest.mark.slow
 def test_a_server_whose_clock_stands_still_in_a_statement_is_found(cli, private_mariadb):
     server = private_mariadb("--sysdate-is-now", "--innodb-flush-log-at-trx-commit=1")
     assert cli("migrate", "upgrade", "--url", server.url).code == 0
@@ -145,6 +146,7 @@ def test_an_unreachable_store_is_a_finding_with_a_code_of_its_own(cli):
     assert "geheim" not in answer.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "patience"),
     [

@@ -36,6 +36,7 @@ def at(store):
     return ["--url", store.url, "--table", store.table]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["outbox", "stats"], ["outbox", "list"], ["relay", "--broker", "amqp://127.0.0.1:1"]]
 )
@@ -46,6 +47,7 @@ def test_a_locked_outbox_is_busy(cli, outbox, sql_store, words):
     assert "Store busy" in answer.err
 
 
+@pytest.mark.slow
 def test_doctor_says_that_a_table_is_locked(cli, outbox, sql_store):
     with locked(sql_store, ""):
         answer = cli("doctor", *at(sql_store), "--json")

@@ -34,6 +34,7 @@ def test_two_processes_upgrade_one_after_the_other(url, engine, table):
         assert connection.execute(text(f"SELECT version_num FROM {version_name(table)}")).all() == [("0004",)]
 
 
+@pytest.mark.slow
 def test_eight_threads_of_one_process_do_not_disturb_each_other(url, table):
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(upgrade, url, table=table) for _ in range(8)]:

@@ -111,6 +111,7 @@ def test_a_publication_never_takes_a_fence_by_itself(broker, topic, fenced):
     assert bodies(broker, topic) == []
 
 
+@pytest.mark.slow
 def test_a_refused_message_takes_its_bucket_with_it_and_no_other(broker, topic, fenced):
     own = {"topic.metadata.propagation.max.ms": 300, "transaction.timeout.ms": 300_000}
     fences = fenced(producer_config=own).fences
@@ -192,6 +193,7 @@ def test_a_relay_with_fences_publishes_all_in_order_and_holds_what_is_refused(
         assert list(dict.fromkeys(mine)) == [number for number in range(40) if (key, number) != ("d", 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql_store", ["postgres"], indirect=True)
 def test_behind_fences_a_message_is_deleted_before_the_next_one_is_published(
     broker, topic, fenced, outbox, waiting, tables, sql_store

@@ -150,6 +150,7 @@ def test_relays_whose_clocks_differ_by_hours_share_the_buckets_and_repeat_nothin
     assert came_s is None or came_s > 3.0
 
 
+@pytest.mark.slow
 @on_servers  # SQLite has the clock of the process
 def test_the_clock_of_the_process_may_jump_while_a_relay_runs(outbox, send, waiting, monkeypatch):
     adapter = Picky()

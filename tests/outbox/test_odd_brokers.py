@@ -52,6 +52,7 @@ def test_a_broker_that_hangs_up_for_a_while_gets_all_in_their_order(outbox, send
     assert adapter.bodies == [f"k {number}" for number in range(30)]
 
 
+@pytest.mark.slow
 def test_what_follows_an_unanswered_message_waits_although_the_broker_answers_again(outbox, send, waiting):
     adapter = Picky(silent_about=["0"])
 
@@ -99,6 +100,7 @@ def test_a_relay_whose_lease_has_ended_shares_the_buckets_again(outbox, send, wa
         until(lambda: not waiting())
 
 
+@pytest.mark.slow
 def test_a_new_relay_does_not_publish_what_waits_behind_a_held_message(outbox, send, waiting, sql_store):
     if sql_store.kind == "sqlite":
         pytest.skip("SQLite is for one process")

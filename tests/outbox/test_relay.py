@@ -39,6 +39,7 @@ def test_messages_of_an_order_key_are_published_in_the_order_of_their_rows(outbo
     assert by_key == {key: list(range(40)) for key in "abc"}
 
 
+@pytest.mark.slow
 def test_a_message_whose_row_is_older_than_its_commit_is_published(outbox, send, waiting, sql_store):
     if sql_store.kind == "sqlite":
         pytest.skip("SQLite has one writer at a time")
@@ -173,6 +174,7 @@ def test_small_batches_publish_all_that_committed_before_the_stop(outbox, send, 
     assert waiting() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql_store", ["postgres", "mysql"], indirect=True)
 def test_a_relay_that_stops_keeps_its_buckets_until_it_has_deleted(outbox, send, waiting, tables, sql_store):
     """Its two seconds end between two batches of its last read, while the database does not answer to a deletion."""

@@ -82,6 +82,7 @@ def test_prometheus_shows_the_outboxes_that_were_measured(outbox, send, waiting)
     assert f"idempotent_outbox_refused_total{{{labels}}} 0.0" in lines
 
 
+@pytest.mark.slow
 def test_the_health_file_says_whether_broker_and_database_answer(
     outbox, sql_store, tables, waiting, tmp_path
 ):
@@ -163,6 +164,7 @@ def test_errors_of_one_cause_are_told_once_a_minute(outbox, send, waiting, caplo
     assert caplog.messages.count("relay_waits") == 1
 
 
+@pytest.mark.slow
 def test_what_the_database_does_not_delete_is_not_published_again(outbox, sql_store, tables, send, waiting):
     adapter = Picky()
     no_delete(sql_store, tables.waiting.name)
@@ -177,6 +179,7 @@ def test_what_the_database_does_not_delete_is_not_published_again(outbox, sql_st
     assert adapter.bodies == ["once", "later"]
 
 
+@pytest.mark.slow
 def test_batches_that_the_database_does_not_delete_are_not_published_again(
     outbox, sql_store, tables, send, waiting, caplog
 ):
@@ -210,6 +213,7 @@ def test_without_another_thread_batches_are_deleted_too(outbox, send, waiting, m
     assert sorted(adapter.bodies) == list("012345")
 
 
+@pytest.mark.slow
 def test_a_held_message_that_is_not_deleted_is_not_published_again(outbox, sql_store, tables, send, waiting):
     adapter = Picky(refuses=["once"])
     send("once", order_key="k")

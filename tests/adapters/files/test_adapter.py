@@ -222,6 +222,7 @@ def test_a_file_of_nothing_but_nonsense_still_lets_the_worker_look_up_in_between
     adapter.close()
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_on_a_big_file(lines: Path) -> None:
     registry = Registry()
     registry.consumer(SUBJECT, checker=MemoryChecker(max_keys=100))(lambda message: None)

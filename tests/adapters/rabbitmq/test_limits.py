@@ -86,6 +86,7 @@ def test_a_body_that_the_broker_does_not_take_any_more_is_not_lost_and_holds_nob
 # Time
 
 
+@pytest.mark.slow
 def test_a_handler_longer_than_the_consumer_timeout_has_one_effect_and_a_warning(tuned_rabbitmq, caplog):
     tuned_rabbitmq.tune("consumer_timeout", 1000)
     tuned_rabbitmq.tune("channel_tick_interval", 200)

@@ -116,6 +116,7 @@ def test_no_step_waits_for_a_locked_key_without_limit(store, step):
     desk.release_many([(claim, None) for claim in claims])
 
 
+@pytest.mark.slow
 def test_a_lapsed_key_that_is_locked_is_in_progress(store):
     checker = store.leased(lease_s=600.0)
     checker.desk.abandon(claims_of(checker, ["k0"])["k0"])

@@ -75,6 +75,7 @@ def test_a_consumer_that_parks_or_asks_claims_alone(shared_store):
         assert calls.join()["first"].claim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True])
 def test_one_locked_key_does_not_stall_the_others(sql_store, alone):
     """A claim that waits for the lock takes three seconds; 40 rounds with it in front would take two minutes."""

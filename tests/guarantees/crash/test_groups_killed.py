@@ -13,6 +13,7 @@ IDS = tuple(str(i) for i in range(10))
 DIES_AT = 3
 
 
+@pytest.mark.slow
 def test_a_leased_group_burns_no_attempt_and_each_runs_after_the_lease(leased):
     assert leased.die(f"after_effect:{DIES_AT}", ids=IDS, together=True, max_attempts=1) == []
     assert {record.status for record in leased.keys().values()} <= {
@@ -53,6 +54,7 @@ def test_a_transactional_group_is_undone_or_done_as_a_whole(transactional, point
     assert {r.attempts for r in transactional.keys().values()} == {0}
 
 
+@pytest.mark.slow
 def test_a_poison_message_in_a_group_dies_alone(leased):
     """Its process dies in the group (no attempt), then with the message alone (an attempt), then it is DEAD."""
     ids, poison = IDS[:4], "2"

@@ -83,6 +83,7 @@ def test_after_completion_a_redelivery_is_a_duplicate(leased, point):
     assert leased.effects() == {"1": 1}
 
 
+@pytest.mark.slow
 def test_a_message_that_kills_its_process_burns_an_attempt_each_time_and_dies(leased):
     leased.die("before_effect", max_attempts=2)
     first = leased.key()

@@ -122,6 +122,7 @@ def test_an_application_installed_as_a_library_is_named_by_its_handler() -> None
     assert where(frame) == f"{installed}/shop/handlers.py:5 in on_paid"
 
 
+@pytest.mark.slow
 def test_the_leases_of_a_blocked_loop_are_renewed_and_no_other_worker_takes_its_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -104,6 +104,7 @@ def test_an_effect_that_is_recorded_while_its_task_is_cancelled_is_a_duplicate_n
     assert broker.backlog(SUBJECT) == 0
 
 
+@pytest.mark.slow
 def test_a_handler_that_refuses_to_be_cancelled_is_left_and_its_message_comes_again(
     registry: Registry, broker: MemoryBroker
 ) -> None:

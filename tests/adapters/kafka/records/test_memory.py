@@ -15,6 +15,7 @@ LIMIT = 10 * LARGE
 FETCH = {"fetch.max.bytes": 10 * LARGE, "queued.max.messages.kbytes": 1000, "message.max.bytes": 10 * LARGE}
 
 
+@pytest.mark.slow
 def test_received_messages_are_bounded_in_bytes_and_all_arrive(broker, topic, opened):
     for number in range(80):
         broker.send(topic, b"%d" % number + b" " * LARGE, key=b"customer")
