@@ -202,7 +202,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     def claim_nothing(self) -> Claim:
         return self._units.open_empty()
 
-    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
+    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[None]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
         unit: Unit = claim.unit
         return unit.savepoint(takes)
@@ -214,6 +214,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         claim.unit.close(reuse=False)
 
     def forget(self, claim: Claim) -> None:
+        claim.unit.demand_open()  # else the others cannot go on in it either
         self._units.forget(claim)
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:

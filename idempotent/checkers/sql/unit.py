@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, Final
 
-from sqlalchemy import Connection
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy.orm import Session, SessionTransaction
 
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.watching import WatchedTransaction, listen, unwatch, watch
@@ -50,6 +50,8 @@ class Unit:
         ConfigurationError: the engine is in AUTOCOMMIT, so there would be no transaction.
     """
 
+    _session_kind: type = Session
+
     def __init__(
         self, connections: DetachedConnections, dialect: SqlDialect, sessions: Sessions, *, strict: bool
     ) -> None:
@@ -64,6 +66,7 @@ class Unit:
         self.interrupted = False
         self._closed = False
         self._session: Session | None = None
+        self._savepoint: HandlerSavepoint | None = None
         self.arguments: Final[dict[type, Any]] = {}
         self.contention: BaseException | None = None
         self.doubtful = False
@@ -118,11 +121,27 @@ class Unit:
             self._session = self._sessions.open(self.connection, self)
         return self._session
 
-    def savepoint(self, kind: type | None) -> AbstractContextManager[object]:
-        """A savepoint on the handler's Session or Connection; an exception rolls back to it."""
-        if kind is not None and issubclass(kind, Session):
-            return self.session.begin_nested()
-        return self.connection.begin_nested()
+    def savepoint(self, kind: type | None) -> HandlerSavepoint:
+        """A savepoint for the next handler, which takes a Session or a Connection."""
+        return HandlerSavepoint(self, kind)
+
+    def begin_nested(self, kind: type | None) -> SessionTransaction | NestedTransaction:
+        """Set a savepoint through the handler's Session, or on the connection. Its statement is sent at once."""
+        if kind is None or not issubclass(kind, self._session_kind):
+            return self.connection.begin_nested()
+        nested = self.session.begin_nested()
+        self.session.connection(bind_arguments={"bind": self.connection})
+        return nested
+
+    @property
+    def has_pending_rows(self) -> bool:
+        """Whether the Session has work to send."""
+        session = self._session
+        return session is not None and bool(session.new or session.dirty or session.deleted)
+
+    def watch_savepoint(self, savepoint: HandlerSavepoint | None) -> None:
+        """Show each statement to this savepoint, or to none."""
+        self._savepoint = savepoint
 
     def flush(self) -> None:
         """Send the Session's pending changes, and undo changes of the connection's options, for the next handler.
@@ -240,6 +259,8 @@ class Unit:
             self.refuse(" ".join(statement.split()[:2]).upper())
         if end is Ends.PERHAPS:
             self.calls = self.doubtful = True
+        if self._savepoint is not None:
+            self._savepoint.see(statement)
 
     def note_error(self, error: BaseException) -> None:
         """Note the driver's error of a statement on the connection.
@@ -275,6 +296,20 @@ class Unit:
         if not self._may_end and self.escaped is None:
             self.escaped = how
 
+    def refuse_outside(self) -> None:
+        """Refuse what a handler does, or has done, outside of its savepoint.
+
+        Raises:
+            TransactionEscapedError: always.
+        """
+        if self.escaped is None:
+            self.escaped = (
+                "the handler went on, or returned, without the savepoint that was set for it: it ignored an error of "
+                "flush(), or rolled it back or released it. Let the exception pass, or use session.begin_nested() for "
+                "work that may fail"
+            )
+        raise TransactionEscapedError(self.escaped)
+
     def refuse_elsewhere(self, connection: Connection) -> None:
         """Refuse a connection that the handlers' Session has opened, unless it is this unit's. Nothing was sent on it.
 
@@ -289,6 +324,67 @@ class Unit:
                 "for another database use a Session of its own"
             )
             raise TransactionEscapedError(self.escaped)
+
+
+class HandlerSavepoint:
+    """The savepoint of one handler of a group, so that the others can go on without its work.
+
+    That is only true while the savepoint is there. A failed `flush()` rolls it back, and SQLAlchemy's `with` says
+    nothing about that at its end. So the handler must not return without it, and must send nothing after it has gone:
+    the unit has `escaped` then, and the group is given up.
+
+    Args:
+        unit: the transaction.
+        kind: what the handler takes: a Session or a Connection.
+    """
+
+    def __init__(self, unit: Unit, kind: type | None) -> None:
+        self._unit = unit
+        self._kind = kind
+        self._name: str | None = None
+        self._gone = False
+        self._released = False
+
+    def __enter__(self) -> None:
+        """Set it."""
+        self._unit.watch_savepoint(self)
+        self._nested = self._unit.begin_nested(self._kind).__enter__()
+
+    def see(self, statement: str) -> None:
+        """Look at a statement before it is sent on the connection: it may roll the savepoint back, or release it.
+
+        Raises:
+            TransactionEscapedError: the savepoint is gone.
+        """
+        if self._gone:
+            self._unit.refuse_outside()
+        if self._name is None:
+            if statement.startswith("SAVEPOINT "):
+                self._name = statement.removeprefix("SAVEPOINT ")
+        elif self._name in statement:
+            self._gone = True
+            self._released = "RELEASE" in statement.upper()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release it, or roll back to it after an exception.
+
+        Raises:
+            TransactionEscapedError: it has gone before, so what the handler wrote is lost, or cannot be undone.
+        """
+        self._unit.watch_savepoint(None)
+        is_whole = self._nested.is_active and not self._gone
+        try:
+            self._nested.__exit__(kind, error, traceback)
+        except Exception:
+            # The server does not have it, or refuses statements. The contention that did this is known to the unit.
+            if self._unit.contention is None:
+                self._unit.note_discarded("the savepoint of the handler could not be ended")
+            raise
+        # A row that was added after the savepoint had gone would be sent with the next handler's.
+        if self._released or (self._unit.has_pending_rows if error is not None else not is_whole):
+            self._unit.refuse_outside()
 
 
 def _line(error: object) -> str:

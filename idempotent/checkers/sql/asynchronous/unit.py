@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -33,6 +32,7 @@ class AsyncUnit(Unit):
         connections: as for `Unit`; and so are the other arguments.
     """
 
+    _session_kind = AsyncSession
     _sessions: AsyncSessions
 
     def __init__(
@@ -68,11 +68,6 @@ class AsyncUnit(Unit):
         if self._async_connection is None:
             self._async_connection = AsyncConnection(AsyncEngine(self.connection.engine), self.connection)
         return self._async_connection
-
-    def savepoint(self, kind: type | None) -> AbstractContextManager[object]:
-        if kind is not None and issubclass(kind, AsyncSession):
-            return self.session.begin_nested()
-        return self.connection.begin_nested()
 
     def flush(self) -> None:
         """As `Unit.flush`.
