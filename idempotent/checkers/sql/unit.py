@@ -360,8 +360,10 @@ class HandlerSavepoint:
             self._unit.refuse_outside()
         if self._name is None:
             if statement.startswith("SAVEPOINT "):
-                self._name = statement.removeprefix("SAVEPOINT ")
-        elif self._name in statement:
+                self._name = statement.removeprefix("SAVEPOINT")
+        elif statement.endswith(
+            self._name
+        ):  # with the blank before it: sa_savepoint_1 is not sa_savepoint_11
             self._gone = True
             self._released = "RELEASE" in statement.upper()
 

@@ -240,6 +240,26 @@ def test_a_message_of_a_group_is_processed_with_its_row_or_neither(sql_store):
     demand(sql_store, "session", {"savepoints": True}, together=True)
 
 
+def test_savepoints_of_a_handler_do_not_give_its_group_up(sql_store):
+    """The names of some begin with that of the checker's."""
+    runs = []
+
+    @Registry().consumer("orders", checker=sql_store.transactional(savepoints=True))
+    def consumer(message: Message, session: Session) -> None:
+        runs.append(message.id)
+        for number in range(12):
+            with suppress(ValueError), session.begin_nested():
+                session.add(Row(f"{message.id} {number}"))
+                session.flush()
+                if number % 2:
+                    raise ValueError("no such customer")
+
+    results = consumer.process_many(messages(*IDS))
+    assert [result.outcome for result in results] == [Outcome.PROCESSED] * 3
+    assert runs == list(IDS)
+    assert sql_store.booked() == {f"{name} {number}": 1 for name in IDS for number in range(0, 12, 2)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "plain")
