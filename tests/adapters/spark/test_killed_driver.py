@@ -2,10 +2,8 @@
 
 import secrets
 import signal
-import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +11,11 @@ from idempotent.adapters.spark import StoreConfig
 from idempotent.adapters.spark.ledger import ClaimState, RunState, open_ledger
 from idempotent.errors import RunConflictError
 from idempotent.migrations import upgrade
+from tests.adapters.spark.programs import driver
 from tests.adapters.spark.programs.killed_driver import CLAIMING, Job
 from tests.adapters.spark.support.pipeline import AGAIN, DAY, Place, do
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1100)]
 LEASE_S = 3.0
 # By consumer: where its run dies, its state then, and the number of published rows in files and table.
 DEATHS = {
@@ -62,15 +60,7 @@ def left(request, tmp_path_factory):
         upgrade(store.url, table=name)
     place = Place(tmp_path_factory.mktemp("pipeline")).prepare()
     deaths = {consumer: at for consumer, (at, _, _) in DEATHS.items()}
-    done = subprocess.run(
-        Job.of(store, place, deaths=deaths, lease_s=LEASE_S).command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = driver(*Job.of(store, place, deaths=deaths, lease_s=LEASE_S).command[1:])
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = Left(store, place)
     files, table = (

@@ -251,7 +251,8 @@ def test_a_broker_that_fails_in_the_middle_of_many_results_does_not_delay_the_en
     assert isinstance(running.error, AdapterError)
 
 
-def test_five_thousand_tasks_are_cancelled_in_time(registry: Registry, broker: MemoryBroker) -> None:
+def test_a_thousand_tasks_are_cancelled_in_time(registry: Registry, broker: MemoryBroker) -> None:
+    """They have two seconds, of which a quiet machine takes a tenth."""
     checker, begun = MemoryChecker(), []
 
     @registry.consumer(SUBJECT, checker=checker)
@@ -259,13 +260,13 @@ def test_five_thousand_tasks_are_cancelled_in_time(registry: Registry, broker: M
         begun.append(message.id)
         await asyncio.sleep(100)
 
-    publish(broker, *range(6000))
-    worker = emptying(registry, broker, concurrency=5000, drain_timeout_s=0.0)
+    publish(broker, *range(1500))
+    worker = emptying(registry, broker, concurrency=1000, drain_timeout_s=0.0)
     running = Running(worker)
-    until(lambda: len(begun) == 5000)
+    until(lambda: len(begun) == 1000)
     worker.stop()
     assert running.join().summary.abandoned == 0
-    assert broker.backlog(SUBJECT) == 6000
+    assert broker.backlog(SUBJECT) == 1500
     assert broker._queues[SUBJECT].unsettled == 0
     assert_nothing_is_left(checker)
 

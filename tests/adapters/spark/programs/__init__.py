@@ -39,6 +39,28 @@ def run(name, **arguments):
     return json.loads(lines[-1])
 
 
+def driver(*command, **environment):
+    """Run a driver to its end, as a program. It takes minutes on a busy machine.
+
+    Spark gives each of its Python workers ten seconds to connect, which no setting changes (PythonWorkerFactory). A
+    driver that ended because of that begins anew.
+    """
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=sessions.ROOT,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=1000,
+            check=False,
+        )
+        if done.returncode <= 0 or "Python worker failed to connect back" not in done.stdout + done.stderr:
+            break
+    return done
+
+
 def report(*scenarios):
     """Call functions without arguments, and print their results by name."""
     results = {}

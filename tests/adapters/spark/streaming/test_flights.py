@@ -1,11 +1,8 @@
 """A Kafka topic through Structured Streaming, with a driver that is killed."""
 
-import os
 import random
 import secrets
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,10 +10,10 @@ import pytest
 
 from idempotent.testing.crashpoints import CRASH_VARIABLE
 from tests.adapters.kafka.broker import Broker
+from tests.adapters.spark.programs import driver
 from tests.adapters.spark.streaming.flights import publish_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-ROOT = Path(__file__).parents[4]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1100)]
 PARTITIONS = 3
 
 
@@ -45,17 +42,9 @@ def test_each_flight_of_a_topic_is_published_once_although_the_driver_is_killed(
             broker.send(topic, flight.encode(), partition=rng.randrange(PARTITIONS))
         broker.flush()
         place = [kafka_bootstrap, topic, sqlite_store.url, str(tmp_path)]
-        killed = subprocess.run(
-            [sys.executable, "-m", "tests.adapters.spark.streaming.flights", *place],
-            cwd=ROOT,
-            # Published, and neither Spark nor the ledger knows it.
-            env={**os.environ, CRASH_VARIABLE: "after_publish:2"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        # Published, and neither Spark nor the ledger knows it.
+        program = ["-m", "tests.adapters.spark.streaming.flights", *place]
+        killed = driver(*program, **{CRASH_VARIABLE: "after_publish:2"})
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert 0 < values_in(tmp_path / "out").total() < len(flights)
         publish_all(spark, kafka_bootstrap, topic, sqlite_store, str(tmp_path))

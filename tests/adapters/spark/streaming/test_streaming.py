@@ -1,20 +1,16 @@
 """foreach_batch: each micro-batch is published once, whatever ends the query."""
 
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from idempotent.adapters.spark import foreach_batch
 from idempotent.testing.crashpoints import CRASH_VARIABLE
+from tests.adapters.spark.programs import driver
 from tests.adapters.spark.streaming.streams import CONSUMER, Stream, publish_to
 
-ROOT = Path(__file__).parents[4]
 FIRST, SECOND, THIRD = range(100), range(60, 160), range(120, 200)
 
 
@@ -127,26 +123,12 @@ def test_a_new_checkpoint_under_an_old_sink_id_is_an_error_and_drops_nothing(spa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1100)
 def test_a_query_killed_while_it_publishes_goes_on_with_the_same_batch(
     spark, sqlite_store, stream, process, handled
 ):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.adapters.spark.streaming.driver",
-            "classic",
-            sqlite_store.url,
-            str(stream.folder),
-        ],
-        cwd=ROOT,
-        env={**os.environ, CRASH_VARIABLE: "after_publish:2"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    program = ["-m", "tests.adapters.spark.streaming.driver", "classic", sqlite_store.url, str(stream.folder)]
+    done = driver(*program, **{CRASH_VARIABLE: "after_publish:2"})
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert set(stream.published()) == {f"{CONSUMER}-0", f"{CONSUMER}-1"}
     stream.run(spark, process())
@@ -155,23 +137,10 @@ def test_a_query_killed_while_it_publishes_goes_on_with_the_same_batch(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1100)
 def test_so_it_is_on_spark_connect(sqlite_store, stream):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.adapters.spark.streaming.driver",
-            "connect",
-            sqlite_store.url,
-            str(stream.folder),
-        ],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    program = ["-m", "tests.adapters.spark.streaming.driver", "connect", sqlite_store.url, str(stream.folder)]
+    done = driver(*program)
     assert done.returncode == 0, done.stdout + done.stderr
     # What the handler raised, and what the reset checkpoint was answered.
     assert done.stdout.split() == ["PipelineError", "RunInputChangedError"]
