@@ -17,7 +17,9 @@ def is_for_good(error: KafkaError) -> bool:
 
 
 def _is_untrusted(error: KafkaError) -> bool:
-    return error.code() == SSL and _UNTRUSTED in error_of(error)
+    text = error_of(error)
+    # The library says it of the connection, too, with another code.
+    return _UNTRUSTED in text and (error.code() == SSL or _HANDSHAKE in text)
 
 
 def why_unreachable(last: KafkaError | None, *, was_up: bool = False) -> str:

@@ -10,7 +10,7 @@ from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka import group as kafka_group
 from idempotent.adapters.kafka.client import KafkaError
-from idempotent.adapters.kafka.reasons import why_unreachable
+from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, PublishError
 from idempotent.testing.adapter_contract import AdapterContract, until
@@ -175,6 +175,13 @@ def test_a_mismatch_of_encryption_is_explained(
 
 def said_in(caplog):
     return [getattr(record, "error", "") for record in caplog.records]
+
+
+@pytest.mark.parametrize("code", [KafkaError._SSL, KafkaError._TRANSPORT])
+def test_a_certificate_is_named_however_the_library_says_it(code):
+    said = "error:0A000086:SSL routines::certificate verify failed (after 14ms in state SSL_HANDSHAKE)"
+    assert why_unreachable(KafkaError(code, said)).endswith("check ssl_ca_location and the host name")
+    assert is_for_good(KafkaError(code, said))
 
 
 @pytest.mark.parametrize(
