@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.births import remember_births
 from tests.support.services import (
     ACTIVEMQ,
     KAFKA,
@@ -62,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    remember_births()
     # Started in the background of a shell, this process ignores Ctrl-C, and so would all that it starts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
