@@ -10,7 +10,7 @@ from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 
 SUBJECT = "orders"
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def publish(broker: MemoryBroker, *ids: object, subject: str = SUBJECT) -> None:
