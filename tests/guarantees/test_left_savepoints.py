@@ -79,7 +79,7 @@ def by_hand(session: Session, statement: str) -> None:
     session.connection().connection.cursor().execute(f"{statement} SAVEPOINT {name}")
 
 
-# Each is one line; what it raises is swallowed. The savepoint that it finds is the checker's, where there is one.
+# Each way is one line, and its exceptions are ignored. With savepoints=True it meets the savepoint of the checker.
 WAYS: dict[str, Callable[[Session], object]] = {
     "nothing": lambda session: None,
     "failed flush": fail_to_flush,
@@ -258,6 +258,26 @@ def test_savepoints_of_a_handler_do_not_give_its_group_up(sql_store):
     assert [result.outcome for result in results] == [Outcome.PROCESSED] * 3
     assert runs == list(IDS)
     assert sql_store.booked() == {f"{name} {number}": 1 for name in IDS for number in range(0, 12, 2)}
+
+
+@pytest.mark.parametrize("way", ["commit of the savepoint", "RELEASE by hand", "failed flush", "nothing"])
+def test_an_interrupt_passes_although_the_savepoint_has_gone(sql_store, way):
+    interrupts = [KeyboardInterrupt()]
+
+    @Registry().consumer("orders", checker=sql_store.transactional(savepoints=True))
+    def consumer(message: Message, session: Session) -> None:
+        session.add(Row(str(message.id)))
+        if message.id == "it" and interrupts:
+            suppressed(WAYS[way], session)
+            session.add(Row("stray"))
+            raise interrupts.pop()
+
+    with pytest.raises(KeyboardInterrupt):
+        consumer.process_many(messages(*IDS))
+    assert sql_store.booked() == {}
+    results = consumer.process_many(messages(*IDS))
+    assert [result.outcome for result in results] == [Outcome.PROCESSED] * 3
+    assert sql_store.booked() == dict.fromkeys(IDS, 1)
 
 
 @pytest.mark.slow

@@ -100,5 +100,5 @@ def test_an_interrupted_relay_does_not_wait_for_a_broker(outbox, send, waiting, 
     assert record.waited_s == 0
     silent.answer.set()
     until(lambda: not waiting())
-    # It was not waited for, and gives its buckets back on a connection that nobody would close after this test.
+    # The thread of the interrupted relay releases its buckets on a new connection; the outbox must be closed later.
     until(lambda: not any(thread.name == "idempotent-relay" for thread in threading.enumerate()))

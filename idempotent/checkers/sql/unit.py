@@ -20,6 +20,10 @@ from idempotent.stores.sql.faults import Fault, fault_of
 
 _GUARD: Final = "idempotent_guard"
 _IN_FAILED_TRANSACTION: Final = "25P02"
+_OUTSIDE: Final = (
+    "the handler went on, or returned, without the savepoint that was set for it: it ignored an error of flush(), or "
+    "rolled it back or released it. Let the exception pass, or use session.begin_nested() for work that may fail"
+)
 # After such an error the server has rolled the transaction back, or had no lock or no room for the statement.
 UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED, Fault.CROWDED)
 
@@ -297,18 +301,13 @@ class Unit:
             self.escaped = how
 
     def refuse_outside(self) -> None:
-        """Refuse what a handler does, or has done, outside of its savepoint.
+        """Refuse a statement of a handler outside of its savepoint.
 
         Raises:
             TransactionEscapedError: always.
         """
-        if self.escaped is None:
-            self.escaped = (
-                "the handler went on, or returned, without the savepoint that was set for it: it ignored an error of "
-                "flush(), or rolled it back or released it. Let the exception pass, or use session.begin_nested() for "
-                "work that may fail"
-            )
-        raise TransactionEscapedError(self.escaped)
+        self.note_discarded(_OUTSIDE)
+        raise TransactionEscapedError(_OUTSIDE)
 
     def refuse_elsewhere(self, connection: Connection) -> None:
         """Refuse a connection that the handlers' Session has opened, unless it is this unit's. Nothing was sent on it.
@@ -361,19 +360,18 @@ class HandlerSavepoint:
         if self._name is None:
             if statement.startswith("SAVEPOINT "):
                 self._name = statement.removeprefix("SAVEPOINT")
-        elif statement.endswith(
-            self._name
-        ):  # with the blank before it: sa_savepoint_1 is not sa_savepoint_11
+        # The name begins with a blank: sa_savepoint_1 is not the end of x_sa_savepoint_1.
+        elif statement.endswith(self._name):
             self._gone = True
             self._released = "RELEASE" in statement.upper()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release it, or roll back to it after an exception.
+        """Release it, or roll back to it after an exception, which always passes: it may be an interrupt.
 
         Raises:
-            TransactionEscapedError: it has gone before, so what the handler wrote is lost, or cannot be undone.
+            TransactionEscapedError: it has gone before, so what the handler wrote is lost.
         """
         self._unit.watch_savepoint(None)
         is_whole = self._nested.is_active and not self._gone
@@ -383,10 +381,14 @@ class HandlerSavepoint:
             # The server does not have it, or refuses statements. The contention that did this is known to the unit.
             if self._unit.contention is None:
                 self._unit.note_discarded("the savepoint of the handler could not be ended")
-            raise
+            if error is None:
+                raise
+            return
         # A row that was added after the savepoint had gone would be sent with the next handler's.
         if self._released or (self._unit.has_pending_rows if error is not None else not is_whole):
-            self._unit.refuse_outside()
+            self._unit.note_discarded(_OUTSIDE)
+        if error is None and self._unit.escaped:
+            raise TransactionEscapedError(self._unit.escaped)
 
 
 def _line(error: object) -> str:

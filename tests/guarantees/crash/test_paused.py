@@ -112,7 +112,7 @@ def the_only(connection, find):
             # values.
             if time.monotonic() > deadline:
                 raise
-            # MariaDB looks anew if nobody has asked for a tenth of a second.
+            # MariaDB refreshes this list only if nobody has read it for 0.1 s.
             time.sleep(0.3)
 
 

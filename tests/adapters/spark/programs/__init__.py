@@ -42,8 +42,8 @@ def run(name, **arguments):
 def driver(*command, **environment):
     """Run a driver to its end, as a program. It takes minutes on a busy machine.
 
-    Spark gives each of its Python workers ten seconds to connect, which no setting changes (PythonWorkerFactory). A
-    driver that ended because of that begins anew.
+    Spark gives each of its Python workers ten seconds to connect, which no setting changes (PythonWorkerFactory). If a
+    worker was too slow, the driver has failed, and is started again.
     """
     for _ in range(5):
         done = subprocess.run(
