@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, NoReturn, TypeVar
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.births import remember_births
+from tests.support.samples import is_sampled
 from tests.support.services import (
     ACTIVEMQ,
     KAFKA,
@@ -74,6 +75,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None):
         lender = config.stash[LENDER] = Lender(pool, SERVICES)
         config.add_cleanup(lender.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Make the cases `slow` that the marker `sample` leaves out. Here all cases of a test are known, also when only
+    some are to run."""
+    made = yield
+    if isinstance(made, list) and made and (sample := made[0].get_closest_marker("sample")):
+        (every,) = sample.args
+        for index, item in enumerate(made):
+            if not is_sampled(made[0].originalname, index, len(made), every):
+                item.add_marker(pytest.mark.slow)
+    return made
 
 
 @pytest.hookimpl(optionalhook=True)

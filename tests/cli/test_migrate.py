@@ -13,6 +13,8 @@ from tests.cli.support import BILLING, at
 from tests.migrations.support import operations
 from tests.support.stores import open_store
 
+pytestmark = pytest.mark.sample(3)
+
 
 @pytest.fixture
 def bare(sql_store):

@@ -20,6 +20,8 @@ from idempotent.migrations import Drift, DriftKind, check, current, upgrade
 from idempotent.schema import failures_name, offsets_name, run_claims_name, runs_name
 from tests.migrations.support import expected, fourth, names, scratch
 
+pytestmark = pytest.mark.sample(3)
+
 
 def test_says_what_is_missing(url, table):
     assert [str(drift) for drift in check(url, table=table)] == [

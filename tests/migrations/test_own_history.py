@@ -33,6 +33,8 @@ from tests.migrations.support import (
     scratch,
 )
 
+pytestmark = pytest.mark.sample(3)
+
 
 class TestOwnHistory:
     def test_creates_what_the_library_creates(self, url, engine, table):

@@ -179,6 +179,7 @@ class TestUpgrade:
         assert after == before
 
 
+@pytest.mark.sample(3)
 class TestDowngrade:
     def test_removes_everything(self, url, engine, table):
         upgrade(url, table=table)

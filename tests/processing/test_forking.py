@@ -24,6 +24,7 @@ def raises():
 LEAVES = {"returns": (lambda: None, 0), "raises": (raises, 1), "exits": (lambda: sys.exit(7), 7)}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("leaves", LEAVES)
 def test_a_child_that_leaves_the_handler_ends_and_its_parent_goes_on(shop, leaves, batch):

@@ -14,6 +14,8 @@ from idempotent.errors import DeadKeyError, FingerprintMismatchError, MissingKey
 from idempotent.message import Position
 from tests.processing.shop import message, messages, outcomes
 
+pytestmark = pytest.mark.sample(3)
+
 
 def content(given):
     return given.headers.get("content", "same")

@@ -100,6 +100,7 @@ def crash(process, point):
 FIRST = ["effect 1", "acked"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("point", "printed", "left"),
     [
@@ -126,6 +127,7 @@ def test_a_failing_consumer_dies_where_it_is_told(start, database, point, left):
     assert statuses(database) == {"1": "done", "2": "done", "3": "done"} | left
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("point", "printed", "left"),
     [
@@ -151,6 +153,7 @@ def test_a_group_passes_the_points_of_its_handler_for_each_message(start, databa
     assert crash(start("after_effect:2", way="group"), "after_effect") == ["effect 1", "effect 2"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("point", ["after_claim:4", "after_commit:4", "before_renew"])
 @pytest.mark.parametrize("kind", ["leased", "transactional"])
 def test_a_point_that_is_not_passed_so_often_changes_nothing(start, database, point, kind):

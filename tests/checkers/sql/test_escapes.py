@@ -68,6 +68,7 @@ DISCARDS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("options", [{}, {"savepoints": True}, {"strict": True}])
 @pytest.mark.parametrize("discard", DISCARDS)
 def test_rows_cannot_be_discarded_with_the_session_without_notice(sql_store, discard, options):
@@ -118,6 +119,7 @@ RESTARTS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
 @pytest.mark.parametrize("options", [{}, {"savepoints": True}, {"strict": True}], ids=str)
 @pytest.mark.parametrize("then", ["goes on", "returns", "raises"])

@@ -12,6 +12,8 @@ from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlCheck
 from idempotent.message import Position
 from idempotent.migrations import check, downgrade, upgrade
 
+pytestmark = pytest.mark.sample(3)
+
 NAMES = ["order", "Dedup_Tbl", "user"]
 
 
