@@ -9,6 +9,7 @@ import sys
 import traceback
 
 from tests.adapters.spark.support import sessions
+from tests.adapters.spark.support.patience import TOO_SLOW, TRIES
 from tests.support.services.process import die_with_this_process
 
 _TIMEOUT_S = 400.0
@@ -40,12 +41,9 @@ def run(name, **arguments):
 
 
 def driver(*command, **environment):
-    """Run a driver to its end, as a program. It takes minutes on a busy machine.
-
-    Spark gives each of its Python workers ten seconds to connect, which no setting changes (PythonWorkerFactory). If a
-    worker was too slow, the driver has failed, and is started again.
-    """
-    for _ in range(5):
+    """Run a driver to its end, as a program, once more if a Python worker was too slow. It takes minutes on a busy
+    machine."""
+    for _ in range(TRIES):
         done = subprocess.run(
             [sys.executable, *command],
             cwd=sessions.ROOT,
@@ -56,7 +54,7 @@ def driver(*command, **environment):
             timeout=1000,
             check=False,
         )
-        if done.returncode <= 0 or "Python worker failed to connect back" not in done.stdout + done.stderr:
+        if done.returncode <= 0 or TOO_SLOW not in done.stdout + done.stderr:
             break
     return done
 

@@ -10,6 +10,7 @@ from idempotent.testing.crashpoints import around
 from tests.adapters.spark.streaming.source import TopicSource
 from tests.adapters.spark.streaming.streams import publish_to
 from tests.adapters.spark.support import sessions
+from tests.adapters.spark.support.patience import patiently
 
 SINK = "flights-v1"
 
@@ -27,13 +28,16 @@ def publish_all(spark, bootstrap, topic, store, folder, *, handler=None):
         lease_s=5.0,
     )
     frame = spark.readStream.format("topic").option("bootstrap", bootstrap).option("topic", topic).load()
-    query = (
-        frame.writeStream.foreachBatch(process).option("checkpointLocation", f"{folder}/checkpoint").start()
-    )
-    try:
-        query.processAllAvailable()
-    finally:
-        query.stop()
+    writer = frame.writeStream.foreachBatch(process).option("checkpointLocation", f"{folder}/checkpoint")
+
+    def run():
+        query = writer.start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    patiently(run)
 
 
 if __name__ == "__main__":

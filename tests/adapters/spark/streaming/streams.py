@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.adapters.spark.support.patience import patiently
+
 SCHEMA = "id bigint, text string"
 CONSUMER = "orders-v1"
 
@@ -47,7 +49,7 @@ class Stream:
         return writer.option("checkpointLocation", str(self.folder / checkpoint)).start()
 
     def run(self, spark: Any, process: Callable[[Any, int], None], *, checkpoint: str = "checkpoint") -> None:
-        self.query(spark, process, checkpoint=checkpoint).awaitTermination()
+        patiently(lambda: self.query(spark, process, checkpoint=checkpoint).awaitTermination())
 
     def published(self) -> Mapping[str, Counter[int]]:
         """Ids by run."""
