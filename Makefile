@@ -16,6 +16,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench
 LIGHT_STAMP := $(VENV)/.light
+# Python compiles what is imported when it is first imported: pip would compile four times as much.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # hatchling builds this package, setuptools builds PySpark, which has no wheel.
 BUILD := hatchling setuptools
 RUN_NEWEST := $(BIN)/python -m tests.support.services.newest
@@ -36,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture soak test test-all slow lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons without-servers python
+.PHONY: help demo torture brief-torture soak test checked test-all slow lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons without-servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -63,9 +65,14 @@ soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (
 # CI=true: the same tests, and a missing server is a failure instead of a skip. What is listed at the end is worth a look:
 # a test that takes over three seconds on a quiet machine is `slow`.
 test: CHOICE := -m 'not slow' --durations=20 --durations-min=5
-test: lint types pytest ## Check style and types, and run the quick tests against real servers: what every change must pass
+test: checked pytest ## Check style and types, and run the quick tests against real servers: what every change must pass
 	@echo
 	@echo "make test: passed. The slow tests, the newest servers, other Pythons and the brief torture: make test-all"
+
+# While one processor checks types, another compiles what the tests import: else each of their processes does.
+checked: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 & compiling=$$!; \
+	$(MAKE) -s lint types || { kill $$compiling; exit 1; }; wait $$compiling || true
 
 test-all: $(STAMP) ## The same, then the slow tests, the newest servers, other Pythons and the brief torture, e.g. make test-all ONLY=slow,newest
 	@$(BIN)/python -m tests.project.everything $(if $(ONLY),--only '$(ONLY)') --make '$(MAKE)'
@@ -161,22 +168,20 @@ python:
 $(STAMP): pyproject.toml constraints.txt | python
 	@echo "Making $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(BUILD)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  --no-build-isolation -e '.[all,demo,dev]'
+	@$(PIP_INSTALL) $(BUILD)
+	@$(PIP_INSTALL) --no-build-isolation -e '.[all,demo,dev]'
 	@touch $@
 
 $(LIGHT_STAMP): pyproject.toml constraints.txt | python
 	@echo "Making $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@grep -vE '$(HEAVY)' constraints.txt > $(VENV)/light.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(BUILD)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -r $(VENV)/light.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@$(PIP_INSTALL) $(BUILD)
+	@$(PIP_INSTALL) --no-build-isolation -r $(VENV)/light.txt
+	@$(PIP_INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
 	@echo "Installing what is measured against, once"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  --no-build-isolation -e '.[bench]'
+	@$(PIP_INSTALL) --no-build-isolation -e '.[bench]'
 	@touch $@
