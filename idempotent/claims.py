@@ -18,7 +18,7 @@ OWNER_BYTES: Final = 16
 _COUNT_BYTES: Final = 6
 ERROR_LIMIT: Final = 1000
 LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
-DIED_ERROR: Final = "a run of the message ended without an answer: it killed its process"
+DIED_ERROR: Final = "its process died while nothing else ran in it"
 UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
 
 
@@ -47,11 +47,11 @@ class KeyStatus(IntEnum):
     """The state of a stored key. Stores keep the number; all states below DONE are in progress."""
 
     IN_PROGRESS = 1
-    """Claimed alone: a lease that lapses counts as an attempt."""
+    """Claimed while nothing else ran in the process: a lease that lapses counts as an attempt."""
     IN_PROGRESS_GROUP = 2
-    """Claimed with others: a lapsed lease proves nothing about this message."""
+    """Claimed beside others: a lapsed lease proves nothing about this message."""
     IN_PROGRESS_PARK = 3
-    """Claimed alone by a consumer that parks: kept until a person or a consumer decides."""
+    """Claimed by a consumer that parks: kept until a person decides."""
     DONE = 4
     DEAD = 5
 

@@ -106,7 +106,7 @@ class InThreads(Awaiting):
             self._free(self._combiner.withdraw(waiter))
             raise
         decision: Decision = waiter.result()
-        return await self._claim_alone(request) if must_be_alone(decision) else decision
+        return await self._claim_alone(request) if must_be_alone(request, decision) else decision
 
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         if claim.empty:

@@ -165,6 +165,14 @@ class ClaimDesk:
         if claim.unit is not None:
             claim.unit.close()
 
+    def excuse(self) -> None:
+        """Let what is in hand count no attempt: the process ends in order, and its handlers with it.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        self._only_store_errors(self.hooks._excuse_many, self._keeper.held)
+
     def close(self) -> None:
         """Retry unrecorded steps once, and stop the background threads. Idempotent."""
         self._unrecorded.close()

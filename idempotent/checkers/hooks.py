@@ -103,6 +103,13 @@ class CheckerHooks(ABC):
         """
         return [True] * len(claims)
 
+    def _excuse_many(self, claims: Sequence[Claim]) -> None:  # noqa: B027 - optional
+        """Let the lapse of these claims count no attempt: their process ends in order, and their handlers with it.
+
+        Where the key is in progress and the claim's owner owns it, `IN_PROGRESS` becomes `IN_PROGRESS_GROUP`. The
+        default does nothing, so a message whose process is stopped `max_attempts` times is DEAD.
+        """
+
     def _reconnect(self) -> None:  # noqa: B027 - optional
         """Close idle connections: a renewal on one of them got no answer, so the others may be dead too.
 

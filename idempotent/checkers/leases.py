@@ -32,6 +32,8 @@ Since: TypeAlias = list[float]
 class NoLeases:
     """Replaces the LeaseKeeper of a checker whose claims never lapse."""
 
+    held: Sequence[Claim] = ()
+
     def hold(self, claims: Sequence[Claim]) -> None:
         """Do nothing."""
 
@@ -88,6 +90,11 @@ class LeaseKeeper:
             since = held.pop(claim, None)
             if since is not None and since[0] < lapsed_before:
                 _count_late([claim])
+
+    @property
+    def held(self) -> Sequence[Claim]:
+        """The claims in flight."""
+        return list(self._held)
 
     def close(self) -> None:
         """Stop renewing everything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -77,8 +78,22 @@ class TransactionHooks(ABC):
         """The session or connection for a handler's second parameter, of a type that `check_argument` has accepted."""
 
     @abstractmethod
+    def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
+        """Note that redelivered messages start. Returns the hashes of those of which a start was noted, and no end.
+
+        Their process may have died of them.
+
+        Raises:
+            StoreError: the store did not answer. Which starts it noted is unknown.
+        """
+
+    @abstractmethod
+    def forget_starts(self, keys: Sequence[Key]) -> None:
+        """Forget what `note_starts` noted: the runs have ended. Never raises a StoreError."""
+
+    @abstractmethod
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
-        """Count an attempt before a redelivered message runs, so that one that kills its process ends as DEAD.
+        """Count an attempt before a message runs alone, so that one that kills its process ends as DEAD.
 
         Args:
             request: the request for its key.
@@ -129,6 +144,13 @@ class NoTransactions(TransactionHooks):
 
     def check_argument(self, kind: type) -> None:
         raise ConfigurationError(f"the checker has no {kind.__name__} to hand to a handler")
+
+    def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
+        del keys  # leases show
+        return ()
+
+    def forget_starts(self, keys: Sequence[Key]) -> None:
+        del keys
 
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
         del request, max_attempts  # its lease counts

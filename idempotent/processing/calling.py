@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.transactions import TransactionHooks
@@ -23,6 +23,8 @@ from idempotent.processing.finished import finished
 from idempotent.processing.handler import Handler
 
 _current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
+# In a batch handler: it has a claim for each message, and none is the current one.
+_MANY: Final = Claim(None)
 
 
 def current_claim() -> Claim:
@@ -31,15 +33,21 @@ def current_claim() -> Claim:
     Raises:
         LookupError: no handler is running in this context, or it is a batch handler.
     """
-    claim = _current_claim.get()
+    claim = claim_if_any()
     if claim is None:
         raise LookupError("current_claim() works only inside a handler that takes one message")
     return claim
 
 
 def claim_if_any() -> Claim | None:
-    """The claim of the message that the running handler processes; None outside of a handler."""
-    return _current_claim.get()
+    """The claim of the message that the running handler processes; None outside of a handler, and for a batch."""
+    claim = _current_claim.get()
+    return None if claim is _MANY else claim
+
+
+def inside_handler() -> bool:
+    """Whether a handler runs in this context."""
+    return _current_claim.get() is not None
 
 
 class Calls:
@@ -83,6 +91,7 @@ class Calls:
         """Run a batch handler on all messages together. Exceptions pass through."""
         arguments = self._arguments(claim, list(messages))
         process = generation.number
+        token = _current_claim.set(_MANY)
         try:
             if self._observers.watch_runs:
                 return self._watched(messages, arguments)
@@ -90,6 +99,7 @@ class Calls:
         finally:
             if generation.number != process:
                 end_child(self._name)
+            _current_claim.reset(token)
 
     @staticmethod
     def ask(question: Callable[[Key], Any], key: Key) -> Any:
@@ -151,7 +161,12 @@ class AsyncCalls:
 
     async def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
         """Run a batch handler on all messages together. Exceptions pass through."""
-        return await self._run(claim, messages, list(messages))
+        token = _current_claim.set(_MANY)
+        try:
+            return await self._run(claim, messages, list(messages))
+        finally:
+            with suppress(ValueError):
+                _current_claim.reset(token)
 
     @staticmethod
     async def ask(question: Callable[[Key], Any], key: Key) -> Any:

@@ -5,7 +5,7 @@ See `steps` for what is yielded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import Final
 
@@ -18,7 +18,8 @@ from idempotent.processing.binding import Binding
 from idempotent.processing.members import Member, place
 from idempotent.processing.results import mismatch
 from idempotent.processing.running import GroupRun
-from idempotent.processing.single import process_keyed
+from idempotent.processing.runs import runs
+from idempotent.processing.single import process_one
 from idempotent.processing.steps import STORE, Life
 from idempotent.processing.streamed import Streamed
 from idempotent.processing.unprotected import refused, store_failed, without_key
@@ -40,48 +41,81 @@ class _Group:
     def __init__(self, binding: Binding, messages: Sequence[Message]) -> None:
         self._binding = binding
         self._messages = messages
+        self._owner = new_owner()
         self._run = GroupRun(binding)
         self.results = self._run.results
         self._copies: list[tuple[Member, Member]] = []
         self._keyless: list[tuple[int, MessageError]] = []
+        self._noted: Collection[bytes] = ()
 
     def run(self) -> Life[None]:
         firsts = self._firsts()
         if self._binding.checker.keeps_positions:
             # Restore partition order: a held message may arrive after its successors.
             firsts = iter(sorted(firsts, key=place))
-        # A consumer that parks or is asked claims each key alone; so does one that ignores verdicts, because an
-        # unprotected run opens its own transaction.
-        always_alone = (
-            self._binding.options.on_expired_lease is not OnExpiredLease.RETRY or self._binding.disabled
-        )
         if self._binding.counts_starts and any(message.redelivered for message in self._messages):
-            # Where messages have an order, none of the others may run before a redelivered one.
-            if any(isinstance(message.position, Position) for message in self._messages):
-                always_alone = True
-            else:
-                firsts = self._not_redelivered(firsts)
-        start = list(islice(firsts, _MIN_GROUP))
-        if len(start) < _MIN_GROUP or always_alone:
-            self._run.alone += [*start, *firsts]
+            yield from self._run_again(list(firsts))
         else:
-            claimed = yield from self._claim(chain(start, firsts))
-            if claimed:
-                yield from self._run.run(claimed)
-        for member in self._run.alone:
-            self.results[member.index] = yield from self._process_alone(member)
+            yield from self._run_each(firsts)
         for index, error in self._keyless:
             self.results[index] = yield from without_key(self._binding, self._messages[index], error)
         for member, first in self._copies:
             self.results[member.index] = yield from self._result_of_copy(member, self.results[first.index])
 
+    def _run_again(self, members: list[Member]) -> Life[None]:
+        """Run a group with redelivered messages, whose starts are noted: one of them may have killed a process."""
+        transactions = self._binding.transactions
+        again = [member.request.key for member in members if member.message.redelivered]
+        try:
+            unended: Collection[bytes] = yield STORE, transactions.note_starts, (again,)
+        except StoreError as error:
+            self._report_claims(members, repeat(error))
+            for member in members:
+                self.results[member.index] = yield from store_failed(self._binding, member.message, error)
+            return
+        self._noted = {key.hash for key in again}.difference(unended)
+        try:
+            # Where messages have an order, none of the others may run before one that has to run alone.
+            if unended and isinstance(members[0].message.position, Position):
+                self._run.alone = members
+            else:
+                self._run.alone = [member for member in members if member.request.key.hash in unended]
+            alone = set(self._run.alone)
+            yield from self._run_each(member for member in members if member not in alone)
+        finally:
+            noted = [key for key in again if key.hash in self._noted]
+            if noted:
+                yield STORE, transactions.forget_starts, (noted,)
+
+    def _run_each(self, firsts: Iterator[Member]) -> Life[None]:
+        """Run the first message of each key: together, and then those that have to be claimed alone."""
+        # A consumer that parks or is asked claims each key alone; so does one that ignores verdicts, because an
+        # unprotected run opens its own transaction.
+        always_alone = (
+            self._binding.options.on_expired_lease is not OnExpiredLease.RETRY or self._binding.disabled
+        )
+        start = list(islice(firsts, _MIN_GROUP))
+        if len(start) < _MIN_GROUP or always_alone:
+            self._run.alone += [*start, *firsts]
+        else:
+            runs.running[self._owner] = None
+            try:
+                if runs.alone is not None:
+                    yield from runs.beside(self._owner)
+                claimed = yield from self._claim(chain(start, firsts))
+                if claimed:
+                    yield from self._run.run(claimed)
+            finally:
+                runs.running.pop(self._owner, None)
+        for member in self._run.alone:
+            self.results[member.index] = yield from self._process_alone(member)
+
     def _firsts(self) -> Iterator[Member]:
         """The first message of each key. Later copies go to `_copies`, messages without a key to `_keyless`."""
         firsts: dict[bytes, Member] = {}
-        owner = new_owner()
         for index, message in enumerate(self._messages):
             try:
-                request = self._binding.requests.of(message, owner)
+                request = self._binding.requests.of(message, self._owner)
             except MessageError as error:
                 self._keyless.append((index, error))
                 continue
@@ -95,14 +129,6 @@ class _Group:
                 )
             else:
                 self._copies.append((member, first))
-
-    def _not_redelivered(self, firsts: Iterator[Member]) -> Iterator[Member]:
-        """A redelivered message may have killed the process of its first group: it is counted, and runs alone."""
-        for member in firsts:
-            if member.message.redelivered:
-                self._run.alone.append(member)
-            else:
-                yield member
 
     def _claim(self, firsts: Iterator[Member]) -> Life[list[Member]]:
         members: list[Member] = []
@@ -163,8 +189,8 @@ class _Group:
                 observers.claimed(self._binding.name, member.message, member.request, answer)
 
     def _process_alone(self, member: Member) -> Life[Result]:
-        request = self._binding.requests.alone(member.request)
-        return process_keyed(self._binding, member.message, request)
+        noted = member.request.key.hash in self._noted
+        return process_one(self._binding, member.message, member.request, noted=noted)
 
     def _result_of_copy(self, member: Member, first: Result) -> Life[Result]:
         """A later copy takes the final outcome of the first message, or runs if the first one failed."""

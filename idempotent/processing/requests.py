@@ -36,17 +36,21 @@ class Requests:
         self._by_position = by_position
         parks = options.on_expired_lease is OnExpiredLease.PARK
         asks = callable(options.on_expired_lease)
-        self._status = KeyStatus.IN_PROGRESS_PARK if parks or asks else KeyStatus.IN_PROGRESS
+        self._status = KeyStatus.IN_PROGRESS_PARK if parks else KeyStatus.IN_PROGRESS
         self._on_lapsed = Lapsed.PARK if parks else Lapsed.TAKE_OVER
+        self._at_first = Lapsed.PARK if parks else _LEAVE
+        self._beside = self._status if parks else _IN_GROUP
         # A consumer that is asked decides first whether the lapse was an attempt.
         self._max_attempts = None if asks else options.max_attempts
 
-    def of(self, message: Message, owner: bytes | None = None) -> ClaimRequest:
+    def of(self, message: Message, owner: bytes | None = None, *, beside: bool = True) -> ClaimRequest:
         """The request for a message's key.
 
         Args:
             message: the message.
-            owner: the owner token of its group; None: the message is claimed alone.
+            owner: the owner token of its run, which leaves a lapsed key as it is; None: it takes over a lapsed key, so
+                nothing else may run in the process.
+            beside: other messages run in this process, so a death proves nothing about this one.
 
         Raises:
             MissingKeyError: the message has no id or position, or `key` returned nothing.
@@ -71,7 +75,10 @@ class Requests:
             raise MissingKeyError(f"{self._keys.name}: the message has no {what}; see on_missing_key")
         fingerprint = None if self._fingerprint is None else _fingerprint(self._fingerprint, message)
         key = self._keys.key(message_id)
-        status, on_lapsed = (self._status, self._on_lapsed) if owner is None else (_IN_GROUP, _LEAVE)
+        if owner is None:
+            status, on_lapsed = self._status, self._on_lapsed
+        else:
+            status, on_lapsed = self._beside if beside else self._status, self._at_first
         return ClaimRequest(
             key,
             owner or new_owner(),
@@ -84,7 +91,7 @@ class Requests:
         )
 
     def alone(self, request: ClaimRequest) -> ClaimRequest:
-        """The request that claims a group's message alone."""
+        """The request that takes over a lapsed key: nothing else runs in the process."""
         return changed(request, owner=new_owner(), status=self._status, on_lapsed=self._on_lapsed)
 
     def partition(self, topic_id: str, partition: int) -> Key:

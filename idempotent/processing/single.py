@@ -22,6 +22,7 @@ from idempotent.processing.results import (
     raised_by_handler,
     unavailable,
 )
+from idempotent.processing.runs import runs
 from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life
 from idempotent.processing.unprotected import interrupted, refused, release_quietly, store_failed, without_key
 from idempotent.values import changed
@@ -31,17 +32,79 @@ log = logging.getLogger(__name__)
 _TRANSACTION_TRIES: Final = 4
 
 
-def process_one(binding: Binding, message: Message) -> Life[Result]:
-    """Process one message alone."""
+def process_one(
+    binding: Binding, message: Message, request: ClaimRequest | None = None, *, noted: bool = False
+) -> Life[Result]:
+    """Process one message by itself; if it may have killed a process, while nothing else runs in this one.
+
+    Args:
+        binding: the consumer, bound to its checker.
+        message: the message.
+        request: its request in a group, if it was in one.
+        noted: the group has noted its start.
+    """
+    run = new_owner()
+    running = runs.running
+    running[run] = None
     try:
-        request = binding.requests.of(message)
-    except MessageError as error:
-        return without_key(binding, message, error)
-    return process_keyed(binding, message, request)
+        if runs.alone is not None:
+            yield from runs.beside(run)
+        try:
+            request = (
+                binding.requests.of(message, run, beside=len(running) > 1)
+                if request is None
+                else changed(request, owner=run)
+            )
+        except MessageError as error:
+            return (yield from without_key(binding, message, error))
+        if message.redelivered and binding.counts_starts and not noted:
+            result = yield from _process_again(binding, message, request)
+        else:
+            result = yield from _process(binding, message, request)
+    finally:
+        running.pop(run, None)
+    return result or (yield from _process_alone(binding, message, request))
 
 
-def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result]:
-    """Claim a key alone, and run and record its message. If the database undid the transaction, try again."""
+def _process_again(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result | None]:
+    """Process a redelivered message whose checker has no leases; None: a start of it had no end."""
+    keys = (request.key,)
+    try:
+        unended = yield STORE, binding.transactions.note_starts, (keys,)
+    except StoreError as error:
+        if binding.observers.watch_claims:
+            binding.observers.claimed(binding.name, message, request, error)
+        return (yield from store_failed(binding, message, error))
+    if unended:
+        return None
+    try:
+        return (yield from _process(binding, message, request))
+    finally:
+        yield STORE, binding.transactions.forget_starts, (keys,)
+
+
+def _process_alone(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result]:
+    """Process a message that may have killed a process, while nothing else runs in this one."""
+    run = new_owner()
+    try:
+        yield from runs.by_itself(run)
+        result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
+        assert result is not None
+        if message.redelivered and binding.counts_starts:
+            yield STORE, binding.transactions.forget_starts, ((request.key,),)
+        return result
+    finally:
+        runs.running.pop(run, None)
+        runs.end_alone(run)
+
+
+def _process(
+    binding: Binding, message: Message, request: ClaimRequest, *, alone: bool = False
+) -> Life[Result | None]:
+    """Claim a key, and run and record its message. If the database undid the transaction, try again.
+
+    None: the process of an earlier claim died or stalled, so the message must run alone.
+    """
     doomed: DoomedTransactionError | None = None
     for attempt in range(_TRANSACTION_TRIES):
         if attempt:
@@ -55,14 +118,16 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
                 binding.observers.claimed(binding.name, message, request, error)
             return (yield from store_failed(binding, message, error))
         if decision.claim is None:
+            if decision.lapsed and not alone and not request.differs(decision.fingerprint):
+                return None
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, decision)
             return (yield from refused(binding, message, request, decision))
         try:
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, decision)
-            if message.redelivered and binding.counts_starts:
-                return (yield from _run_counted(binding, message, request, decision.claim))
+            if alone and binding.counts_starts:
+                return (yield from _run_counted(binding, message, request, decision))
             return (yield from _run_claimed(binding, message, request, decision))
         except DoomedTransactionError as error:
             doomed = error
@@ -72,13 +137,15 @@ def process_keyed(binding: Binding, message: Message, request: ClaimRequest) -> 
     return unavailable(doomed)
 
 
-def _run_counted(binding: Binding, message: Message, request: ClaimRequest, claim: Claim) -> Life[Result]:
-    """Count the attempt before the handler runs: the message may have killed the process of its first delivery."""
+def _run_counted(
+    binding: Binding, message: Message, request: ClaimRequest, acquired: Decision
+) -> Life[Result]:
+    """Count the attempt before the handler runs: a death of this process is its fault."""
     try:
         decision: Decision = yield (
             STORE,
             binding.transactions.count_start,
-            (request, claim, binding.options.max_attempts),
+            (request, acquired.claim, binding.options.max_attempts),
         )
     except StoreError as error:
         if binding.observers.watch_claims:
@@ -88,6 +155,7 @@ def _run_counted(binding: Binding, message: Message, request: ClaimRequest, clai
         return (yield from refused(binding, message, request, decision))
     raised = False
     try:
+        decision = changed(decision, lapsed=acquired.lapsed)
         result = yield from _run_claimed(binding, message, changed(request, counted=True), decision)
         raised = raised_by_handler(result) is not None
     except BaseException:

@@ -63,7 +63,11 @@ class MessageLog:
     def drain_timed_out(self, count: int, running: Sequence[Work], *, stores_answer: bool) -> None:
         """Log that `count` deliveries are not finished at the end of the drain; `running`: those in a handler."""
         keys = [work.consumer.key_in(work.delivery.message) for work in running[:_MOST_NAMED]]
-        hint = None if stores_answer else "a store does not answer, so these effects may be repeated"
+        hint = (
+            "a handler that takes longer than drain_timeout_s never finishes where workers stop that often: raise it"
+            if stores_answer
+            else "a store does not answer, so these effects may be repeated"
+        )
         log.error(
             "drain_timed_out", extra={"running": count, "keys": [str(key) for key in keys], "hint": hint}
         )

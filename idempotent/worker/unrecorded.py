@@ -1,4 +1,4 @@
-"""UnrecordedSteps: what a worker's stores have not recorded yet."""
+"""UnrecordedSteps: what a worker's stores have not recorded yet, and what it leaves unfinished."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.errors import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,14 @@ class UnrecordedSteps:
 
     def __len__(self) -> int:
         return sum(desk.unrecorded for desk in self._desks)
+
+    def excuse(self) -> None:
+        """Let handlers that the worker leaves running count no attempt: they have not failed, it has ended."""
+        for desk in self._desks:
+            try:
+                desk.excuse()
+            except StoreError as error:
+                log.warning("attempts_not_taken_back", extra={"error": str(error)})
 
     def report(self) -> None:
         """Log an error if there are any."""

@@ -288,6 +288,8 @@ class Worker:
             drain.run(self._drop_finished)
         self._unrecorded.report()
         self._abandoned = self._pool.in_flight.total()
+        if self._abandoned:
+            self._unrecorded.excuse()
         self._pool.close(_LAST_WAIT_S)  # tasks that handlers left running may use the services
 
     def _settle_finished(self) -> None:

@@ -346,6 +346,48 @@ FAULTS: Final = (
         "tests/test_consumer.py -k test_what_is_no_exception_frees_the_key",
     ),
     Fault(
+        "what may have killed a process runs beside others",
+        "idempotent/processing/runs.py",
+        "return self.alone == run and (not self.running or time.monotonic() >= self._until)",
+        "return self.alone == run",
+        "tests/processing/test_runs.py -k in_threads",
+    ),
+    Fault(
+        "others begin while a message runs alone",
+        "idempotent/processing/runs.py",
+        "while self.alone is not None and not inside_handler():",
+        "while False:",
+        "tests/processing/test_runs.py -k nothing_begins",
+    ),
+    Fault(
+        "what a handler gives to a consumer waits for the handler",
+        "idempotent/processing/runs.py",
+        "while self.alone is not None and not inside_handler():",
+        "while self.alone is not None:",
+        "tests/processing/test_runs.py -k part_of_its_run",
+    ),
+    Fault(
+        "each key of a process is stored as claimed alone",
+        "idempotent/processing/single.py",
+        "beside=len(running) > 1",
+        "beside=False",
+        "tests/processing/test_runs.py -k charged_for_a_death",
+    ),
+    Fault(
+        "the start of a redelivered message is not forgotten",
+        "idempotent/processing/single.py",
+        "        yield STORE, binding.transactions.forget_starts, (keys,)\n",
+        "        pass\n",
+        "tests/checkers/sql/test_redelivered.py -k leaves_nothing",
+    ),
+    Fault(
+        "a worker that stops counts what it leaves running",
+        "idempotent/worker/worker.py",
+        "            self._unrecorded.excuse()\n",
+        "            pass\n",
+        "tests/guarantees/deaths/test_deaths.py -k 'neither and sqlite-leased'",
+    ),
+    Fault(
         "the lapse of a claim made in a group is an attempt",
         "idempotent/processing/requests.py",
         "_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP",
@@ -643,7 +685,7 @@ FAULTS: Final = (
     Fault(
         "a message that kills its process in a transaction is not counted",
         _PROCESSING,
-        "            if message.redelivered and binding.counts_starts:\n",
+        "            if alone and binding.counts_starts:\n",
         "            if False:\n",
         "tests/guarantees/crash/test_killed.py -k 'in_a_transaction_is_dead and sqlite'",
     ),
@@ -1439,8 +1481,8 @@ FAULTS: Final = (
     Fault(
         "async: the current claim outlives its handler",
         _CALLING,
-        "                _current_claim.reset(token)\n",
-        "                pass\n",
+        "  # closed outside its task, which is gone\n                _current_claim.reset(token)\n",
+        "\n                pass\n",
         "tests/processing/test_awaited.py -k another_consumer",
     ),
     Fault(

@@ -30,7 +30,12 @@ from idempotent.errors import (
     described,
 )
 from idempotent.forks import generation
+from idempotent.values import changed
 
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
+_LEAVE: Final = Lapsed.LEAVE
+_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP
+_PARK: Final = KeyStatus.IN_PROGRESS_PARK
 # A statement that took longer waited for a lock: as half a round it would wait again.
 _AT_ONCE_S: Final = 0.5
 # A leader that hangs on a silent network is replaced, so often.
@@ -40,8 +45,8 @@ _LOOK_S: Final = 0.01
 
 
 def combines(request: ClaimRequest) -> bool:
-    """Whether a request may be part of a round: one of a consumer that retries. All those share a status."""
-    return request.status is KeyStatus.IN_PROGRESS and request.partition is None and not request.counted
+    """Whether a request may be part of a round: one of a consumer that retries."""
+    return request.status is not _PARK and request.partition is None and not request.counted
 
 
 def at_once(request: ClaimRequest) -> ClaimRequest:
@@ -51,15 +56,21 @@ def at_once(request: ClaimRequest) -> ClaimRequest:
         request.owner,
         request.fingerprint,
         request.status,
-        Lapsed.LEAVE,
+        _LEAVE,
         request.max_attempts,
         waits=False,
     )
 
 
-def must_be_alone(decision: Decision) -> bool:
-    """Whether a key has to be claimed again, alone and by its own request."""
-    return decision.lapsed and decision.claim is None
+def must_be_alone(request: ClaimRequest, decision: Decision) -> bool:
+    """Whether a key has to be claimed again, by its own request."""
+    takes_over = request.on_lapsed is not _LEAVE and decision.lapsed and decision.claim is None
+    return decision is ALONE or takes_over
+
+
+def _beside(request: ClaimRequest) -> ClaimRequest:
+    """The request in a round of several. All have the same status, as one statement demands."""
+    return request if request.status is _IN_GROUP else changed(request, status=_IN_GROUP)
 
 
 class Combiner:
@@ -101,7 +112,7 @@ class Combiner:
                 decision = ALONE
             finally:
                 line.leave(call)
-        return self._desk.claim(request) if must_be_alone(decision) else decision
+        return self._desk.claim(request) if must_be_alone(request, decision) else decision
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         """`ClaimDesk.complete`, from any thread."""
@@ -124,7 +135,7 @@ class Combiner:
     def claimed(self, waiter: Waiter, request: ClaimRequest) -> Decision:
         """The answer to a claim that was queued. Makes it alone, if it must be."""
         decision: Decision = waiter.result()
-        return self._desk.claim(request) if must_be_alone(decision) else decision
+        return self._desk.claim(request) if must_be_alone(request, decision) else decision
 
     def completed(self, waiter: Waiter, claim: Claim, result: bytes | None = None) -> bool:
         """The answer to a completion that was queued. Makes it alone, if it must be."""
@@ -216,7 +227,11 @@ class Combiner:
         answers: Sequence[Answer]
         try:
             alone = len(requests) == 1
-            answers = [self._desk.claim(requests[0])] if alone else self._desk.claim_many(requests)
+            answers = (
+                [self._desk.claim(requests[0])]
+                if alone
+                else self._desk.claim_many(list(map(_beside, requests)))
+            )
         except IdempotentError as error:
             if not _one_may_be_the_cause(error):
                 answers = [error] * len(waiters)

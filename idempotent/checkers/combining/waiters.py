@@ -23,8 +23,8 @@ class Missing(Enum):
 Call: TypeAlias = "ClaimRequest | Completion"
 Answer: TypeAlias = "Decision | bool | BaseException | None"
 
-ALONE: Final = Decision(Verdict.IN_PROGRESS, lapsed=True)
-"""The answer to a claim that must be made alone: its key is locked, or has lapsed, or the store refuses it."""
+ALONE: Final = Decision(Verdict.IN_PROGRESS)
+"""The answer to a claim that must be made alone: its key is locked, or the store refuses it."""
 COMPLETE_ALONE: Final = None
 """The answer to a completion that must be made alone."""
 

@@ -54,6 +54,10 @@ class MemoryBacked(AbstractIdempotentChecker):
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         return [self.keys.renew(claim) for claim in claims]
 
+    def _excuse_many(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self.keys.excuse(claim)
+
     def _garbage_collect(self, limit: int) -> int:
         return self.keys.collect(limit)
 

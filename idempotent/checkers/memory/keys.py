@@ -134,6 +134,13 @@ class MemoryKeys:
             entry.lease_until = self._lease_end(self.clock())
             return True
 
+    def excuse(self, claim: Claim) -> None:
+        """Let the lapse of an owned key in progress count no attempt."""
+        with self.lock:
+            entry = self._mine(claim)
+            if entry is not None and entry.status is KeyStatus.IN_PROGRESS:
+                entry.status = KeyStatus.IN_PROGRESS_GROUP
+
     def collect(self, limit: int) -> int:
         """Delete at most `limit` expired keys, and the expired attempts of deleted keys."""
         with self.lock:

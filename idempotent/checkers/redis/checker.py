@@ -89,6 +89,7 @@ class RedisChecker(AbstractIdempotentChecker):
         self._completes = Script("complete", **kept)
         self._releases = Script("release", **kept)
         self._renews = Script("renew", lease_us=lease_us)
+        self._excuses = Script("excuse")
 
     def admin(self) -> KeyAdmin:
         return RedisKeyAdmin(self.store, self._retention_us)
@@ -155,6 +156,11 @@ class RedisChecker(AbstractIdempotentChecker):
         names = [self._name_of(claim) for claim in claims]
         owners = [claim.owner for claim in claims]
         return [answer == 1 for answer in self.store.run_many(self._renews, names, owners)]
+
+    def _excuse_many(self, claims: Sequence[Claim]) -> None:
+        names = [self._name_of(claim) for claim in claims]
+        # Sent while the answers are read.
+        list(self.store.run_many(self._excuses, names, [claim.owner for claim in claims]))
 
     def _reconnect(self) -> None:
         self.store.close()

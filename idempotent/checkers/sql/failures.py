@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import DIED_ERROR, Claim, Failure, Released
@@ -33,6 +34,11 @@ class Note:
         return Released(owned=True, attempts=self.attempts, dead=self.failure.kills(self.attempts))
 
 
+def start_hash(key: Key) -> bytes:
+    """Where the start of a key's run is noted: in a row of its own, beside that of its failures."""
+    return bytes(255 - byte for byte in key.hash)
+
+
 class FailureTable:
     """The table `<table>_failures`.
 
@@ -59,6 +65,15 @@ class FailureTable:
         self._start = text(f"{insert} {on_conflict} attempts = {column} + {more}, {changes}")
         self._uncount = text(f"UPDATE {name} SET attempts = attempts - 1 WHERE key_hash = ? AND attempts > 0")
         self._forget = text(f"DELETE FROM {name} WHERE key_hash = ? AND attempts = 0 AND last_error = ?")
+        self._ended = f"DELETE FROM {name} WHERE key_hash IN "
+        self._noted = f"SELECT key_hash FROM {name} WHERE key_hash IN "
+        self._insert = (
+            f"INSERT INTO {name} (key_hash, k, last_error, attempts, update_at, expires_at) VALUES "
+        )
+        self._new = f"(?, ?, ?, 0, {now}, {now} + {retention_us})"
+        self._unless_there = (
+            f"{on_conflict} key_hash = {name}.key_hash" if mysql else "ON CONFLICT DO NOTHING"
+        )
         self._attempts = text(f"SELECT attempts FROM {name} WHERE key_hash = ?")
         self._reason = text(f"SELECT {dialect.in_utf8('last_error')} FROM {name} WHERE key_hash = ?")
         # The failures of a stored key are kept with it: a DEAD key waits for a person, who needs its last error.
@@ -77,6 +92,32 @@ class FailureTable:
             connection, note.claim.key, int(not note.failure.counted), note.failure.error, note.attempts
         )
         note.attempts = self.attempts(connection, note.claim.key)
+
+    def note_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> set[bytes]:
+        """Note that runs of these keys start. Returns the hashes of keys of which a noted start had no end."""
+        unended: set[bytes] = set()
+        in_order = sorted(keys, key=lambda key: key.hash)
+        for first in range(0, len(in_order), MAX_ROWS):
+            part = {start_hash(key): key for key in in_order[first : first + MAX_ROWS]}
+            for row in query(connection, *self._of(self._noted, list(part)), many=True):
+                unended.add(part.pop(bytes(row[0])).hash)
+            params: list[Any] = []
+            for hashed, key in part.items():
+                params += (hashed, *self._storable(connection, key.text, DIED_ERROR))
+            if part:
+                rows = ", ".join([self._new] * len(part))
+                statement = self._dialect.markers(f"{self._insert}{rows} {self._unless_there}")
+                execute(connection, statement, params, many=True)
+        return unended
+
+    def forget_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> None:
+        """Forget what `note_starts` noted."""
+        hashes = sorted(map(start_hash, keys))
+        for first in range(0, len(hashes), MAX_ROWS):
+            execute(connection, *self._of(self._ended, hashes[first : first + MAX_ROWS]), many=True)
+
+    def _of(self, statement: str, hashes: Sequence[bytes]) -> tuple[str, Sequence[bytes]]:
+        return self._dialect.markers(f"{statement}({', '.join('?' * len(hashes))})"), hashes
 
     def count_start(self, connection: DriverConnection, note: Note) -> bool:
         """Add one to a key's attempts before it runs. False: they are used up. Needs a transaction."""

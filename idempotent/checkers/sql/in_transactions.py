@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Final
@@ -86,6 +86,9 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         units, commits = _transactions_of(self.store)
         self._units: Final = units(self.store, self._ledger, sessions, strict=strict)
         self._commits: Final = commits(self.store, self._ledger, self._units)
+        # What this process has noted and counted, and will take back when the run ends or the process stops in order.
+        self._noted: Final[dict[bytes, Key]] = {}
+        self._counted: Final[dict[bytes, Key]] = {}
 
     @property
     def is_async(self) -> bool:
@@ -153,7 +156,16 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             for claim, failure in releases
         ]
 
+    def _excuse_many(self, claims: Sequence[Claim]) -> None:
+        del claims  # they roll back
+        if self._noted:
+            self.forget_starts(list(self._noted.values()))
+        for key in list(self._counted.values()):
+            self.uncount(key)
+
     def _note_failure(self, note: Note) -> Released:
+        if note.claim.key is not None:
+            self._counted.pop(note.claim.key.hash, None)
         atomically = self.store.connections.run_atomically
         released = atomically(self._ledger.note_failure, note)
         if released.dead:
@@ -172,6 +184,20 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         elif decision.verdict is not Verdict.DUPLICATE:
             raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
 
+    def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
+        unended = self.store.connections.run(self._ledger.failures.note_starts, keys)
+        self._noted.update((key.hash, key) for key in keys if key.hash not in unended)
+        return unended
+
+    def forget_starts(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._noted.pop(key.hash, None)
+        try:
+            self.store.connections.run(self._ledger.failures.forget_starts, keys)
+        except StoreError as error:
+            for key in keys:
+                log.warning("start_not_forgotten", extra={**about_key(key), "error": str(error)})
+
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
         """Count in another transaction, which a killed process does not undo."""
         note = Note(claim, Failure(DIED_ERROR, max_attempts))
@@ -186,6 +212,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         if not may_run:
             self.desk.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
             return Decision(Verdict.DEAD, reason=DIED_ERROR)
+        self._counted[request.key.hash] = request.key
         if not has_one_writer:
             return Decision(Verdict.ACQUIRED, claim)
         decision = self.desk.claim(request)
@@ -194,6 +221,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return decision
 
     def uncount(self, key: Key) -> None:
+        if self._counted.pop(key.hash, None) is None:
+            return
         try:
             self.store.connections.run(self._ledger.failures.uncount, key)
         except StoreError as error:

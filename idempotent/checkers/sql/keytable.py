@@ -78,6 +78,14 @@ class KeyTable:
                 lost |= pairs - self._in_progress(connection, hashes)
         return [(key_hash(claim), claim.owner) not in lost for claim in claims]
 
+    def excuse(self, connection: DriverConnection, claims: Sequence[Claim]) -> None:
+        """Let the lapse of owned claims count no attempt, one statement for up to 1,000."""
+        for start in range(0, len(claims), MAX_ROWS):
+            part = claims[start : start + MAX_ROWS]
+            hashes = sorted({key_hash(claim) for claim in part})
+            owners = sorted({claim.owner for claim in part})
+            execute(connection, self._sql.excuse(len(hashes), len(owners)), (*hashes, *owners), many=True)
+
     def delete(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
         """Delete owned keys in progress without counting an attempt, one statement for each part (see `parts_of`)."""
         freed: set[tuple[bytes, bytes]] = set()

@@ -111,6 +111,7 @@ class Statements:
         self.read = lru_cache(maxsize=64)(self._read)
         self.complete_group = lru_cache(maxsize=64)(self._complete_group)
         self.renew = lru_cache(maxsize=64)(self._renew)
+        self.excuse = lru_cache(maxsize=8)(self._excuse)
         self.delete_group = lru_cache(maxsize=64)(self._delete_group)
         self.owned = lru_cache(maxsize=64)(self._owned)
         self.delete_expired = lru_cache(maxsize=64)(self._delete_expired_keys)
@@ -195,6 +196,10 @@ class Statements:
     def _renew(self, keys: int, owners: int) -> str:
         lease = f"lease_until = {self._from_now(self._lease_us)}"
         return self._change(lease, f"{_of(keys, owners)} AND {IN_PROGRESS}")
+
+    def _excuse(self, keys: int, owners: int) -> str:
+        excused = f"status = {KeyStatus.IN_PROGRESS_GROUP:d}"
+        return self._change(excused, f"{_of(keys, owners)} AND status = {KeyStatus.IN_PROGRESS:d}")
 
     def _delete_group(self, keys: int, owners: int) -> str:
         return self._delete(f"{_of(keys, owners)} AND {IN_PROGRESS}")

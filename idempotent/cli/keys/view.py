@@ -18,8 +18,8 @@ _SECOND: Final = 1_000_000
 _COLOURS: Final = {"in_progress": "yellow", "done": "green", "dead": "red"}
 _CLAIMED: Final = {
     KeyStatus.IN_PROGRESS: "alone",
-    KeyStatus.IN_PROGRESS_GROUP: "in a group",
-    KeyStatus.IN_PROGRESS_PARK: "alone, parked when it lapses",
+    KeyStatus.IN_PROGRESS_GROUP: "beside others",
+    KeyStatus.IN_PROGRESS_PARK: "parked when it lapses",
 }
 
 

@@ -1,4 +1,5 @@
-"""A redelivered message of a transactional consumer is counted before it runs; what does not die costs no attempt."""
+"""The start of a redelivered message is noted before it runs, and counted after a death; what does not die costs no
+attempt."""
 
 import threading
 
@@ -6,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent import Message, Outcome, Registry
-from idempotent.claims import ClaimRequest, Decision, Failure
+from idempotent.claims import ClaimRequest, Failure
 from idempotent.errors import DoomedTransactionError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.message import Position
@@ -33,19 +34,54 @@ def failing(*errors):
     return handle
 
 
+def rows_of(store):
+    with store.admin_engine.connect() as connection:
+        return connection.execute(sa.text(f"SELECT count(*) FROM {store.table}_failures")).scalar()
+
+
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_redelivered_message_that_succeeds_leaves_no_attempt(sql_store, strict):
+@pytest.mark.parametrize("died", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_redelivered_message_that_succeeds_leaves_nothing(sql_store, strict, died, together):
     seen = []
+
+    def looks(*_):
+        if sql_store.kind != "sqlite":  # it has one writer
+            seen.append((rows_of(sql_store) > 0, attempts_of(sql_store)))
+
     checker = sql_store.transactional(strict=strict)
-    consumer = consumer_of(sql_store, checker, lambda *_: seen.append(attempts_of(sql_store)))
-    if sql_store.kind == "sqlite":
-        consumer = consumer_of(sql_store, checker, lambda *_: seen.append(1))
-    assert consumer.process(AGAIN).outcome is Outcome.PROCESSED
-    assert seen == [1]
-    assert attempts_of(sql_store) == 0
-    assert consumer.process(AGAIN).outcome is Outcome.DUPLICATE
-    assert attempts_of(sql_store) == 0
-    assert sql_store.booked() == {"1": 1}
+    consumer = consumer_of(sql_store, checker, looks)
+    if died:
+        assert not sql_store.transactional().note_starts([KEY])
+    group = [AGAIN, Message("orders", id="2", redelivered=True)] if together else [AGAIN]
+    assert {result.outcome for result in consumer.process_many(group)} == {Outcome.PROCESSED}
+    # All are noted, and only what died before is counted.
+    if seen:
+        assert sorted(seen) == [(True, 0)] * (len(group) - died) + [(True, 1)] * died
+    assert rows_of(sql_store) == 0
+    assert {result.outcome for result in consumer.process_many(group)} == {Outcome.DUPLICATE}
+    assert rows_of(sql_store) == 0
+    assert sql_store.booked() == {str(message.id): 1 for message in group}
+
+
+def test_redelivered_messages_run_in_one_group(sql_store):
+    """A reconnection marks all that was in hand: three statements more for all of them."""
+    statements = []
+    engine = sql_store.engine()
+    checker = sql_store.transactional(engine)
+    consumer = consumer_of(sql_store, checker)
+    consumer.process_many([Message("orders", id=f"first {n}") for n in range(20)])
+    connections = set()
+
+    def handle(message, session):
+        connections.add(id(session.connection().connection.driver_connection))
+
+    consumer = consumer_of(sql_store, checker, handle)
+    sa.event.listen(engine, "commit", lambda _: statements.append("commit"))
+    group = [Message("orders", id=str(n), redelivered=True) for n in range(20)]
+    assert {result.outcome for result in consumer.process_many(group)} == {Outcome.PROCESSED}
+    assert len(connections) == 1
+    assert len(statements) <= 1
 
 
 @pytest.mark.parametrize("marked", [(1,), (2,), (1, 3)])
@@ -60,7 +96,7 @@ def test_in_a_partition_a_redelivered_message_is_not_overtaken_by_its_group(sql_
     assert seen == ["1", "2", "3", "4"]
 
 
-def test_an_observer_is_told_that_a_start_was_not_counted(altered_sql_store):
+def test_an_observer_is_told_that_a_start_was_not_noted(altered_sql_store):
     answers = []
 
     class Watching(Observer):
@@ -77,8 +113,8 @@ def test_an_observer_is_told_that_a_start_was_not_counted(altered_sql_store):
     assert consumer.process(AGAIN).outcome is Outcome.UNAVAILABLE
     with store.admin_engine.begin() as connection:
         connection.execute(sa.text(f"ALTER TABLE {away} RENAME TO {there}"))
-    assert answers[0] is Decision
-    assert issubclass(answers[1], StoreError)
+    (answer,) = answers
+    assert issubclass(answer, StoreError)
 
 
 def test_a_redelivered_message_that_fails_costs_one_attempt(sql_store):
@@ -142,11 +178,11 @@ def test_earlier_errors_are_kept_while_a_redelivery_runs(sql_store):
 
 
 @pytest.mark.parametrize("savepoints", [False, True])
-def test_the_redelivered_messages_of_a_group_run_alone(sql_store, savepoints):
+def test_redelivered_messages_of_a_group_run_and_leave_nothing(sql_store, savepoints):
     checker = sql_store.transactional(savepoints=savepoints)
     consumer = consumer_of(sql_store, checker)
     messages = [Message("orders", id=str(n), redelivered=n % 2 == 1) for n in range(6)]
     results = consumer.process_many(messages)
     assert [result.outcome for result in results] == [Outcome.PROCESSED] * 6
     assert sql_store.booked() == {str(n): 1 for n in range(6)}
-    assert attempts_of(sql_store) == 0
+    assert rows_of(sql_store) == 0

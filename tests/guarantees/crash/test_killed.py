@@ -121,8 +121,8 @@ def test_key_and_effect_commit_together_or_not_at_all(transactional, point):
 
 
 def test_a_message_that_kills_its_process_in_a_transaction_is_dead_in_the_end(transactional):
-    """Its first delivery is not counted, each redelivery before it runs; what came behind it can then run."""
-    for redelivered in (False, True, True):
+    """Its first delivery is not noted, its second is, and each later one is counted before it runs."""
+    for redelivered in (False, True, True, True):
         transactional.die("before_effect", max_attempts=2, redelivered=redelivered)
     consumer = transactional.consumer(max_attempts=2)
 
@@ -137,8 +137,9 @@ def test_a_message_that_kills_its_process_in_a_transaction_is_dead_in_the_end(tr
     assert transactional.effects() == {}
 
 
-def test_a_redelivered_group_runs_its_messages_alone_so_that_one_dies_and_the_others_run(transactional):
-    for point in ("before_effect:2", "before_effect"):  # then 1 is a duplicate
+def test_what_comes_back_after_a_death_runs_alone_so_that_one_dies_and_the_others_run(transactional):
+    # A group that is noted; then each alone; then 1 is a duplicate.
+    for point in ("before_effect:2", "before_effect:2", "before_effect"):
         transactional.die(point, ids=("1", "2", "3"), together=True, redelivered=True, max_attempts=2)
     consumer = transactional.consumer(max_attempts=2)
 

@@ -1,0 +1,84 @@
+"""Runs: what this process runs now, so that a message which may have killed one can run alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from idempotent.forks import free_in_child, in_child
+from idempotent.processing.calling import inside_handler
+from idempotent.processing.steps import SLEEP, Life
+
+# How long a message waits before it looks again whether it may begin, at first and later.
+_LOOK_S: Final = 0.01
+_LONGEST_LOOK_S: Final = 0.25
+# How long one that must run alone waits for handlers that take longer. Then it runs beside them: a handler may take
+# hours, or wait for another message of this process.
+_LONGEST_WAIT_S: Final = 60.0
+
+
+class Runs:
+    """The messages and groups that this process runs now.
+
+    A process that dies takes all of them along, and only one can have been the cause. So whatever is delivered again
+    after a death runs while nothing else does: then a death tells which message it was.
+
+    A run begins when it puts itself into `running`, and, if `alone` is not None, has awaited `beside`. It looks after
+    it has put itself there, as the other one looks after it has set `alone`: neither misses the other. Changing a
+    dict's entry is atomic in CPython, so no message takes a lock.
+
+    Attributes:
+        running: the runs. Those that wait are not among them.
+        alone: the one that runs alone, or waits until it can.
+    """
+
+    __slots__ = ("_lock", "_until", "alone", "running")
+
+    def __init__(self) -> None:
+        self._lock: Final = free_in_child(threading.Lock())
+        self.running: Final[dict[bytes, None]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all: a child runs nothing of what its parent does."""
+        self.running.clear()
+        self.alone: bytes | None = None
+        self._until = 0.0
+
+    def beside(self, run: bytes) -> Life[None]:
+        """Wait until a run may go on that has begun while another was to be alone.
+
+        What a handler itself gives to a consumer belongs to its own run, which waits for it.
+        """
+        wait_s = _LOOK_S
+        while self.alone is not None and not inside_handler():
+            del self.running[run]
+            yield SLEEP, time.sleep, (wait_s,)
+            wait_s = min(wait_s * 2, _LONGEST_LOOK_S)
+            self.running[run] = None
+
+    def by_itself(self, run: bytes) -> Life[None]:
+        """Begin a run that is to be alone: wait until nothing else runs. Meanwhile nothing else begins."""
+        wait_s = _LOOK_S
+        while not self._begins_alone(run):
+            yield SLEEP, time.sleep, (wait_s,)
+            wait_s = min(wait_s * 2, _LONGEST_LOOK_S)
+        self.running[run] = None
+
+    def _begins_alone(self, run: bytes) -> bool:
+        if inside_handler():
+            return True
+        with self._lock:
+            if self.alone is None:
+                self.alone, self._until = run, time.monotonic() + _LONGEST_WAIT_S
+        return self.alone == run and (not self.running or time.monotonic() >= self._until)
+
+    def end_alone(self, run: bytes) -> None:
+        """Let others begin again."""
+        if self.alone == run:
+            self.alone = None
+
+
+runs: Final = Runs()
+in_child(runs.begin)
