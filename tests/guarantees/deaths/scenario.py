@@ -77,8 +77,9 @@ class Scenario:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.random = random.Random(plan.seed)
-        names = [f"m{number}" for number in range(plan.messages)]
-        names += [f"killer{number}" for number in range(plan.killers)]
+        # Another scenario may have left its keys in the same store.
+        names = [f"m{plan.seed}-{number}" for number in range(plan.messages)]
+        names += [f"killer{plan.seed}-{number}" for number in range(plan.killers)]
         self.random.shuffle(names)
         self.waiting = deque((name, False) for name in names)
         self.outcomes: dict[str, str] = {}
