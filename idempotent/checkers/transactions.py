@@ -88,8 +88,13 @@ class TransactionHooks(ABC):
         """
 
     @abstractmethod
-    def forget_starts(self, keys: Sequence[Key]) -> None:
-        """Forget what `note_starts` noted: the runs have ended. Never raises a StoreError."""
+    def forget_starts(self, keys: Sequence[Key], held: Sequence[Key] = ()) -> None:
+        """Forget what `note_starts` noted: the runs have ended. Never raises a StoreError.
+
+        Args:
+            keys: the keys of the runs.
+            held: those of them that another delivery holds. It may be what the note warns of, so the store keeps it.
+        """
 
     @abstractmethod
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
@@ -149,8 +154,8 @@ class NoTransactions(TransactionHooks):
         del keys  # leases show
         return ()
 
-    def forget_starts(self, keys: Sequence[Key]) -> None:
-        del keys
+    def forget_starts(self, keys: Sequence[Key], held: Sequence[Key] = ()) -> None:
+        del keys, held
 
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
         del request, max_attempts  # its lease counts

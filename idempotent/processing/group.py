@@ -83,9 +83,15 @@ class _Group:
             alone = set(self._run.alone)
             yield from self._run_each(member for member in members if member not in alone)
         finally:
-            noted = [key for key in again if key.hash in self._noted]
+            noted = [member for member in members if member.request.key.hash in self._noted]
             if noted:
-                yield STORE, transactions.forget_starts, (noted,)
+                ended = [member.request.key for member in noted]
+                held = [member.request.key for member in noted if self._is_held(member)]
+                yield STORE, transactions.forget_starts, (ended, held)
+
+    def _is_held(self, member: Member) -> bool:
+        result = self.results.get(member.index)
+        return result is not None and result.outcome is Outcome.IN_PROGRESS
 
     def _run_each(self, firsts: Iterator[Member]) -> Life[None]:
         """Run the first message of each key: together, and then those that have to be claimed alone."""

@@ -11,7 +11,7 @@ from idempotent.claims import Claim, ClaimRequest, Decision, new_owner
 from idempotent.errors import DoomedTransactionError, MessageError, StoreError, described
 from idempotent.message import Message
 from idempotent.observe.events import Event
-from idempotent.outcomes import Outcome, Result
+from idempotent.outcomes import HOLD, Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
 from idempotent.processing.results import (
@@ -76,11 +76,17 @@ def _process_again(binding: Binding, message: Message, request: ClaimRequest) ->
             binding.observers.claimed(binding.name, message, request, error)
         return (yield from store_failed(binding, message, error))
     if unended:
-        return None
+        result = yield from _process(binding, message, request, suspected=True)
+        if result is not None and result.action is not HOLD:
+            yield STORE, binding.transactions.forget_starts, (keys,)
+        return result
+    result = None
     try:
-        return (yield from _process(binding, message, request))
+        result = yield from _process(binding, message, request)
+        return result
     finally:
-        yield STORE, binding.transactions.forget_starts, (keys,)
+        held = result is not None and result.outcome is Outcome.IN_PROGRESS
+        yield STORE, binding.transactions.forget_starts, (keys, keys if held else ())
 
 
 def _process_alone(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result]:
@@ -90,7 +96,7 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
         yield from runs.by_itself(run)
         result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
         assert result is not None
-        if message.redelivered and binding.counts_starts:
+        if message.redelivered and binding.counts_starts and result.action is not HOLD:
             yield STORE, binding.transactions.forget_starts, ((request.key,),)
         return result
     finally:
@@ -99,12 +105,21 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
 
 
 def _process(
-    binding: Binding, message: Message, request: ClaimRequest, *, alone: bool = False
+    binding: Binding, message: Message, request: ClaimRequest, *, alone: bool = False, suspected: bool = False
 ) -> Life[Result | None]:
     """Claim a key, and run and record its message. If the database undid the transaction, try again.
 
+    Args:
+        binding: the consumer, bound to its checker.
+        message: the message.
+        request: the request for its key.
+        alone: nothing else runs in this process.
+        suspected: an earlier start had no end. It is claimed all the same before the process waits for it: what
+            another delivery holds does not run.
+
     None: the process of an earlier claim died or stalled, so the message must run alone.
     """
+    run = _run_counted if alone and binding.counts_starts else _run_claimed
     doomed: DoomedTransactionError | None = None
     for attempt in range(_TRANSACTION_TRIES):
         if attempt:
@@ -123,12 +138,13 @@ def _process(
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, decision)
             return (yield from refused(binding, message, request, decision))
+        if suspected:
+            yield STORE, binding.desk.abandon, (decision.claim,)
+            return None
         try:
             if binding.observers.watch_claims:
                 binding.observers.claimed(binding.name, message, request, decision)
-            if alone and binding.counts_starts:
-                return (yield from _run_counted(binding, message, request, decision))
-            return (yield from _run_claimed(binding, message, request, decision))
+            return (yield from run(binding, message, request, decision))
         except DoomedTransactionError as error:
             doomed = error
         except BaseException:

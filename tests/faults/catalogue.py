@@ -376,9 +376,23 @@ FAULTS: Final = (
     Fault(
         "the start of a redelivered message is not forgotten",
         "idempotent/processing/single.py",
-        "        yield STORE, binding.transactions.forget_starts, (keys,)\n",
+        "        yield STORE, binding.transactions.forget_starts, (keys, keys if held else ())\n",
         "        pass\n",
         "tests/checkers/sql/test_redelivered.py -k leaves_nothing",
+    ),
+    Fault(
+        "the start of a message that another delivery holds is forgotten",
+        "idempotent/processing/single.py",
+        "result.outcome is Outcome.IN_PROGRESS",
+        "False",
+        "tests/checkers/sql/test_redelivered.py -k stays_suspected",
+    ),
+    Fault(
+        "a process waits for a message that another delivery holds",
+        "idempotent/processing/single.py",
+        "        result = yield from _process(binding, message, request, suspected=True)\n",
+        "        return None\n",
+        "tests/checkers/sql/test_redelivered.py -k stops_nobody",
     ),
     Fault(
         "a worker that stops counts what it leaves running",
@@ -685,8 +699,8 @@ FAULTS: Final = (
     Fault(
         "a message that kills its process in a transaction is not counted",
         _PROCESSING,
-        "            if alone and binding.counts_starts:\n",
-        "            if False:\n",
+        "    run = _run_counted if alone and binding.counts_starts else _run_claimed\n",
+        "    run = _run_claimed\n",
         "tests/guarantees/crash/test_killed.py -k 'in_a_transaction_is_dead and sqlite'",
     ),
     Fault(

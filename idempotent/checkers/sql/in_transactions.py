@@ -189,13 +189,17 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self._noted.update((key.hash, key) for key in keys if key.hash not in unended)
         return unended
 
-    def forget_starts(self, keys: Sequence[Key]) -> None:
+    def forget_starts(self, keys: Sequence[Key], held: Sequence[Key] = ()) -> None:
         for key in keys:
             self._noted.pop(key.hash, None)
+        kept = {key.hash for key in held}
+        ended = [key for key in keys if key.hash not in kept]
+        if not ended:
+            return
         try:
-            self.store.connections.run(self._ledger.failures.forget_starts, keys)
+            self.store.connections.run(self._ledger.failures.forget_starts, ended)
         except StoreError as error:
-            for key in keys:
+            for key in ended:
                 log.warning("start_not_forgotten", extra={**about_key(key), "error": str(error)})
 
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:

@@ -12,7 +12,7 @@ from idempotent.errors import DoomedTransactionError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.message import Position
 from idempotent.observe import Observer
-from tests.checkers.sql.booking import consumer_of
+from tests.checkers.sql.booking import consumer_of, only
 
 KEY = KeySpace("orders", "default").key("1")
 AGAIN = Message("orders", id="1", redelivered=True)
@@ -62,6 +62,60 @@ def test_a_redelivered_message_that_succeeds_leaves_nothing(sql_store, strict, d
     assert {result.outcome for result in consumer.process_many(group)} == {Outcome.DUPLICATE}
     assert rows_of(sql_store) == 0
     assert sql_store.booked() == {str(message.id): 1 for message in group}
+
+
+@pytest.mark.parametrize("died", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_what_another_delivery_holds_stays_suspected(sql_store, died, together):
+    """The note of the start may be that delivery's, which may die of the message."""
+    only(sql_store, "mysql", "postgres")
+    attempts = []
+
+    def looks(*_):
+        attempts.append(attempts_of(sql_store))
+
+    consumer = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=0.2), looks)
+    other = sql_store.transactional()
+    if died:
+        assert not other.note_starts([KEY])
+    holder = other.desk.claim(ClaimRequest(KEY)).claim
+    neighbours = [Message("orders", id=str(n), redelivered=True) for n in range(2, 5)] if together else []
+    for _ in range(2):
+        first, *others = (
+            consumer.process_many([AGAIN, *neighbours]) if together else [consumer.process(AGAIN)]
+        )
+        assert first.outcome is Outcome.IN_PROGRESS
+        assert {result.outcome for result in others} <= {Outcome.PROCESSED, Outcome.DUPLICATE}
+        assert rows_of(sql_store) == 1
+    attempts.clear()
+    other.desk.abandon(holder)
+    assert consumer.process(AGAIN).outcome is Outcome.PROCESSED
+    assert attempts == [1]  # it ran alone, and counted
+    assert rows_of(sql_store) == 0
+
+
+def test_what_another_delivery_holds_stops_nobody(sql_store):
+    """A message waits to be alone only once its key is free: the wait stops all that the process does."""
+    only(sql_store, "mysql", "postgres")
+    running, gate = threading.Event(), threading.Event()
+
+    def handle(message, session):
+        if message.id == "long":
+            running.set()
+            gate.wait(20)
+
+    consumer = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=0.2), handle)
+    other = sql_store.transactional()
+    assert not other.note_starts([KEY])
+    holder = other.desk.claim(ClaimRequest(KEY)).claim
+    long = threading.Thread(target=consumer.process, args=(Message("orders", id="long"),))
+    long.start()
+    assert running.wait(60)
+    assert consumer.process(AGAIN).outcome is Outcome.IN_PROGRESS
+    assert long.is_alive()
+    gate.set()
+    long.join(60)
+    other.desk.abandon(holder)
 
 
 def test_redelivered_messages_run_in_one_group(sql_store):

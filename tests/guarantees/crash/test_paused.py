@@ -112,7 +112,7 @@ def the_only(connection, find):
             # values.
             if time.monotonic() > deadline:
                 raise
-            # MariaDB refreshes this list only if nobody has read it for 0.1 s.
+            # MariaDB answers from its last reading of this list until 0.1 s pass without a query for it.
             time.sleep(0.3)
 
 

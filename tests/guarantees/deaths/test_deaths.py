@@ -26,7 +26,7 @@ def plan_of(store: Store, kind: str, seed: int) -> Plan:
 
 
 def demand(plan: Plan) -> None:
-    """Each message has its outcome: the killers are DEAD after a bounded number of deaths, and nobody else is."""
+    """Each message has its outcome: after a bounded number of deaths the killers are DEAD, and no other message is."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.guarantees.deaths.scenario", json.dumps(asdict(plan))],
         cwd=ROOT,
