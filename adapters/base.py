@@ -212,6 +212,11 @@ class Adapter(ABC):
         """
         self.publish(letter)
 
+    def origin_of(self, letter: Delivery) -> str | None:
+        """Where the original of a dead letter was; None: unknown, or each subject has a target of its own."""
+        del letter
+        return None
+
     def dead_letter_subject(self, subject: str) -> str | None:
         """The subject under which the dead letters of `subject` can be received; None if they cannot."""
         del subject

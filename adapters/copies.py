@@ -1,4 +1,8 @@
-"""The headers of delayed and dead-letter copies, which keep the identity of the message."""
+"""The headers of this library: they carry a message's id, and what a delayed or dead-letter copy is a copy of.
+
+A handler never sees them, so that what it sends on is another message. A copy names the subject that it was made for,
+and only that one believes it: a client without this library may pass on all headers of what it received.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,11 @@ from idempotent.message import Message
 from idempotent.outcomes import Result
 
 KEY_HEADER: Final = "x-idempotent-key"
-"""The message id of the original. Wins over the id that the broker gives the copy."""
+"""The message id, from a producer or from the original of a copy. It wins over the id that the broker gives."""
+FOR_HEADER: Final = "x-idempotent-for"
+"""Where a copy is to be read. Read elsewhere, it is another message, with somebody's headers."""
+GIVEN_HEADER: Final = "x-idempotent-given"
+"""The key of a copy is the producer's own, which holds wherever the message goes."""
 ATTEMPT_HEADER: Final = "x-idempotent-attempt"
 """How often this message was tried: each copy counts, and each retry without a copy."""
 ORIGIN_HEADER: Final = "x-idempotent-origin"
@@ -24,13 +32,39 @@ CUT_HEADER: Final = "x-idempotent-cut"
 """Names of the original's headers that were removed because the dead letter was too large."""
 OURS: Final = "x-idempotent-"
 """How the names of all these headers begin."""
+_OF_A_LETTER: Final = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER, CUT_HEADER)
+_NONE: Final[Mapping[str, Any]] = {}
 _REASON_LIMIT: Final = 1000
 _TOO_LARGE: Final = 2**63
 
 
-def attempt_of(message: Message) -> int:
-    """How many copies led to this message; 0 for an original."""
-    return number_in(message.headers, ATTEMPT_HEADER)
+def without_ours(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The headers of a message to publish: its id is its `id`, whatever it was made from."""
+    # A header's name can be bytes: AMQP's and Kafka's need not be UTF-8.
+    if any(str(name).startswith(OURS) for name in headers):
+        return {name: each for name, each in headers.items() if not str(name).startswith(OURS)}
+    return headers
+
+
+def take_ours(
+    headers: dict[str, Any], place: str, dead_of: Callable[[str], str] | None = None
+) -> Mapping[str, Any]:
+    """Remove this library's headers from received ones. Returns those that hold.
+
+    Args:
+        headers: as received; the producer's own remain.
+        place: where the message was read, in the words of FOR_HEADER.
+        dead_of: the place to which a broker moves what was to be read at another; None: it moves nothing.
+    """
+    names = [name for name in headers if str(name).startswith(OURS)]
+    if not names:
+        return _NONE
+    ours = {name: headers.pop(name) for name in names}
+    # A producer says of no message where it is to be read, nor did earlier versions of a copy.
+    made_for = ours.get(FOR_HEADER, place)
+    if made_for == place or (dead_of is not None and dead_of(str(made_for)) == place):
+        return ours
+    return {KEY_HEADER: ours[KEY_HEADER]} if ours.keys() >= {GIVEN_HEADER, KEY_HEADER} else _NONE
 
 
 def number_in(headers: Mapping[str, Any], name: str) -> int:
@@ -42,36 +76,49 @@ def number_in(headers: Mapping[str, Any], name: str) -> int:
     return number if 0 <= number < _TOO_LARGE else 0
 
 
-def delayed_headers(message: Message, origin: str) -> dict[str, Any]:
-    """The headers of a copy that is delivered again later."""
-    return {**message.headers, **_identity(message, origin)}
+def delayed_headers(message: Message, ours: Mapping[str, Any], place: str, origin: str) -> dict[str, Any]:
+    """This library's headers of a copy that is delivered again later.
+
+    Args:
+        message: the original.
+        ours: what `take_ours` took from it.
+        place: where the copy is to be read.
+        origin: where the original was read.
+    """
+    return {**ours, **_identity(message, ours, place, origin)}
 
 
-def dead_letter_headers(message: Message, origin: str, result: Result, retries: int = 0) -> dict[str, Any]:
-    """The headers of a dead letter, after so many retries without a copy."""
+def dead_letter_headers(
+    message: Message, ours: Mapping[str, Any], place: str, origin: str, result: Result, retries: int = 0
+) -> dict[str, Any]:
+    """This library's headers of a dead letter, after so many retries without a copy; see `delayed_headers`."""
     return {
-        **message.headers,
-        **_identity(message, origin, retries),
+        **ours,
+        **_identity(message, ours, place, origin, retries),
         REASON_HEADER: reason_of(result)[:_REASON_LIMIT],
         OUTCOME_HEADER: result.outcome.value,
     }
 
 
-def without_reason(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers of a dead letter that is sent back to its queue: the same message, with no attempts."""
-    gone = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER, CUT_HEADER)
-    return {name: value for name, value in headers.items() if name not in gone}
+def returned_headers(letter: Message, ours: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """This library's headers of a dead letter that is sent back: the same message, with no attempts."""
+    kept = {name: value for name, value in ours.items() if name not in _OF_A_LETTER}
+    return {**kept, **_key(letter, ours, place)}
 
 
-def came_from(letter: Message, subject: str) -> bool:
-    """Whether a dead letter is one of this subject's: several subjects may share a dead-letter target.
+def text_of(origin: Any) -> str | None:
+    """A received origin as text; None: there is none."""
+    return None if origin is None else str(origin)
+
+
+def came_from(origin: str | None, subject: str) -> bool:
+    """Whether the original of a dead letter was one of this subject's: several may share a dead-letter target.
 
     Its origin is a queue, a destination, or `topic/partition/offset`. True if it names none.
     """
-    origin = letter.headers.get(ORIGIN_HEADER)
     if not origin or origin in (subject, f"/queue/{subject}"):
         return True
-    return re.fullmatch(rf"{re.escape(subject)}/\d+/\d+(/.*)?", str(origin)) is not None
+    return re.fullmatch(rf"{re.escape(subject)}/\d+/\d+(/.*)?", origin) is not None
 
 
 def fit_headers(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
@@ -80,7 +127,6 @@ def fit_headers(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], 
     The headers of this library stay, and one of them names those that were removed. The body is never cut.
     """
     kept, cut = dict(headers), []
-    # A header's name can be bytes: AMQP's and Kafka's need not be UTF-8.
     while not fits(kept) and (theirs := [name for name in kept if not str(name).startswith(OURS)]):
         largest = max(theirs, key=lambda name: len(repr(kept[name])))
         del kept[largest]
@@ -89,11 +135,20 @@ def fit_headers(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], 
     return kept
 
 
-def _identity(message: Message, origin: str, retries: int = 0) -> dict[str, Any]:
-    copies = attempt_of(message)
+def _identity(
+    message: Message, ours: Mapping[str, Any], place: str, origin: str, retries: int = 0
+) -> dict[str, Any]:
+    copies = number_in(ours, ATTEMPT_HEADER)
     # Only a copy comes from elsewhere. The header of any other message is a producer's, or of before a redrive.
-    first_origin = message.headers.get(ORIGIN_HEADER, origin) if copies else origin
-    identity: dict[str, Any] = {ATTEMPT_HEADER: str(copies + retries + 1), ORIGIN_HEADER: first_origin}
+    first_origin = ours.get(ORIGIN_HEADER, origin) if copies else origin
+    attempt = str(copies + retries + 1)
+    return {ATTEMPT_HEADER: attempt, ORIGIN_HEADER: first_origin, **_key(message, ours, place)}
+
+
+def _key(message: Message, ours: Mapping[str, Any], place: str) -> dict[str, Any]:
+    key: dict[str, Any] = {FOR_HEADER: place}
     if message.id is not None:
-        identity[KEY_HEADER] = message.id
-    return identity
+        key[KEY_HEADER] = message.id
+    if KEY_HEADER in ours and not ours.keys() & {FOR_HEADER, ATTEMPT_HEADER, ORIGIN_HEADER}:
+        key[GIVEN_HEADER] = "1"
+    return key

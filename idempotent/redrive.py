@@ -118,16 +118,16 @@ class _Redrive:
 
     def handle(self, delivery: Delivery) -> bool:
         """Return a letter to its subject, and count it. False: it stays a dead letter."""
-        from idempotent.adapters.copies import came_from, without_reason
+        from idempotent.adapters.copies import came_from
 
         letter = delivery.message
-        if not came_from(letter, self._consumer.subject):
+        if not came_from(self._adapter.origin_of(delivery), self._consumer.subject):
             return self._leave(others=1)
         message = Message(
             self._consumer.subject,
             letter.body,
             id=letter.id,
-            headers=without_reason(letter.headers),
+            headers=letter.headers,
             raw=letter.raw,
             key=letter.key,
         )

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from idempotent.adapters.activemq.connecting import Connecting
 from idempotent.adapters.activemq.connection import Subscription
 from idempotent.adapters.activemq.destinations import dead_letters_of, destination_of
 from idempotent.adapters.activemq.epoch import Epoch, Token
-from idempotent.adapters.activemq.frames import Frame, send_frame
+from idempotent.adapters.activemq.frames import Frame, ours_in, place_of, send_frame
 from idempotent.adapters.activemq.losses import Losses
 from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
 from idempotent.adapters.activemq.publishing import Publishing
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
-from idempotent.adapters.copies import dead_letter_headers, delayed_headers
+from idempotent.adapters.copies import (
+    ORIGIN_HEADER,
+    dead_letter_headers,
+    delayed_headers,
+    returned_headers,
+    text_of,
+)
 from idempotent.adapters.reconnecting import Reconnecting
 from idempotent.choices import check_types, choice
 from idempotent.consumer import AnyConsumer
@@ -159,10 +165,13 @@ class StompAdapter(Adapter):
 
     def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
         token, message = delivery.token, delivery.message
-        target = self._dead_letter_destination or dead_letters_of(token.destination)
-        headers = dead_letter_headers(message, token.destination, result)
+        origin = token.destination
+        target = self._dead_of(origin)
+        ours = self._ours(token.held.frame, origin)
+        letter = dead_letter_headers(message, ours, place_of(target), origin, result)
+        headers = {**message.headers, **letter}
         headers.pop("expires", None)  # a dead letter must not expire
-        frame = send_frame(destination_of(target), message.body, headers)
+        frame = send_frame(target, message.body, headers)
         if delivery.error is not None:
             return self._copy(token, lambda epoch: epoch.refused(token, lambda: frame))
         return self._copy(token, lambda epoch: epoch.replaced(token, lambda: frame))
@@ -176,8 +185,24 @@ class StompAdapter(Adapter):
     def publish_many(self, messages: Sequence[Message]) -> None:
         self._publishing.publish(messages)
 
+    def put_back(self, letter: Message) -> None:
+        place = destination_of(letter.subject)
+        ours = self._ours(letter.raw, self._dead_of(place))
+        self._publishing.publish([letter], returned_headers(letter, ours, place_of(place)))
+
+    def origin_of(self, letter: Delivery) -> str | None:
+        held = letter.token.held
+        return text_of(self._ours(held.frame, held.subscription.destination).get(ORIGIN_HEADER))
+
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_destination or dead_letters_of(destination_of(subject))
+
+    def _dead_of(self, destination: str) -> str:
+        own = self._dead_letter_destination
+        return dead_letters_of(destination) if own is None else destination_of(own)
+
+    def _ours(self, frame: Frame, destination: str) -> Mapping[str, Any]:
+        return ours_in(dict(frame.headers), destination, self._dead_of)
 
     @property
     def connected(self) -> bool:
@@ -203,7 +228,7 @@ class StompAdapter(Adapter):
         if self._epoch is None:
             connection = self._connecting.poll(self._subscriptions)
             if connection is not None:
-                self._epoch = Epoch(connection, self._settings, self._subscriptions)
+                self._epoch = Epoch(connection, self._settings, self._subscriptions, self._dead_of)
 
     def _connected(self) -> Epoch:
         """Wait for a connection, at most as long as an attempt may take."""
@@ -231,11 +256,13 @@ class StompAdapter(Adapter):
     def _replace(self, delivery: Delivery, delay_s: float) -> bool:
         """Send a copy of the message to where it came from, and acknowledge the original."""
         token, message = delivery.token, delivery.message
-        headers = delayed_headers(message, token.destination)
+        place = token.destination
+        ours = delayed_headers(message, self._ours(token.held.frame, place), place_of(place), place)
+        headers = {**message.headers, **ours}
         due = time.monotonic() + delay_s
 
         def copy() -> Frame:
-            return send_frame(token.destination, message.body, headers, due - time.monotonic())
+            return send_frame(place, message.body, headers, due - time.monotonic())
 
         return self._copy(token, lambda epoch: epoch.replaced(token, copy), delay_s)
 

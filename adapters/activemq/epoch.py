@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
@@ -42,14 +42,20 @@ class Epoch:
         connection: open and subscribed.
         settings: of the acknowledgements.
         subscriptions: of the connection.
+        dead_of: the destination for the dead letters of a destination.
     """
 
     def __init__(
-        self, connection: StompConnection, settings: StompSettings, subscriptions: Sequence[Subscription]
+        self,
+        connection: StompConnection,
+        settings: StompSettings,
+        subscriptions: Sequence[Subscription],
+        dead_of: Callable[[str], str],
     ) -> None:
         self.connection = connection
         self.missed_scheduler = False
         """Whether the broker delivered a delayed message at once, because it has no scheduler."""
+        self._dead_of = dead_of
         self._began_at = time.monotonic()
         self._settling = settling(connection, settings)
         self._accept_empty = settings.accept_empty
@@ -128,7 +134,8 @@ class Epoch:
     def _hand_over(self, held: Held, *, redelivered: bool) -> Delivery:
         token = Token(held)
         self._handed_over.add(token)
-        message = message_of(held.frame, held.subscription.subject, redelivered=redelivered)
+        subject = held.subscription.subject
+        message = message_of(held.frame, subject, token.destination, self._dead_of, redelivered=redelivered)
         return Delivery(message, token, None if self._accept_empty else unreadable(held.frame))
 
     def _keep(self, held: Held, delay_s: float) -> None:

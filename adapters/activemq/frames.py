@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from idempotent.adapters.activemq.destinations import dead_letters_of
 from idempotent.adapters.activemq.texts import from_java, to_java
-from idempotent.adapters.copies import KEY_HEADER
+from idempotent.adapters.copies import KEY_HEADER, take_ours
 from idempotent.errors import AdapterError, UndecodableMessageError
 from idempotent.message import Message
 
@@ -76,19 +77,44 @@ def unreadable(frame: Frame) -> UndecodableMessageError | None:
     )
 
 
-def message_of(frame: Frame, subject: str, *, redelivered: bool) -> Message:
+def place_of(destination: str) -> str:
+    """A destination as a copy names it: in ASCII, because ActiveMQ changes other texts in headers."""
+    return quote(destination, safe="/")
+
+
+def ours_in(headers: dict[str, Any], destination: str, dead_of: Callable[[str], str]) -> Mapping[str, Any]:
+    """Remove this library's headers from those of a MESSAGE frame, and return those that hold.
+
+    Args:
+        headers: of the frame.
+        destination: where it was read.
+        dead_of: the destination for the dead letters of a destination. The broker may have moved a copy there.
+    """
+    return take_ours(headers, place_of(destination), lambda place: place_of(dead_of(unquote(place))))
+
+
+def message_of(
+    frame: Frame,
+    subject: str,
+    destination: str,
+    dead_of: Callable[[str], str] = dead_letters_of,
+    *,
+    redelivered: bool,
+) -> Message:
     """The message of a MESSAGE frame. `redelivered` wins over the frame's own header if it is True."""
     headers = {name: value for name, value in frame.headers.items() if name not in _OF_THE_FRAME}
+    group = headers.get(_GROUP_FOR_COPIES)
+    ours = ours_in(headers, destination, dead_of)
     if "content-length" not in frame.headers:
         headers[_TYPE] = "text"  # so that a copy stays a JMS TextMessage
     body = from_java(frame.body) if _is_text(headers) else frame.body
-    if _GROUP_FOR_COPIES in headers:
-        headers[_GROUP] = headers[_GROUP_FOR_COPIES]
+    if group is not None:
+        headers[_GROUP] = group
     message_id = frame.headers.get("message-id")
     return Message(
         subject,
         body,
-        id=_id_of(frame) or message_id,
+        id=_id_of(ours, message_id) or message_id,
         headers=headers,
         redelivered=redelivered or frame.headers.get("redelivered") == "true",
         position=message_id,
@@ -165,16 +191,16 @@ def _identity(identity: Any) -> dict[str, str]:
     return {KEY_HEADER: _text(text), **exact}
 
 
-def _id_of(frame: Frame) -> str | None:
-    quoted = frame.headers.get(QUOTED_KEY_HEADER)
-    key = frame.headers.get(KEY_HEADER)
+def _id_of(ours: Mapping[str, Any], position: str | None) -> str | None:
+    quoted = ours.get(QUOTED_KEY_HEADER)
+    key = ours.get(KEY_HEADER)
     if quoted is not None:
         with contextlib.suppress(UnicodeDecodeError):
             return unquote(quoted, errors="strict")
     elif key is None or _survives(key):
-        return key
+        return None if key is None else str(key)
     # The broker stores this id as another text, possibly the same as for another id.
-    log.warning("id_does_not_survive_activemq", extra={"position": frame.headers.get("message-id")})
+    log.warning("id_does_not_survive_activemq", extra={"position": position})
     return None
 
 

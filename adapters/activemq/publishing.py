@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from idempotent.adapters.activemq.connection import StompConnection
 from idempotent.adapters.activemq.destinations import destination_of
 from idempotent.adapters.activemq.frames import Frame, send_frame
 from idempotent.adapters.activemq.refusals import CommitLostError, LostError, RefusedError
 from idempotent.adapters.answers import Answers
-from idempotent.adapters.copies import KEY_HEADER
+from idempotent.adapters.copies import KEY_HEADER, without_ours
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
 
 _TRANSACTION: Final = 500
+_NO_HEADERS: Final[Mapping[str, Any]] = {}
 # ActiveMQ's words for a frame that is larger than its `maxFrameSize`. It closes the connection then.
 _TOO_LARGE: Final = "maxFrameSize"
 
@@ -36,17 +38,21 @@ class Publishing:
         self._connected = connected
         self._lose = lose
 
-    def publish(self, messages: Sequence[Message]) -> None:
+    def publish(self, messages: Sequence[Message], ours: Mapping[str, Any] = _NO_HEADERS) -> None:
         """Send messages, and return when the broker has confirmed all of them.
 
         The broker syncs its disk once per transaction instead of once per message. A transaction that it refuses is
         rolled back, and its messages are sent one by one.
 
+        Args:
+            messages: to be sent to their subjects.
+            ours: headers of this library that all of them get.
+
         Raises:
             PublishError: the broker refused some of them, or did not answer.
         """
         answers = Answers(messages)
-        frames = answers.made(_frame)
+        frames = answers.made(partial(_frame, ours=ours))
         unsent = frames.copy()
         try:
             while unsent:
@@ -94,8 +100,8 @@ class Publishing:
         return f"{self._where} did not confirm a message: {error}"
 
 
-def _frame(message: Message) -> Frame:
-    headers = dict(message.headers)
+def _frame(message: Message, ours: Mapping[str, Any] = _NO_HEADERS) -> Frame:
+    headers = {**without_ours(message.headers), **ours}
     if message.id is not None:
         headers[KEY_HEADER] = message.id
     try:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from idempotent.adapters.copies import without_ours
 from idempotent.adapters.files.lines import Line
 from idempotent.errors import UndecodableRecordError
 from idempotent.message import Message
@@ -65,7 +66,7 @@ class RecordFormat:
             self._subject(record.get("subject"), subjects),
             _body(record.get("body", "")),
             id=_id(record.get("id"), "id"),
-            headers=headers,
+            headers=without_ours(headers),
             position=line.number,
             raw=line.text,
             key=_key(record.get("key")),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
+from idempotent.adapters.copies import ORIGIN_HEADER, text_of
 from idempotent.adapters.kafka.assignment import Assignment
 from idempotent.adapters.kafka.client import AdminClient, make_client
 from idempotent.adapters.kafka.commits import Commits, OffsetCommits
@@ -33,6 +34,7 @@ from idempotent.adapters.kafka.options import (
     transactional_config,
 )
 from idempotent.adapters.kafka.partition import Partition, Token, limits_of
+from idempotent.adapters.kafka.records import ours_of
 from idempotent.adapters.kafka.resets import Resets
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.topics import TopicIds
@@ -287,7 +289,10 @@ class KafkaAdapter(Adapter):
 
     def put_back(self, letter: Message) -> None:
         """Send a dead letter as the record that it was: its value, key, headers and partition."""
-        self._sender.put_back(letter)
+        self._sender.put_back(letter, self.dead_letter_subject(letter.subject))
+
+    def origin_of(self, letter: Delivery) -> str | None:
+        return text_of(ours_of(letter.message.raw, letter.message.subject).get(ORIGIN_HEADER))
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_topic or f"{subject}.dlq"

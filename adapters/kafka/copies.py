@@ -14,7 +14,7 @@ from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.outputs import Produced
 from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.producer import Unconfirmed
-from idempotent.adapters.kafka.records import DUE_HEADER, origin_text
+from idempotent.adapters.kafka.records import DUE_HEADER, origin_text, ours_of
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.transactions.attempt import Refusal
 from idempotent.errors import MessageError, OutputError
@@ -59,7 +59,9 @@ class Copies:
         topic = self._retry_topics.get(partition.subject)
         if topic is None:
             return False
-        headers = delayed_headers(delivery.message, origin_text(record.raw))
+        subject = partition.subject
+        ours = ours_of(record.raw, subject)
+        headers = delayed_headers(delivery.message, ours, subject, origin_text(record.raw))
         headers[DUE_HEADER] = round((time.time() + after_s) * 1000)
         self._copy(partition, record, delivery.message, topic, headers)
         return True
@@ -67,10 +69,11 @@ class Copies:
     def dead_letter(self, delivery: Delivery, result: Result) -> None:
         """Send a dead letter; then the offset that the store keeps moves past the original, too."""
         message, partition, record = delivery.message, delivery.token.partition, delivery.token.record
-        headers = dead_letter_headers(message, origin_text(record.raw), result, record.failures)
+        topic = self._dead_letter_topic(partition.subject)
+        ours, origin = ours_of(record.raw, partition.subject), origin_text(record.raw)
+        headers = dead_letter_headers(message, ours, topic, origin, result, record.failures)
         if record.problem is not None:
             headers[CUT_HEADER] = "all"
-        topic = self._dead_letter_topic(partition.subject)
         self._copy(
             partition,
             record,
@@ -100,8 +103,9 @@ class Copies:
         """Send a dead letter of a finished message whose outputs the broker refuses."""
         partition = refusal.partition
         result = Result(Outcome.REJECTED, error=OutputError(refusal.reason))
-        headers = dead_letter_headers(produced.message, origin_text(produced.message.raw), result)
-        topic = self._dead_letter_topic(partition.subject)
+        topic, raw = self._dead_letter_topic(partition.subject), produced.message.raw
+        ours = ours_of(raw, partition.subject)
+        headers = dead_letter_headers(produced.message, ours, topic, origin_text(raw), result)
 
         def report(error: Unconfirmed | None) -> None:
             if error is None:
@@ -111,7 +115,7 @@ class Copies:
                 produced.refused_until = time.monotonic() + _BACKOFF.initial_s
                 _log_failed(produced.message, topic, error)
 
-        self._sender.copy(topic, produced.message.raw, headers, report)
+        self._sender.copy(topic, raw, headers, report)
 
     def _copy(
         self,

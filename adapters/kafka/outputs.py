@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from idempotent.adapters.copies import KEY_HEADER
+from idempotent.adapters.copies import KEY_HEADER, without_ours
 from idempotent.adapters.kafka.client import KafkaMessage
 from idempotent.adapters.kafka.records import Headers, encoded, origin_of, size_of
 from idempotent.errors import OutputError, described
@@ -122,7 +122,7 @@ def _output(message: Message, output: Any, number: int) -> Output:
         if not isinstance(name, str):
             raise OutputError(f"an output cannot be sent: a header's name is of type {type(name).__name__}")
     identity = _bytes(output.id) or b"%s/%d" % (_bytes(message.id) or b"", number)
-    headers = encoded({**output.headers, KEY_HEADER: identity}.items())
+    headers = encoded({**without_ours(output.headers), KEY_HEADER: identity}.items())
     key = output.key
     if key is None:
         source = output.raw if isinstance(output.raw, KafkaMessage) else message.raw

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping
 from operator import methodcaller
 from typing import Any, Final
 
-from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, OURS, number_in
+from idempotent.adapters.copies import (
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    OURS,
+    number_in,
+    returned_headers,
+    take_ours,
+    without_ours,
+)
 from idempotent.adapters.kafka.client import KafkaMessage, Raw
 from idempotent.message import Message, Position, received_message
 
@@ -32,7 +40,7 @@ def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) ->
     epoch.
     """
     headers = {name: _text(value) for name, value in _pairs(raw)}
-    message_id = headers.get(KEY_HEADER) or str(position)
+    message_id = take_ours(headers, subject).get(KEY_HEADER) or str(position)
     return received_message(subject, raw.value(), message_id, headers, redelivered, position, raw, raw.key())
 
 
@@ -64,7 +72,7 @@ def problem_of(raw: Raw) -> str | None:
 
 def outgoing(message: Message) -> Outgoing:
     """The record of a message. Its key is the message's, else that of the record that it came from, else the id."""
-    headers = dict(message.headers)
+    headers = dict(without_ours(message.headers))
     identity = message.id.encode() if isinstance(message.id, str) else message.id
     if identity is not None:
         headers[KEY_HEADER] = identity
@@ -93,27 +101,33 @@ def due_in_s(raw: Raw) -> float:
     return max(number_in(dict(_pairs(raw)), DUE_HEADER) / 1000 - time.time(), 0.0)
 
 
-def copied_headers(raw: Raw, headers: Mapping[str, Any]) -> Headers:
-    """The original's own headers unchanged, repeated ones included, and this library's from `headers`."""
-    theirs = [(name, value) for name, value in _pairs(raw) if not name.startswith(OURS)]
-    ours = {name: value for name, value in headers.items() if name.startswith(OURS)}
-    ours.setdefault(TIMESTAMP_HEADER, str(raw.timestamp()[1]))
-    return [*theirs, *encoded(ours.items())]
+def ours_of(raw: Raw, subject: str) -> Mapping[str, Any]:
+    """This library's headers of a record that was read for `subject`, as far as they hold."""
+    return take_ours({name: _text(value) for name, value in _pairs(raw)}, subject)
 
 
-def returned_headers(letter: Message) -> Headers:
-    """The headers of a dead letter that is sent back, repeated ones included, as far as `letter.headers` has them."""
-    stay = [pair for pair in _pairs(letter.raw) if pair[0] in letter.headers and pair[0] != DUE_HEADER]
-    if letter.id is None or any(name == KEY_HEADER for name, _ in stay):
-        return stay
-    return [*stay, *encoded([(KEY_HEADER, letter.id)])]
+def copied_headers(raw: Raw, ours: Mapping[str, Any]) -> Headers:
+    """The original's own headers unchanged, repeated ones included, and this library's from `ours`."""
+    timestamp = {TIMESTAMP_HEADER: str(raw.timestamp()[1])}
+    return [*_theirs(raw), *encoded({**timestamp, **ours}.items())]
 
 
-def first_partition(letter: Message) -> int:
-    """The partition of the original, if its dead letter names one of its subject."""
-    topic, _, place = str(letter.headers.get(ORIGIN_HEADER, "")).partition("/")
+def sent_back_headers(letter: Message, source: str) -> Headers:
+    """The headers of a dead letter, read for `source`, that is sent back to its subject, repeated ones included."""
+    ours = returned_headers(letter, ours_of(letter.raw, source), letter.subject)
+    ours.pop(DUE_HEADER, None)
+    return [*_theirs(letter.raw), *encoded(ours.items())]
+
+
+def first_partition(letter: Message, source: str) -> int:
+    """The partition of the original, if its dead letter, read for `source`, names one of its subject."""
+    topic, _, place = str(ours_of(letter.raw, source).get(ORIGIN_HEADER, "")).partition("/")
     number = place.partition("/")[0]
     return int(number) if topic == letter.subject and number.isascii() and number.isdigit() else ANY_PARTITION
+
+
+def _theirs(raw: Raw) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in _pairs(raw) if not name.startswith(OURS)]
 
 
 def encoded(headers: Iterable[tuple[str, Any]]) -> Headers:

@@ -15,7 +15,7 @@ from idempotent.adapters.kafka.records import (
     copied_headers,
     first_partition,
     outgoing,
-    returned_headers,
+    sent_back_headers,
 )
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.message import Message
@@ -98,8 +98,8 @@ class KafkaSender:
         """
         self._confirm(messages, self._encoded)
 
-    def put_back(self, letter: Message) -> None:
-        """Send a dead letter to its subject, in the partition that it came from, and wait for it.
+    def put_back(self, letter: Message, source: str) -> None:
+        """Send a dead letter, read for `source`, to its subject, in the partition that it came from, and wait for it.
 
         A partition that the topic does not have any more gives way to the one that the record's key names.
 
@@ -113,7 +113,7 @@ class KafkaSender:
             except KafkaException as error:
                 answers.lose([0], f"Kafka at {self._where} did not describe {topic}: {error_of(error)}")
                 answers.check()
-        self._confirm([letter], self._encoded_back)
+        self._confirm([letter], partial(self._encoded_back, source))
 
     def _confirm(self, messages: Sequence[Message], encode: Callable[[Message], Sending]) -> None:
         answers = Answers(messages)
@@ -154,15 +154,15 @@ class KafkaSender:
     def _encoded(self, message: Message) -> Sending:
         return partial(self._publisher.send, *outgoing(message))
 
-    def _encoded_back(self, letter: Message) -> Sending:
+    def _encoded_back(self, source: str, letter: Message) -> Sending:
         raw: Raw = letter.raw
-        first = first_partition(letter)
+        first = first_partition(letter, source)
         return partial(
             self._publisher.send,
             letter.subject,
             raw.value(),
             raw.key(),
-            returned_headers(letter),
+            sent_back_headers(letter, source),
             partition=first if first < self._partitions[letter.subject] else ANY_PARTITION,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from idempotent.adapters.copies import REASON_HEADER
+from idempotent.adapters.copies import without_ours
 from idempotent.adapters.memory.faults import Faults
 from idempotent.choices import check_types
 from idempotent.errors import ConfigurationError
@@ -110,6 +110,7 @@ class MemoryBroker:
 
     def publish(self, message: Message) -> None:
         """Put a message into the queue of its subject, and possibly a second copy of it."""
+        message = replace(message, headers=without_ours(message.headers))
         with self._changed:
             number = self._enqueue(message)
             if self._faults.duplicates(number):
@@ -258,11 +259,7 @@ class MemoryBroker:
 
     def _bury(self, copy: Copy, reason: str) -> None:
         message = copy.message
-        dead = replace(
-            message,
-            subject=dead_letter_queue(message.subject),
-            headers={**message.headers, REASON_HEADER: reason},
-        )
+        dead = replace(message, subject=dead_letter_queue(message.subject))
         number = next(self._numbers)
         letter = Copy(dead, number, number, letter=DeadLetter(message, reason))
         heapq.heappush(self._queues[dead.subject].ready, (number, number, letter))

@@ -11,11 +11,16 @@ from typing import Final
 
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
+from idempotent.adapters.copies import ORIGIN_HEADER, returned_headers, text_of
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for
 from idempotent.adapters.rabbitmq.closing import within
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
 from idempotent.adapters.rabbitmq.lanes import Item
-from idempotent.adapters.rabbitmq.messages import properties_of
+from idempotent.adapters.rabbitmq.messages import (
+    ours_of,
+    properties_of_copy,
+    properties_to_publish,
+)
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, QueueType
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for
 from idempotent.adapters.rabbitmq.server import server_at
@@ -169,10 +174,13 @@ class RabbitMqAdapter(Adapter):
         self.publish_many([message])
 
     def publish_many(self, messages: Sequence[Message]) -> None:
-        self._check_owner()
-        answers = Answers(messages)
-        self._publisher.send_and_wait(answers.made(self._item), answers, self._keep_alive)
-        answers.check()
+        self._publish(messages, self._item)
+
+    def put_back(self, letter: Message) -> None:
+        self._publish([letter], self._item_back)
+
+    def origin_of(self, letter: Delivery) -> str | None:
+        return text_of(ours_of(letter.message, letter.message.subject).get(ORIGIN_HEADER))
 
     def wake(self) -> None:
         if self._woken.is_set():
@@ -203,9 +211,20 @@ class RabbitMqAdapter(Adapter):
 
     # Private
 
+    def _publish(self, messages: Sequence[Message], item: Callable[[Message], Item]) -> None:
+        self._check_owner()
+        answers = Answers(messages)
+        self._publisher.send_and_wait(answers.made(item), answers, self._keep_alive)
+        answers.check()
+
     def _item(self, message: Message) -> Item:
-        properties = properties_of(message, message.headers)
-        return item_for(self._topology.work_place(message.subject), message.body, properties)
+        place = self._topology.work_place(message.subject)
+        return item_for(place, message.body, properties_to_publish(message))
+
+    def _item_back(self, letter: Message) -> Item:
+        ours = returned_headers(letter, ours_of(letter, self._topology.dead(letter.subject)), letter.subject)
+        place = self._topology.work_place(letter.subject)
+        return item_for(place, letter.body, properties_of_copy(letter, {**letter.headers, **ours}))
 
     def _open_to_publish(self, session: Session | None) -> None:
         """Leave connecting to the publisher, which serves its own: nothing would serve one that consumes nothing."""

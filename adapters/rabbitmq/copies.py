@@ -13,7 +13,7 @@ from typing import Final
 
 from idempotent.adapters.copies import dead_letter_headers, delayed_headers, fit_headers
 from idempotent.adapters.rabbitmq.lanes import Item, NotTakenError, Parcel, TooLargeError
-from idempotent.adapters.rabbitmq.messages import properties_of
+from idempotent.adapters.rabbitmq.messages import ours_of, properties_of_copy
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for, takes
 from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
@@ -68,12 +68,14 @@ class Copy:
         queue, message = self.token.queue, self.message
         if self.goal is Goal.DEAD_LETTER:
             assert self.result is not None
+            place = topology.dead_place(queue)
+            letter = dead_letter_headers(message, ours_of(message, queue), place.queue, queue, self.result)
             headers = fit_headers(
-                dead_letter_headers(message, queue, self.result),
-                lambda some: takes(properties_of(message, some)),
+                {**message.headers, **letter}, lambda some: takes(properties_of_copy(message, some))
             )
-            return item_for(topology.dead_place(queue), message.body, properties_of(message, headers))
-        properties = properties_of(message, delayed_headers(message, queue))
+            return item_for(place, message.body, properties_of_copy(message, headers))
+        ours = delayed_headers(message, ours_of(message, queue), queue, queue)
+        properties = properties_of_copy(message, {**message.headers, **ours})
         if self.goal is Goal.QUEUE:
             return item_for(topology.work_place(queue), message.body, properties)
         delay_s = max(self.due - time.monotonic(), 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from idempotent.adapters.copies import KEY_HEADER
+from idempotent.adapters.copies import KEY_HEADER, take_ours, without_ours
 from idempotent.adapters.rabbitmq.client import pika
 from idempotent.message import Message
 
@@ -27,7 +27,7 @@ _NOT_COPIED: Final = frozenset(
 # Not `expiration`: a dead letter would vanish, a delayed copy arrive early. Not `user_id`: the broker refuses
 # another user's. Not `delivery_mode`: copies are always persistent.
 _COPIED: Final = (
-    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id"),
+    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
     *("timestamp", "type", "app_id", "cluster_id"),
 )
 _PERSISTENT: Final = 2
@@ -48,11 +48,12 @@ class Received:
 
 def message_from(queue: str, received: Received, body: bytes) -> Message:
     """The message of a delivery. Its subject is the queue; the routing key is in `raw.method`."""
-    headers = received.properties.headers or {}
+    headers = dict(received.properties.headers or {})
+    ours = take_ours(headers, queue)
     return Message(
         queue,
         body,
-        id=_identity(headers.get(KEY_HEADER), received.properties.message_id),
+        id=_identity(ours.get(KEY_HEADER), received.properties.message_id),
         headers=headers,
         redelivered=bool(received.method.redelivered),
         position=received.method.delivery_tag,
@@ -60,18 +61,33 @@ def message_from(queue: str, received: Received, body: bytes) -> Message:
     )
 
 
-def properties_of(message: Message, headers: Mapping[str, Any]) -> Any:
-    """The properties of a message to publish; a received message keeps those it arrived with."""
+def ours_of(message: Message, queue: str) -> Mapping[str, Any]:
+    """This library's headers of a message that was received from `queue`, as far as they hold."""
+    received = message.raw.properties.headers if isinstance(message.raw, Received) else None
+    return take_ours(dict(received or {}), queue)
+
+
+def properties_to_publish(message: Message) -> Any:
+    """The properties of a message to publish: under its own id, otherwise as it arrived."""
+    headers = dict(without_ours(message.headers))
+    fits = isinstance(message.id, str) and len(message.id.encode()) <= _SHORT_STRING_BYTES
+    if message.id is not None and not fits:
+        headers[KEY_HEADER] = message.id
+    return _properties(message, headers, message.id if fits else None)
+
+
+def properties_of_copy(message: Message, headers: Mapping[str, Any]) -> Any:
+    """The properties of a copy of a received message, with headers that carry its id."""
+    arrived = message.raw.properties.message_id if isinstance(message.raw, Received) else None
+    return _properties(message, headers, arrived)
+
+
+def _properties(message: Message, headers: Mapping[str, Any], message_id: Any) -> Any:
     given: dict[str, Any] = {}
     if isinstance(message.raw, Received):
         given = {name: getattr(message.raw.properties, name) for name in _COPIED}
-    sent = {name: sendable(value) for name, value in headers.items() if name not in _NOT_COPIED}
-    if message.id is not None and given.get("message_id") is None:
-        if isinstance(message.id, str) and len(message.id.encode()) <= _SHORT_STRING_BYTES:
-            given["message_id"] = message.id
-        else:
-            sent.setdefault(KEY_HEADER, message.id)
-    return pika.BasicProperties(**{**given, "headers": sent, "delivery_mode": _PERSISTENT})
+    given["headers"] = {name: sendable(value) for name, value in headers.items() if name not in _NOT_COPIED}
+    return pika.BasicProperties(**given, message_id=message_id, delivery_mode=_PERSISTENT)
 
 
 class _Exact(Decimal):

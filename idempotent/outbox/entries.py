@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from idempotent.adapters.copies import OURS
+from idempotent.adapters.copies import without_ours
 from idempotent.choices import seconds
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
@@ -89,17 +89,10 @@ def entry_of(
         destination,
         message.subject,
         order_key,
-        encoded_headers(_of_the_message(message.headers)),
+        encoded_headers(without_ours(message.headers)),
         message.body,
         round(seconds(delay_s, "delay_s", zero=True) * 1_000_000),
     )
-
-
-def _of_the_message(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Headers without those in which copies of another message carry its key: a handler may send on what it got."""
-    if any(str(name).startswith(OURS) for name in headers):
-        return {name: each for name, each in headers.items() if not str(name).startswith(OURS)}
-    return headers
 
 
 def derived_id(
@@ -116,7 +109,7 @@ def derived_id(
         parts = [b"dedup", dedup.encode()]
     else:
         headers = {
-            name: each for name, each in _of_the_message(message.headers).items() if name not in _OF_A_TRACE
+            name: each for name, each in without_ours(message.headers).items() if name not in _OF_A_TRACE
         }
         parts = [
             b"content",

@@ -78,7 +78,7 @@ class StompPlace(Place):
                 key = {"x-idempotent-key": str(message.id)} if message.id else {}
                 frame = {"destination": f"/queue/{message.subject}", "persistent": "true"}
                 length = {"content-length": str(len(message.body))}
-                sender.send("SEND", {**frame, **length, **message.headers, **key}, message.body)
+                sender.send("SEND", {**message.headers, **frame, **length, **key}, message.body)
             sender.publish("/queue/done-with-sending")  # its receipt is for all before it, too
 
     def dead_letters(self, subject: str) -> list[Message]:

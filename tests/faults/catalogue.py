@@ -395,6 +395,34 @@ FAULTS: Final = (
         "tests/checkers/sql/test_redelivered.py -k stops_nobody",
     ),
     Fault(
+        "handlers see the headers of copies",
+        "adapters/copies.py",
+        "ours = {name: headers.pop(name) for name in names}",
+        "ours = {name: headers[name] for name in names}",
+        "tests/adapters/test_identity.py -k 'producer_gave and rabbitmq and not whatever'",
+    ),
+    Fault(
+        "a copy is believed wherever it is read",
+        "adapters/copies.py",
+        "if made_for == place or (",
+        "if made_for or (",
+        "tests/adapters/test_identity.py -k 'stranger and rabbitmq'",
+    ),
+    Fault(
+        "a copy that the broker moved to its dead letters is another message",
+        "adapters/copies.py",
+        "(dead_of is not None and dead_of(str(made_for)) == place)",
+        "False",
+        "tests/adapters/test_identity.py -k moved",
+    ),
+    Fault(
+        "a received message is published under its old id",
+        "adapters/rabbitmq/messages.py",
+        "return _properties(message, headers, message.id if fits else None)",
+        "return properties_of_copy(message, headers)",
+        "tests/adapters/test_identity.py -k 'producer_gave and rabbitmq and not whatever'",
+    ),
+    Fault(
         "a worker that stops counts what it leaves running",
         "idempotent/worker/worker.py",
         "            self._unrecorded.excuse()\n",
@@ -1347,8 +1375,8 @@ FAULTS: Final = (
     Fault(
         "Kafka: a producer's origin is kept",
         "adapters/copies.py",
-        "message.headers.get(ORIGIN_HEADER, origin) if copies else origin",
-        "message.headers.get(ORIGIN_HEADER, origin)",
+        "ours.get(ORIGIN_HEADER, origin) if copies else origin",
+        "ours.get(ORIGIN_HEADER, origin)",
         "tests/adapters/kafka/records/test_redrive.py -k test_an_origin_that_a_producer",
     ),
     Fault(
@@ -1714,7 +1742,7 @@ FAULTS: Final = (
     Fault(
         "outbox: the key header of what a handler got is sent on",
         "idempotent/outbox/entries.py",
-        "        encoded_headers(_of_the_message(message.headers)),\n",
+        "        encoded_headers(without_ours(message.headers)),\n",
         "        encoded_headers(message.headers),\n",
         f"{_OUTBOX}/sending/test_several_sessions.py -k copy_headers",
     ),

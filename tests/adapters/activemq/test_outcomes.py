@@ -147,7 +147,7 @@ def test_a_poisonous_message_is_dead_after_its_attempts_over_several_workers(sto
 
         @made.consumer(name, checker=checker, max_attempts=3, backoff=Backoff(initial_s=0.1, maximum_s=0.1))
         def handle(message):
-            attempts.append(message.headers.get(ATTEMPT_HEADER))
+            attempts.append(message.raw.headers.get(ATTEMPT_HEADER))
             raise ValueError("poison")
 
         return made

@@ -99,7 +99,7 @@ def test_with_a_retry_topic_a_failure_holds_back_nothing_and_stays_the_same_mess
     assert bodies(again)[2] == 0
     assert {d.message.id for d in again} == {d.message.id for d in first}
     assert {d.message.subject for d in again} == {topic}
-    assert again[2].message.headers[ORIGIN_HEADER] == f"{topic}/0/0"
+    assert dict(again[2].message.raw.headers())[ORIGIN_HEADER] == f"{topic}/0/0".encode()
     adapter.settle(again[0], ACK)
     adapter.settle(again[1], ACK)
     adapter.settle(again[2], Result(Outcome.DEAD, error=ValueError("no")))

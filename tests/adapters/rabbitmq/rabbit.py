@@ -4,6 +4,7 @@ import secrets
 import socket
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pika
 import pika.exceptions
@@ -94,12 +95,13 @@ class Rabbit:
         channel.basic_publish("", queue, body, properties, mandatory=True)
 
     def look(self, queue):
-        """The messages of a queue, which stay there."""
+        """The messages of a queue, which stay there, with all headers that the broker has."""
         found = []
         with self.channel() as channel, suppress(pika.exceptions.ChannelClosedByBroker):
             while (got := channel.basic_get(queue))[0] is not None:
                 method, properties, body = got
-                found.append(message_from(queue, Received(method, properties), body))
+                message = message_from(queue, Received(method, properties), body)
+                found.append(replace(message, headers=properties.headers or {}))
         return found
 
     def adapter(self, url=None, **options):

@@ -97,7 +97,7 @@ def hopeless_and_good(queue, done):
     def handle(message):
         if message.id.startswith("bad"):
             raise ValueError(message.id)
-        if message.id.startswith("later") and "x-idempotent-attempt" not in message.headers:
+        if message.id.startswith("later") and "x-idempotent-attempt" not in message.raw.properties.headers:
             raise OSError(message.id)
         done.append(message.id)
 

@@ -183,7 +183,7 @@ def test_a_failing_message_is_dead_after_its_attempts_and_keeps_its_key(rabbit, 
         backoff=Backoff(initial_s=0.1, maximum_s=0.1),
     )
     def handle(message):
-        seen.append((message.id, message.headers.get("x-idempotent-attempt")))
+        seen.append((message.id, message.raw.properties.headers.get("x-idempotent-attempt")))
         raise ValueError("never")
 
     rabbit.send(Message(queue, id="1"))
