@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from idempotent.adapters.activemq.destinations import dead_letters_of
 from idempotent.adapters.activemq.texts import from_java, to_java
@@ -20,7 +21,9 @@ log = logging.getLogger(__name__)
 DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
 """Milliseconds that the broker's scheduler delays a message. The scheduler removes the header."""
 QUOTED_KEY_HEADER: Final = "x-idempotent-key-quoted"
-"""The id in ASCII, if STOMP cannot carry it unchanged: ActiveMQ stores a character beyond U+FFFF as two U+FFFD."""
+"""The id in ASCII, if ActiveMQ would change it."""
+_EXACT_HEADER: Final = "x-idempotent-exact"
+"""The other headers that ActiveMQ changes, as they were: `name=value&name=value`, in ASCII."""
 _GROUP: Final = "JMSXGroupID"
 _GROUP_FOR_COPIES: Final = "x-idempotent-group"  # a STOMP consumer does not receive the group
 _TYPE: Final = "amq-msg-type"
@@ -37,8 +40,11 @@ _NOT_SENT: Final = _OF_THE_FRAME | {
     "transaction",
     DELAY_HEADER,
     QUOTED_KEY_HEADER,
+    _EXACT_HEADER,
     _GROUP_FOR_COPIES,
 }
+# ActiveMQ makes two U+FFFD of a character beyond U+FFFF when it stores the message, and NUL would end the frame.
+_CHANGED: Final = re.compile("[\0\ufffd\U00010000-\U0010ffff]")
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\\c"})
 # The limit of StompWireFormat, less the end of the line; a character has up to four bytes, or two when it is escaped.
 _LONGEST_LINE: Final = 10_200
@@ -110,6 +116,7 @@ def message_of(
     body = from_java(frame.body) if _is_text(headers) else frame.body
     if group is not None:
         headers[_GROUP] = group
+    headers |= _exact(ours, headers)
     message_id = frame.headers.get("message-id")
     return Message(
         subject,
@@ -136,7 +143,8 @@ def send_frame(
     if "" in headers:
         # ActiveMQ closes the connection.
         raise AdapterError("STOMP cannot carry a header whose name is empty: give it a name, or leave it out")
-    sent = {name: _text(value) for name, value in headers.items() if name not in _NOT_SENT}
+    texts = {name: _as_text(value) for name, value in headers.items() if name not in _NOT_SENT}
+    sent = {name: _without_nul(text) for name, text in texts.items()}
     sent |= _identity(headers.get(KEY_HEADER))
     if is_text := _is_text(sent):
         body = to_java(body)
@@ -145,6 +153,10 @@ def send_frame(
         sent["content-length"] = str(len(body))
     if _GROUP in sent:
         sent[_GROUP_FOR_COPIES] = sent[_GROUP]
+    changed = {name: text for name, text in texts.items() if _CHANGED.search(text) and name != KEY_HEADER}
+    exact = urlencode(changed, errors="replace")
+    if 0 < len(exact) < _LONGEST_LINE - len(_EXACT_HEADER):
+        sent[_EXACT_HEADER] = exact
     if delay_s > 0:
         sent[DELAY_HEADER] = str(max(round(delay_s * 1000), 1))
     for name, value in sent.items():
@@ -172,10 +184,23 @@ def _is_text(headers: Mapping[str, str]) -> bool:
     return headers.get(_TYPE, "").lower() == "text"
 
 
-def _text(value: Any) -> str:
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def _as_text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _without_nul(text: str) -> str:
     # NUL ends a frame, also in a header.
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _exact(ours: Mapping[str, Any], received: Mapping[str, str]) -> dict[str, str]:
+    """Headers as they were before ActiveMQ changed them. One that has got another value since keeps that."""
+    exact = dict(parse_qsl(str(ours.get(_EXACT_HEADER, ""))))
+    return {name: text for name, text in exact.items() if _changed(text) == _changed(received.get(name, ""))}
+
+
+def _changed(text: str) -> str:
+    return _CHANGED.sub(lambda found: "\ufffd" * (1 + (found[0] > "\uffff")), text)
 
 
 def _identity(identity: Any) -> dict[str, str]:
@@ -188,7 +213,7 @@ def _identity(identity: Any) -> dict[str, str]:
     except UnicodeError as error:
         raise AdapterError("STOMP cannot carry this id, which is not UTF-8") from error
     exact = {} if _survives(text) else {QUOTED_KEY_HEADER: quote(text, safe="")}
-    return {KEY_HEADER: _text(text), **exact}
+    return {KEY_HEADER: _without_nul(text), **exact}
 
 
 def _id_of(ours: Mapping[str, Any], position: str | None) -> str | None:
@@ -205,4 +230,4 @@ def _id_of(ours: Mapping[str, Any], position: str | None) -> str | None:
 
 
 def _survives(text: str) -> bool:
-    return all("\0" < character <= "\uffff" and character != "\ufffd" for character in text)
+    return _CHANGED.search(text) is None

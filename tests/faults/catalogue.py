@@ -416,6 +416,13 @@ FAULTS: Final = (
         "tests/adapters/test_identity.py -k moved",
     ),
     Fault(
+        "headers that ActiveMQ has changed stay changed",
+        "adapters/activemq/frames.py",
+        "    headers |= _exact(ours, headers)\n",
+        "",
+        "tests/adapters/activemq/test_identity.py -k come_back",
+    ),
+    Fault(
         "a received message is published under its old id",
         "adapters/rabbitmq/messages.py",
         "return _properties(message, headers, message.id if fits else None)",

@@ -6,11 +6,13 @@ import sys
 
 import pytest
 
-from idempotent import Message, Outcome, Result
+from idempotent import Message, Outcome, Registry, Result
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.activemq import AckMode, StompAdapter
 from idempotent.adapters.copies import ATTEMPT_HEADER, KEY_HEADER
+from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
+from idempotent.redrive import redrive
 from tests.adapters.activemq.member import ACK, ids, receive, send, until_left
 from tests.adapters.activemq.stomp_client import client, in_queue
 
@@ -165,3 +167,54 @@ def test_no_log_has_the_body_or_the_headers_of_a_message(make, name, caplog):
     adapter.close()
     assert "4111-1111" not in caplog.text
     assert "5500-0000" not in caplog.text
+
+
+CHANGED = ["\N{PILE OF POO}", "\N{ROCKET}", "a\0b", "\ufffd\ufffd", "=&%+ \N{SNOWMAN}\N{ROCKET}"]
+
+
+@pytest.mark.parametrize("by", ["publish", "client"])
+def test_headers_that_activemq_changes_come_back_as_they_were(make, stomp_url, name, by):
+    """A key that is made of a header names the same message after a delay, a death and a redrive."""
+    adapter = make()
+    if by == "publish":
+        adapter.publish_many(
+            [Message(name, id=str(n), headers={"who": who}) for n, who in enumerate(CHANGED)]
+        )
+    else:
+        with client(stomp_url) as sender:
+            for number, who in enumerate(CHANGED):
+                sender.publish(f"/queue/{name}", b"", {KEY_HEADER: str(number), "who": who})
+
+    def headers():
+        found = receive(adapter, len(CHANGED))
+        return found, {delivery.message.id: delivery.message.headers["who"] for delivery in found}
+
+    first, before = headers()
+    assert by == "client" or list(before.values()) == CHANGED
+    for delivery in first:
+        adapter.settle(delivery, Result(Outcome.FAILED, retry_after_s=0.01))
+    again, delayed = headers()
+    assert delayed == before
+    for delivery in again:
+        adapter.settle(delivery, Result(Outcome.DEAD))
+    registry = Registry()
+    consumer = registry.consumer(name, checker=MemoryChecker())(lambda _: None)
+    assert redrive(consumer, adapter_from_url(stomp_url), idle_s=0.5).returned == len(CHANGED)
+    assert headers()[1] == before
+
+
+def test_a_header_that_a_stranger_has_changed_keeps_its_value(make, stomp_url, name):
+    adapter = make()
+    adapter.publish(Message(name, id="1", headers={"who": "\N{ROCKET}"}))
+    (frame,) = in_queue(stomp_url, f"/queue/{name}")
+    kept = {word: text for word, text in frame.headers.items() if word.startswith("x-idempotent-exact")}
+    assert kept
+    with client(stomp_url) as sender:
+        sender.publish(f"/queue/{name}", b"", {**kept, "who": "somebody", KEY_HEADER: "2"})
+    assert [delivery.message.headers["who"] for delivery in receive(adapter, 2)] == ["\N{ROCKET}", "somebody"]
+
+
+def test_headers_too_long_to_be_kept_exactly_are_sent_all_the_same(make, name):
+    adapter = make()
+    adapter.publish(Message(name, id="1", headers={"who": "\N{ROCKET}" * 1000}))
+    assert len(receive(adapter, 1)[0].message.headers["who"]) >= 1000
