@@ -48,7 +48,7 @@ def committed(client_config: Mapping[str, Any], topic: str) -> Iterator[bytes]:
 
 
 def _ends(client_config: Mapping[str, Any], topic: str) -> dict[int, int]:
-    """The end of each partition, open transactions included."""
+    """The end of each partition, open transactions included. A topic that was made just now has no leader yet."""
     from idempotent.adapters.kafka.client import (
         KafkaConsumer,
         KafkaException,
@@ -58,13 +58,18 @@ def _ends(client_config: Mapping[str, Any], topic: str) -> dict[int, int]:
     )
 
     reader = make_client(KafkaConsumer, _config(client_config, "read_uncommitted"))
+    until = time.monotonic() + _ANSWER_S
     try:
-        return {
-            number: reader.get_watermark_offsets(TopicPartition(topic, number), timeout=_ANSWER_S)[1]
-            for number in reader.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions
-        }
-    except KafkaException as error:
-        raise AdapterError(f"Kafka, {topic}: {error_of(error)}") from error
+        while True:
+            try:
+                return {
+                    number: reader.get_watermark_offsets(TopicPartition(topic, number), timeout=_ANSWER_S)[1]
+                    for number in reader.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions
+                }
+            except KafkaException as error:
+                if time.monotonic() > until:
+                    raise AdapterError(f"Kafka, {topic}: {error_of(error)}") from error
+                time.sleep(_POLL_S)
     finally:
         reader.close()
 
