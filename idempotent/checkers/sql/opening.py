@@ -14,12 +14,9 @@ from idempotent.checkers.sql.store import SqlStore
 from idempotent.checkers.sql.unit import Unit
 from idempotent.claims import Claim, ClaimRequest, Decision
 from idempotent.stores.sql.detached import DetachedConnections
-from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, fault_of
 
 _CLAIM_TRIES: Final = 3
-# After any other error of a claim its connection is closed: a handler may have left a setting there, such as a
-# search_path without the table or a read-only session, that would make each later claim fail too.
-_HARMLESS: Final = (Fault.LOCKED, Fault.ABORTED)
 
 
 class Units:
@@ -64,11 +61,11 @@ class Units:
             except BaseException as error:
                 fault = self.fault(error)
                 if unit is not None:
-                    unit.close(reuse=fault in _HARMLESS)
+                    unit.close(reuse=fault in KEPT)
                 if fault is None:
                     raise
-                if fault is Fault.DISCONNECTED:
-                    self._connections.close()  # a server that restarts closes the idle ones too
+                if fault not in KEPT:
+                    self._connections.close()
                 if remaining and fault in (Fault.ABORTED, Fault.DISCONNECTED):
                     continue
                 raise as_store_error(error, self._store.engine, self._store.table) from error
@@ -88,7 +85,7 @@ class Units:
         except BaseException as error:
             fault = self.fault(error)
             if unit is not None:
-                unit.close(reuse=fault in _HARMLESS)
+                unit.close(reuse=fault in KEPT)
             if fault is None:
                 raise
             raise as_store_error(error, self._store.engine, self._store.table) from error

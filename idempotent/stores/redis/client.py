@@ -18,6 +18,7 @@ import redis.retry
 __all__ = [
     "LONGEST_ANSWER_S",
     "Client",
+    "close_idle",
     "decodes",
     "is_cluster",
     "location",
@@ -76,6 +77,19 @@ def retries_itself(client: Client) -> bool:
         return True
     # No public accessor in redis-py 5.
     return bool(getattr(client.get_retry(), "_retries", 0))
+
+
+def close_idle(client: Client) -> None:
+    """Close the connections in the client's pool."""
+    nodes: Any = [client]
+    if isinstance(client, redis.RedisCluster):
+        nodes_of: Any = client.get_nodes
+        nodes = [node.redis_connection for node in nodes_of() if node.redis_connection]
+    for node in nodes:
+        try:
+            node.connection_pool.disconnect(inuse_connections=False)
+        except TypeError:  # a BlockingConnectionPool of redis-py 5 also closes those in use
+            node.connection_pool.disconnect()
 
 
 def location(client: Client) -> str:

@@ -12,6 +12,7 @@ except ImportError:
 
 from idempotent.stores.idle import Idle
 from idempotent.stores.redis.client import Client, redis, retries_itself
+from idempotent.stores.redis.faults import closes
 
 Command: TypeAlias = "tuple[str | bytes | int, ...]"
 
@@ -73,20 +74,29 @@ class DirectConnections:
         connection = self._idle.take()
         if connection is None:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        leaves = False
         try:
             if self._retry is None:
-                yield from _pipelined(connection, commands)
+                for answer in _pipelined(connection, commands):
+                    leaves = leaves or (isinstance(answer, _SERVER_ERROR) and closes(answer))
+                    yield answer
             else:
                 repeatable = list(commands)
-                yield from self._retry.call_with_retry(
+                answers = self._retry.call_with_retry(
                     lambda: list(_pipelined(connection, repeatable)), lambda _: connection.disconnect()
                 )
+                leaves = any(isinstance(answer, _SERVER_ERROR) and closes(answer) for answer in answers)
+                yield from answers
         except BaseException:
             # Unread answers may be left in it. The server may have closed the idle connections together with this one.
             connection.disconnect()
             self.close()
             raise
-        self._idle.put(connection)
+        if leaves:
+            connection.disconnect()
+            self.close()
+        else:
+            self._idle.put(connection)
 
     def close(self) -> None:
         """Close the idle connections."""

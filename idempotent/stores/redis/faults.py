@@ -28,6 +28,8 @@ _BUSY: Final = {
     "MASTERDOWN": "the replica has lost its primary",
     "NOREPLICAS": "too few replicas are connected for its min-replicas-to-write",
 }
+# A new connection may reach another server, or log in again.
+_ELSEWHERE: Final = frozenset({"LOADING", "CLUSTERDOWN", "READONLY", "MASTERDOWN", "NOREPLICAS"})
 # redis-py 5 has no exception class for CROSSSLOT outside a cluster client.
 _OTHER_NODE: Final = (_errors.MovedError, _errors.AskError, _errors.ClusterCrossSlotError)
 _BUSY_CLASSES: Final = {
@@ -71,6 +73,13 @@ def as_store_error(error: BaseException, where: str) -> StoreError:
             f"cannot use Redis {where}: {text}. Check that the server runs, the host, port and database."
         )
     return StoreError(f"Redis {where} failed: {text}")
+
+
+def closes(error: BaseException) -> bool:
+    """Whether connections are to be closed after an error: the server behind them may not be the primary any more."""
+    if isinstance(error, (_errors.AuthenticationError, _errors.AuthorizationError)):
+        return True
+    return _busy(error, str(error)) in _ELSEWHERE
 
 
 def _busy(error: BaseException, text: str) -> str | None:

@@ -11,9 +11,17 @@ from itertools import islice, repeat
 from typing import Any, Final
 
 from idempotent.errors import StoreError
-from idempotent.stores.redis.client import Client, decodes, is_cluster, location, redis, retries_itself
+from idempotent.stores.redis.client import (
+    Client,
+    close_idle,
+    decodes,
+    is_cluster,
+    location,
+    redis,
+    retries_itself,
+)
 from idempotent.stores.redis.connections import Command, DirectConnections
-from idempotent.stores.redis.faults import LOST, REDIS_ERRORS, as_store_error
+from idempotent.stores.redis.faults import LOST, REDIS_ERRORS, as_store_error, closes
 from idempotent.stores.redis.names import KeyNames, bucket_of
 
 # A running script blocks all other clients; this many keys take a few milliseconds.
@@ -84,10 +92,10 @@ class RedisStore:
             return self._run_by_source(script, names, arguments)
         except LOST as error:
             if self._client_retries:
-                raise as_store_error(error, self.where) from error
+                raise self._failed(error) from error
             return self._run_by_source(script, names, arguments)
         except REDIS_ERRORS as error:
-            raise as_store_error(error, self.where) from error
+            raise self._failed(error) from error
 
     def run_one(self, script: Lua, name: bytes, body: bytes) -> Any:
         """Run a script over one key, and return its answer.
@@ -149,12 +157,12 @@ class RedisStore:
                 elif isinstance(part, Exception):
                     for _ in parts:
                         pass  # read all answers, so that the connection can be used again
-                    raise as_store_error(part, self.where) from part
+                    raise self._failed(part) from part
                 else:
                     yield from _each(part, len(some))
         except LOST as error:
             if self._client_retries:
-                raise as_store_error(error, self.where) from error
+                raise self._failed(error) from error
             for _ in commands():
                 pass  # adds the parts that were not sent to `waiting`
             for some, theirs in waiting:
@@ -183,7 +191,12 @@ class RedisStore:
         try:
             yield
         except REDIS_ERRORS as error:
-            raise as_store_error(error, self.where) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> StoreError:
+        if closes(error):
+            close_idle(self.client)
+        return as_store_error(error, self.where)
 
     def _run_by_source(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         with self.edge():

@@ -19,7 +19,7 @@ from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.detached import Detached, DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect, dialect_for
-from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, fault_of
 from idempotent.stores.sql.loops import LoopConnections
 from idempotent.stores.sql.silence import LONGEST_S
 
@@ -138,12 +138,11 @@ class Connections:
         return False
 
     def _give_back_or_discard(self, detached: Detached, fault: Fault) -> None:
-        if fault is Fault.DISCONNECTED:
-            # The server may have closed every idle connection together with this one.
+        if fault in KEPT:
+            self._own.put(detached)
+        else:
             self._own.discard(detached)
             self.close()
-        else:
-            self._own.put(detached)
 
 
 class AwaitedConnections(Connections):

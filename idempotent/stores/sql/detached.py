@@ -150,8 +150,12 @@ class DetachedConnections:
             raise
 
     def _opened(self) -> tuple[LentConnection, Any]:
-        """A new connection of the pool, and the driver's own connection behind it."""
-        connection = LentConnection(self._engine, _allow_revalidate=False)
+        """A new connection, and the driver's own connection behind it."""
+        pool = self._engine.pool
+        # Leases are renewed over these: they must not wait for a connection that a handler holds.
+        beside = self._autocommit and isinstance(pool, QueuePool) and _has_connected(pool)
+        lent = beside_pool(pool).connect() if beside else None
+        connection = LentConnection(self._engine, lent, _allow_revalidate=False)
         return connection, connection.connection.dbapi_connection
 
     def _read_only_committed(self, raw: Any) -> None:
@@ -176,6 +180,22 @@ class DetachedConnections:
     def _close_idle(self) -> None:
         for detached in self._idle.drain():
             self.discard(detached)
+
+
+def beside_pool(pool: Pool) -> NullPool:
+    """A pool that makes the same connections, without a limit."""
+    return NullPool(
+        pool._creator,  # noqa: SLF001 - as Pool.recreate() does
+        echo=pool.echo,
+        logging_name=pool._orig_logging_name,  # noqa: SLF001
+        _dispatch=pool.dispatch,
+        dialect=pool._dialect,  # noqa: SLF001
+    )
+
+
+def _has_connected(pool: Pool) -> bool:
+    """Whether the dialect has learnt the server's version, from the pool's first connection, for which others wait."""
+    return bool(getattr(pool.dispatch.connect, "_exec_w_sync_once", False))
 
 
 def _kept_by(pool: Pool) -> int:

@@ -36,6 +36,11 @@ class Fault(Enum):
     OTHER = "other"
 
 
+KEPT: Final = (Fault.LOCKED, Fault.ABORTED, Fault.CROWDED)
+"""After any other error its connection is closed, and the idle ones with it. The server behind them may have become a
+replica, or a node that serves nobody, while a new connection reaches another one; or a handler has left a setting
+there, such as a search_path without the table, that would make each later claim fail too."""
+
 # MySQL error numbers: https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html
 _MYSQL: Final = {
     1205: Fault.LOCKED,
@@ -51,6 +56,7 @@ _MYSQL: Final = {
     1040: Fault.DISCONNECTED,
     1044: Fault.DISCONNECTED,
     1045: Fault.DISCONNECTED,
+    1047: Fault.DISCONNECTED,  # a Galera node that has left its cluster
     1049: Fault.DISCONNECTED,
     1053: Fault.DISCONNECTED,
     # A primary that has become a replica: a new connection reaches the new primary.
@@ -76,6 +82,7 @@ _POSTGRESQL: Final = {
     "57P01": Fault.DISCONNECTED,
     "57P02": Fault.DISCONNECTED,
     "57P03": Fault.DISCONNECTED,
+    "57P04": Fault.DISCONNECTED,  # the database was dropped
     "57P05": Fault.DISCONNECTED,  # idle_session_timeout
     "25P03": Fault.DISCONNECTED,  # idle_in_transaction_session_timeout
     "53300": Fault.DISCONNECTED,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from sqlalchemy import Engine, NullPool, QueuePool
+from sqlalchemy import Engine, QueuePool
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import await_only
@@ -18,7 +18,7 @@ from idempotent.forks import generation
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.awaited import awaited
 from idempotent.stores.sql.bridge import running_loop
-from idempotent.stores.sql.detached import Detached, DetachedConnections
+from idempotent.stores.sql.detached import Detached, DetachedConnections, beside_pool
 from idempotent.stores.sql.lent import LentConnection
 
 C = TypeVar("C")
@@ -213,14 +213,7 @@ def unpooled(engine: Engine) -> PoolProxiedConnection:
 
     Nor does it wait for the pool, which tasks of different loops cannot do together.
     """
-    pool = engine.pool
-    alone = NullPool(
-        pool._creator,  # noqa: SLF001 - as Pool.recreate() does
-        echo=pool.echo,
-        logging_name=pool._orig_logging_name,  # noqa: SLF001
-        _dispatch=pool.dispatch,
-        dialect=pool._dialect,  # noqa: SLF001
-    )
+    alone = beside_pool(engine.pool)
     first = _first_of(engine)
     while not first.done:
         if first.lock.acquire(blocking=False):
