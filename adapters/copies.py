@@ -17,7 +17,7 @@ from idempotent.outcomes import Result
 KEY_HEADER: Final = "x-idempotent-key"
 """The message id, from a producer or from the original of a copy. It wins over the id that the broker gives."""
 FOR_HEADER: Final = "x-idempotent-for"
-"""Where a copy is to be read. Read elsewhere, it is another message, with somebody's headers."""
+"""The queue, destination or topic that a copy is for. Elsewhere these headers are ignored."""
 GIVEN_HEADER: Final = "x-idempotent-given"
 """The key of a copy is the producer's own, which holds wherever the message goes."""
 ATTEMPT_HEADER: Final = "x-idempotent-attempt"
@@ -107,7 +107,7 @@ def returned_headers(letter: Message, ours: Mapping[str, Any], place: str) -> di
 
 
 def text_of(origin: Any) -> str | None:
-    """A received origin as text; None: there is none."""
+    """The value of ORIGIN_HEADER as text; None if the header is missing."""
     return None if origin is None else str(origin)
 
 

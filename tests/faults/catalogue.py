@@ -395,14 +395,14 @@ FAULTS: Final = (
         "tests/checkers/sql/test_redelivered.py -k stops_nobody",
     ),
     Fault(
-        "a connection is kept after an error that nobody knows",
+        "a connection is kept after an unknown error",
         "idempotent/stores/sql/connections.py",
         "if fault in KEPT:",
         "if fault is not Fault.DISCONNECTED:",
         "tests/stores/sql/test_moved_primary.py -k 'second and leased and 7'",
     ),
     Fault(
-        "idle connections of a transactional checker are kept after an error that nobody knows",
+        "idle connections of a transactional checker are kept after an unknown error",
         "idempotent/checkers/sql/opening.py",
         "if fault not in KEPT:",
         "if fault is Fault.DISCONNECTED:",

@@ -37,9 +37,9 @@ class Fault(Enum):
 
 
 KEPT: Final = (Fault.LOCKED, Fault.ABORTED, Fault.CROWDED)
-"""After any other error its connection is closed, and the idle ones with it. The server behind them may have become a
-replica, or a node that serves nobody, while a new connection reaches another one; or a handler has left a setting
-there, such as a search_path without the table, that would make each later claim fail too."""
+"""After any other error the connection is closed, and the idle ones with it. Their server may have become a replica or
+left its cluster, while a new connection reaches the primary. Or a handler has left a setting on the connection, such as
+a search_path without the table, with which each later claim would fail too."""
 
 # MySQL error numbers: https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html
 _MYSQL: Final = {

@@ -1,4 +1,4 @@
-"""The server behind the open connections serves nobody any more; new connections reach one that does.
+"""The server of the open connections refuses all changes; new connections reach the primary.
 
 A trigger answers with the server's own error on each connection that was open before.
 """
