@@ -24,6 +24,7 @@ from idempotent import Message, Registry
 from idempotent.checkers import AbstractIdempotentChecker
 from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge
 from idempotent.claims import (
+    NOBODY,
     UNKNOWN_EFFECT,
     Claim,
     ClaimRequest,
@@ -181,8 +182,14 @@ class FileChecker(AbstractIdempotentChecker):
             if dead:
                 self._kill(record, record.failed_at)
             elif not failure.keep_claim:
-                record.free()
+                self._free(record, failure.delay_s(record.attempts))
             return Released(owned=True, attempts=record.attempts, dead=dead)
+
+    def _free(self, record: Record, delay_s: float) -> None:
+        record.free()
+        if delay_s:
+            record.status, record.owner = KeyStatus.IN_PROGRESS_GROUP, NOBODY
+            record.lease_end = record.failed_at + delay_s
 
     def _kill(self, record: Record, now: float) -> None:
         record.status = KeyStatus.DEAD

@@ -31,6 +31,7 @@ class KeyRecord:
         last_error: the error of the last failed execution.
         result: what the handler returned, as stored JSON.
         now_us: the store's clock when the record was read.
+        held: its handler failed; nobody may claim it before `lease_until_us`, when its backoff is over.
     """
 
     hash: bytes
@@ -44,13 +45,14 @@ class KeyRecord:
     last_error: str | None
     result: bytes | None
     now_us: int
+    held: bool = False
 
     @property
     def lapsed(self) -> bool:
         """Whether the key is in progress and its lease has ended."""
-        return (
-            self.status.in_progress and self.lease_until_us is not None and self.lease_until_us < self.now_us
-        )
+        if self.held or not self.status.in_progress or self.lease_until_us is None:
+            return False
+        return self.lease_until_us < self.now_us
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,13 @@ from idempotent.errors import without_values
 from idempotent.forks import in_child
 from idempotent.keys import Key
 from idempotent.message import Position
+from idempotent.policy import Backoff
 from idempotent.values import value
 
 OWNER_BYTES: Final = 16
 _COUNT_BYTES: Final = 6
+NOBODY: Final = bytes(OWNER_BYTES)
+"""The owner of a key whose handler failed. Its lease is the backoff: nobody claims it before that is over."""
 ERROR_LIMIT: Final = 1000
 LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
 DIED_ERROR: Final = "its process died while nothing else ran in it"
@@ -160,7 +163,7 @@ class Decision:
     Attributes:
         verdict: the answer.
         claim: the ownership, when ACQUIRED.
-        retry_after_s: the rest of the owner's lease in seconds, when IN_PROGRESS.
+        retry_after_s: the rest of the owner's lease, or of the key's backoff, in seconds, when IN_PROGRESS.
         lapsed: the lease had ended: the key was taken over when ACQUIRED, left unchanged when IN_PROGRESS.
         alone: the lapsed claim had been made alone, so its lapse counts as an attempt.
         result: what the handler of the first delivery returned, as stored.
@@ -189,6 +192,7 @@ class Failure:
         fatal: the key is DEAD at once.
         keep_claim: count the attempt but stay the owner (unless the key is DEAD now).
         counted: the attempt was counted before the handler ran; only for checkers with transactions.
+        backoff: how long the key stays unavailable to every delivery; None: it is free at once.
     """
 
     error: str
@@ -196,6 +200,7 @@ class Failure:
     fatal: bool = False
     keep_claim: bool = False
     counted: bool = False
+    backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
         """Make the error storable: PostgreSQL refuses NUL, and every column has a maximum length."""
@@ -206,6 +211,14 @@ class Failure:
     def kills(self, attempts: int) -> bool:
         """Whether the key is DEAD after this many attempts."""
         return self.fatal or attempts >= self.max_attempts
+
+    def delay_s(self, attempts: int) -> float:
+        """Seconds until the key may be claimed again after this many attempts; 0: it is free at once."""
+        return 0.0 if self.backoff is None else self.backoff.delay_s(attempts)
+
+    def delay_us(self, attempts: int) -> int:
+        """`delay_s` in whole microseconds."""
+        return int(self.delay_s(attempts) * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,11 @@ class Message:
         except (ValueError, RecursionError) as error:
             raise UndecodableBodyError(f"the body of {len(self.body)} bytes is not JSON: {error}") from error
 
+    @property
+    def from_broker(self) -> bool:
+        """Whether it was received: then it has a `position` or `raw`. One that you make for a call has neither."""
+        return self.position is not None or self.raw is not None
+
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(
             Message,

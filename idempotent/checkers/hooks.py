@@ -56,7 +56,9 @@ class CheckerHooks(ABC):
         """Delete the key if it is in progress and the claim's owner still owns it.
 
         With a failure, in the same atomic step: count one attempt beside the key and keep the error; if
-        `failure.kills(attempts)`, make the key DEAD; else, if `failure.keep_claim`, leave it as it is.
+        `failure.kills(attempts)`, make the key DEAD; else, if `failure.keep_claim`, leave it as it is; else, if
+        `failure.delay_s(attempts)` is not 0, store the owner `idempotent.claims.NOBODY`, the status IN_PROGRESS_GROUP,
+        no fingerprint and a lease of that length, so that `judge` lets nobody claim it before.
         """
 
     @abstractmethod

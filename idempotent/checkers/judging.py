@@ -8,7 +8,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from idempotent.claims import UNKNOWN_EFFECT, Claim, ClaimRequest, Decision, KeyStatus, Lapsed, Verdict
+from idempotent.claims import (
+    NOBODY,
+    UNKNOWN_EFFECT,
+    Claim,
+    ClaimRequest,
+    Decision,
+    KeyStatus,
+    Lapsed,
+    Verdict,
+)
 from idempotent.values import changed, value
 
 
@@ -46,6 +55,11 @@ class StoredKey:
     reason: str | None = None
     lapsed: bool = False
 
+    @property
+    def free(self) -> bool:
+        """Whether its handler failed and its backoff is over: anybody may claim it, as a key that is not stored."""
+        return self.status.in_progress and self.owner == NOBODY and self.rest_s < 0
+
 
 @value
 class Judgement:
@@ -70,13 +84,13 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
     """Decide about a request for a key.
 
     Args:
-        stored: the stored key; None: the key is free.
+        stored: the stored key; None: it is not stored.
         request: the request for the key.
         fence: the fence for a free key: the store's clock in microseconds, greater than any earlier fence of the key.
 
     Returns the decision, and the change that the store makes in the same atomic step.
     """
-    if stored is None:
+    if stored is None or stored.free:
         return Judgement(Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner)), Change.STORE)
     if stored.owner == request.owner:
         # This request was stored before, and its answer was lost.

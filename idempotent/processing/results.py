@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from idempotent.claims import ClaimRequest, Decision, Failure, Released, Verdict
 from idempotent.errors import DeadKeyError, FingerprintMismatchError, described
+from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
@@ -68,9 +69,14 @@ def mismatch(request: ClaimRequest, stored: bytes | None) -> FingerprintMismatch
 
 
 def failure_of(
-    binding: Binding, error: BaseException, handling: Handling, *, counted: bool = False
+    binding: Binding, message: Message, error: BaseException, handling: Handling, *, counted: bool = False
 ) -> Failure:
-    """The failure that the store records for an exception."""
-    return Failure(
-        described(error), binding.options.max_attempts, fatal=handling is Handling.DEAD, counted=counted
-    )
+    """The failure that the store records for an exception.
+
+    The broker's other deliveries of the message wait for its backoff. Who calls the consumer with a message of his own
+    decides himself when to try again.
+    """
+    options = binding.options
+    fatal = handling is Handling.DEAD
+    backoff = options.backoff if message.from_broker else None
+    return Failure(described(error), options.max_attempts, fatal=fatal, counted=counted, backoff=backoff)

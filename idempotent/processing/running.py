@@ -235,7 +235,7 @@ class GroupRun:
         handling = self._binding.options.exceptions.classify(error)
         member.error = error
         if handling is not Handling.IGNORE:
-            member.failure = failure_of(self._binding, error, handling)
+            member.failure = failure_of(self._binding, member.message, error, handling)
         return handling
 
     def _completions(self, ran: Sequence[Member]) -> list[Completion]:

@@ -282,7 +282,7 @@ def after_exception(
     if handling is Handling.WAIT:
         yield from release_quietly(binding, message, claim)
         return unavailable(error)
-    failure = failure_of(binding, error, handling, counted=request.counted)
+    failure = failure_of(binding, message, error, handling, counted=request.counted)
     try:
         released = yield STORE, binding.desk.release, (claim, failure)
     except StoreError as store_error:

@@ -7,8 +7,9 @@ import pytest
 
 from idempotent.admin import KeyFilter
 from idempotent.checkers.sql import admin as sql_admin
-from idempotent.claims import ClaimRequest, KeyStatus, Verdict
+from idempotent.claims import ClaimRequest, Failure, KeyStatus, Verdict
 from idempotent.keys import KeySpace, key_from_text
+from idempotent.policy import Backoff
 from tests.cli.support import BILLING, MAIL, dead, done, fill, lapsed, live
 from tests.support.stores import ALL, SQL, open_store
 
@@ -33,6 +34,7 @@ class _OneChecker:
 
     def __init__(self, store, checker):
         self._store, self._first = store, checker
+        self.age = store.age
 
     def leased(self, **options):
         made = self._store.leased(**options)
@@ -145,6 +147,32 @@ def test_a_resolved_key_makes_its_deliveries_duplicates(store, admin, state):
     assert admin.mark_done(admin.get(key))
     assert admin.get(key).status is KeyStatus.DONE
     assert store.leased().desk.claim(ClaimRequest(key)).verdict is Verdict.DUPLICATE
+
+
+@pytest.mark.parametrize("decision", ["reopen", "mark_done"])
+def test_a_key_that_waits_for_its_retry_does_not_wait_for_a_person(store, admin, decision):
+    key = BILLING.key("1")
+    checker = store.leased(lease_s=60.0)
+    backoff = Backoff(600.0, 600.0)
+    checker.desk.release(
+        checker.desk.claim(ClaimRequest(key)).claim, Failure("ValueError: no", 5, backoff=backoff)
+    )
+    store.age(601.0)
+    record = admin.get(key)
+    assert (record.held, record.lapsed, record.attempts, record.last_error) == (
+        True,
+        False,
+        1,
+        "ValueError: no",
+    )
+    assert not list(admin.list(KeyFilter(lapsed=True)))
+    assert sum(stats.lapsed for stats in admin.stats()) == 0
+    store.age(-300.0)
+    record = admin.get(key)
+    assert record.lease_until_us > record.now_us
+    assert getattr(admin, decision)(record)
+    expected = Verdict.ACQUIRED if decision == "reopen" else Verdict.DUPLICATE
+    assert checker.desk.claim(ClaimRequest(key)).verdict is expected
 
 
 def test_a_live_lease_is_left_alone(store, admin):

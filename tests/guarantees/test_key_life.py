@@ -16,8 +16,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
+from idempotent.claims import NOBODY, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
+from idempotent.policy import Backoff
 from tests.support.depth import examples
 from tests.support.state_machines import run_machine
 from tests.support.stores import ALL, open_store
@@ -25,6 +26,7 @@ from tests.support.stores import ALL, open_store
 STEPS = 20
 LONG_S = 3600.0
 MAX_ATTEMPTS = 3
+BACKOFFS = st.sampled_from([None, Backoff(0.0, 0.0), Backoff(LONG_S / 4, LONG_S)])
 SPACE = KeySpace("orders", "life")
 KEYS = st.integers(0, 2)
 CONTENTS = st.sampled_from([None, b"a" * 20, b"b" * 20])
@@ -47,6 +49,11 @@ class Row:
     @property
     def in_progress(self):
         return self.status.in_progress
+
+    @property
+    def held(self):
+        """Its handler failed."""
+        return self.owner == NOBODY and self.in_progress
 
 
 class Hands:
@@ -112,7 +119,7 @@ class KeyLife(RuleBasedStateMachine):
 
     def check(self, number, request, decision):
         row = self.rows[number]
-        if row is None:
+        if row is None or (row.held and row.lapsed):
             self.acquired(number, request, decision, lapsed=False, alone=False)
         elif not row.in_progress:
             done = row.status is KeyStatus.DONE
@@ -194,13 +201,13 @@ class KeyLife(RuleBasedStateMachine):
         row.status, row.lapsed, row.expired = status, False, False
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), fails=st.booleans())
-    def release(self, data, fails):
+    @rule(data=st.data(), fails=st.booleans(), backoff=BACKOFFS)
+    def release(self, data, fails, backoff):
         number, claim = data.draw(st.sampled_from(self.claims))
         row = self.rows[number]
         owned = self.owns(number, claim) and row.in_progress
         released = self.checker.desk.release(
-            claim, Failure("ValueError: no", MAX_ATTEMPTS) if fails else None
+            claim, Failure("ValueError: no", MAX_ATTEMPTS, backoff=backoff) if fails else None
         )
         assert released.owned == owned
         if not owned:
@@ -212,6 +219,8 @@ class KeyLife(RuleBasedStateMachine):
             assert released.dead == (released.attempts >= MAX_ATTEMPTS)
         if released.dead:
             self.final(number, KeyStatus.DEAD)
+        elif fails and backoff and backoff.initial_s:
+            row.status, row.owner, row.content, row.lapsed = KeyStatus.IN_PROGRESS_GROUP, NOBODY, None, False
         else:
             self.rows[number] = None
 
@@ -257,10 +266,20 @@ class KeyLife(RuleBasedStateMachine):
         row, record = self.rows[number], self.admin.get(self.keys[number])
         if record is None:
             return
-        may = not row.in_progress or row.lapsed
+        may = not row.in_progress or row.lapsed or row.held
         assert self.admin.reopen(record) == may
         if may:
             self.rows[number], self.attempts[number] = None, 0
+
+    @rule(number=KEYS)
+    def mark_done(self, number):
+        row, record = self.rows[number], self.admin.get(self.keys[number])
+        if record is None:
+            return
+        may = row.status is KeyStatus.DEAD or (row.in_progress and (row.lapsed or row.held))
+        assert self.admin.mark_done(record) == may
+        if may:
+            self.final(number, KeyStatus.DONE)
 
     @invariant()
     def the_store_agrees(self):
@@ -269,7 +288,7 @@ class KeyLife(RuleBasedStateMachine):
             if row is None:
                 assert record is None
             else:
-                assert (record.status, record.fence) == (row.status, row.fence)
+                assert (record.status, record.fence, record.held) == (row.status, row.fence, row.held)
 
 
 @pytest.mark.slow

@@ -31,13 +31,13 @@ end
 
 
 def age_tables(engine: sa.Engine, table: str, seconds: float) -> None:
-    """Move lease ends and expiries into the past; a lease end that is NULL stays NULL."""
+    """Move lease ends, expiries and failures into the past; a lease end that is NULL stays NULL."""
     tables = dedup_tables(sa.MetaData(), table)
     microseconds = round(seconds * _MICROSECONDS)
     with engine.begin() as connection:
         for stored, names in (
             (tables.keys, ("lease_until", "expires_at")),
-            (tables.failures, ("expires_at",)),
+            (tables.failures, ("update_at", "expires_at")),
         ):
             columns = [stored.c[name] for name in names]
             connection.execute(stored.update().values({column: column - microseconds for column in columns}))

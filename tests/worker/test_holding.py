@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from idempotent import Consumer, Outcome, Registry, Worker
+from idempotent import Backoff, Consumer, Message, Outcome, Registry, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
@@ -90,3 +90,24 @@ def test_a_store_that_is_down_costs_no_message_and_no_attempt(
     assert broker.backlog(SUBJECT) == 20
     checker.down = False
     assert running.join().summary[Outcome.PROCESSED] == 20
+
+
+def test_copies_of_a_failed_message_are_held_until_its_retry_is_due(
+    registry: Registry, broker: MemoryBroker
+) -> None:
+    ran: list[float] = []
+
+    def fail_once(_: Message) -> None:
+        ran.append(time.monotonic())
+        if len(ran) == 1:
+            raise ConnectionError("away")
+
+    registry.consumer(SUBJECT, checker=MemoryChecker(), max_attempts=2, backoff=Backoff(initial_s=1.0))(
+        fail_once
+    )
+    publish(broker, "a", "a", "a")
+    summary = Running(emptying(registry, broker, concurrency=3)).join().summary
+    assert dict(summary.outcomes) == {Outcome.FAILED: 1, Outcome.PROCESSED: 1, Outcome.DUPLICATE: 2}
+    assert len(ran) == 2
+    assert ran[1] - ran[0] > 0.9
+    assert not broker.dead_letters(SUBJECT)

@@ -91,5 +91,7 @@ def test_a_failed_release_is_recorded_while_the_worker_drains(
         until(tried.is_set)
         worker.stop()
     assert running.join().summary.unrecorded == 0
-    assert checker.admin().get(KEY) is None, "the key is free"
+    record = checker.admin().get(KEY)
+    assert record is not None
+    assert record.held, "nobody has the key"
     assert checker.keys.attempts[KEY.hash].count == 1

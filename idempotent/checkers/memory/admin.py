@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
 from idempotent.checkers.memory.entries import Entry
 from idempotent.checkers.memory.keys import MemoryKeys
-from idempotent.claims import KeyStatus
+from idempotent.claims import NOBODY, KeyStatus
 from idempotent.keys import Key
 
 
@@ -68,7 +68,8 @@ class MemoryKeyAdmin(KeyAdmin):
         now = self._record(entry)
         if (now.fence, now.status, now.update_at_us) != (seen.fence, seen.status, seen.update_at_us):
             return None
-        return entry if now.lapsed or not now.status.in_progress or now.lease_until_us is None else None
+        idle = now.held or now.lapsed or not now.status.in_progress or now.lease_until_us is None
+        return entry if idle else None
 
     def _record(self, entry: Entry) -> KeyRecord:
         noted = self._keys.attempts.get(entry.key.hash)
@@ -85,6 +86,7 @@ class MemoryKeyAdmin(KeyAdmin):
             last_error=noted.error if noted else None,
             result=entry.result,
             now_us=_microseconds(self._keys.clock()),
+            held=entry.owner == NOBODY and entry.status.in_progress,
         )
 
 

@@ -12,6 +12,7 @@ from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge
 from idempotent.checkers.memory.entries import Attempts, Entry
 from idempotent.choices import function, whole
 from idempotent.claims import (
+    NOBODY,
     UNKNOWN_EFFECT,
     Claim,
     ClaimRequest,
@@ -65,7 +66,11 @@ class MemoryKeys:
             if entry is None:
                 return self._insert(request)
             now = self.clock()
-            judged = judge(self._stored(entry, now), request)
+            stored = self._stored(entry, now)
+            if stored.free:
+                del self.entries[request.key.hash]
+                return self._insert(request)
+            judged = judge(stored, request)
             if judged.change is Change.PARK:
                 self._kill(entry)
                 self._note(request.key, UNKNOWN_EFFECT)
@@ -108,7 +113,7 @@ class MemoryKeys:
             return True
 
     def release(self, claim: Claim, failure: Failure | None) -> Released:
-        """Delete an owned key in progress; with a failure, count an attempt."""
+        """Free an owned key in progress; with a failure, count an attempt, and free it after the backoff."""
         with self.lock:
             entry = self._mine(claim)
             if entry is None or not entry.status.in_progress:
@@ -122,8 +127,16 @@ class MemoryKeys:
             if dead:
                 self._kill(entry)
             elif not failure.keep_claim:
-                del self.entries[entry.key.hash]
+                self._free(entry, failure.delay_s(noted.count))
             return Released(owned=True, attempts=noted.count, dead=dead)
+
+    def _free(self, entry: Entry, delay_s: float) -> None:
+        if not delay_s:
+            del self.entries[entry.key.hash]
+            return
+        entry.owner, entry.status, entry.fingerprint = NOBODY, KeyStatus.IN_PROGRESS_GROUP, None
+        entry.update_at = self.clock()
+        entry.lease_until = entry.update_at + delay_s
 
     def renew(self, claim: Claim) -> bool:
         """Extend the lease of an owned key in progress."""
@@ -203,9 +216,13 @@ class MemoryKeys:
         return noted
 
     def _make_room(self) -> None:
-        # A dict keeps insertion order, so the first finished keys are the oldest.
-        finished = (hashed for hashed, entry in self.entries.items() if not entry.status.in_progress)
-        oldest = self._some(finished)
+        # A dict keeps insertion order, so the first keys without a claim are the oldest.
+        unclaimed = (
+            hashed
+            for hashed, entry in self.entries.items()
+            if not entry.status.in_progress or entry.owner == NOBODY
+        )
+        oldest = self._some(unclaimed)
         if not oldest:
             raise StoreError(f"MemoryChecker is full: {self._max_keys} keys are in progress; raise max_keys")
         for hashed in oldest:

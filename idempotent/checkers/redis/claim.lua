@@ -61,6 +61,13 @@ local function judge(key, body)
   if value:sub(36, 51) == body:sub(3, 18) then
     return {0, fence, has(flags, LAPSED) and 1 or 0, has(flags, ALONE) and 1 or 0}
   end
+  if status < DONE and value:sub(36, 51) == NOBODY then
+    if until_ >= now then
+      return {3, false, until_ - now, 0}
+    end
+    put(key, fresh .. body, forget_at(body:byte(1), lease_until, now + RETENTION))
+    return now
+  end
   local fingerprint = fingerprint_of(value, 34, flags)
   if status == DONE then
     local text, length = struct.unpack('>HH', value, 52)

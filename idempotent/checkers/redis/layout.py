@@ -13,7 +13,7 @@ offset  bytes  field        meaning
 25      8      expires_at   determines the TTL; `NEVER_US`: none, the key waits for a person
 33      1      status       `KeyStatus`
 34      1      flags        `Flag`
-35      16     owner
+35      16     owner        `NOBODY`: the handler failed, and lease_until is the end of its backoff
 51      2      text length
 53      2      fingerprint length
 55             text         UTF-8
@@ -34,13 +34,14 @@ from struct import Struct
 from typing import Final
 
 from idempotent.admin import NEVER_US, KeyRecord
-from idempotent.claims import Claim, ClaimRequest, Failure, KeyStatus, Lapsed
+from idempotent.claims import NOBODY, Claim, ClaimRequest, Failure, KeyStatus, Lapsed
 from idempotent.errors import StoreError
+from idempotent.policy import Backoff
 
 VERSION: Final = 1
 _HEAD: Final = Struct(">BQQQQBB16sHH")
 _BODY: Final = Struct(">BB16sHH")
-_RELEASE: Final = Struct(">16sBI8s")
+_RELEASE: Final = Struct(">16sBI8sQQd")
 _FAILURE: Final = Struct(">I8sB")
 _MAX_ATTEMPTS: Final = 2**32 - 1
 # At most so many bytes precede the result: head, 255 characters of 4 bytes, fingerprint.
@@ -63,6 +64,7 @@ class Flag(IntFlag):
 
 
 _ON_LAPSED: Final = {Lapsed.TAKE_OVER: 0, Lapsed.LEAVE: int(Flag.LEAVE), Lapsed.PARK: int(Flag.PARK)}
+_AT_ONCE: Final = Backoff(0.0, 0.0)
 _FATAL: Final = 1
 _KEEP_CLAIM: Final = 2
 
@@ -84,7 +86,10 @@ def release_body(claim: Claim, failure: Failure | None, token: bytes) -> bytes:
         return claim.owner
     flags = _FATAL * failure.fatal | _KEEP_CLAIM * failure.keep_claim
     limit = max(0, min(failure.max_attempts, _MAX_ATTEMPTS))
-    return _RELEASE.pack(claim.owner, flags, limit, token) + failure.error.encode()
+    backoff = failure.backoff or _AT_ONCE
+    first_us, most_us = int(backoff.initial_s * 1_000_000), int(backoff.maximum_s * 1_000_000)
+    head = _RELEASE.pack(claim.owner, flags, limit, token, first_us, most_us, backoff.multiplier)
+    return head + failure.error.encode()
 
 
 def key_record(hashed: bytes, value: bytes, failure: bytes | None, now_us: int) -> KeyRecord:
@@ -101,7 +106,7 @@ def key_record(hashed: bytes, value: bytes, failure: bytes | None, now_us: int) 
     """
     if len(value) < _HEAD.size or value[0] != VERSION:
         raise StoreError("a stored key has a layout that this version cannot read; another version wrote it")
-    _, fence, lease_until, update_at, expires_at, status, flags, _, text_bytes, fingerprint_bytes = (
+    _, fence, lease_until, update_at, expires_at, status, flags, owner, text_bytes, fingerprint_bytes = (
         _HEAD.unpack_from(value)
     )
     result_from = _HEAD.size + text_bytes + fingerprint_bytes
@@ -118,6 +123,7 @@ def key_record(hashed: bytes, value: bytes, failure: bytes | None, now_us: int) 
         last_error=last_error,
         result=value[result_from:] if flags & Flag.RESULT else None,
         now_us=now_us,
+        held=owner == NOBODY and status < KeyStatus.DONE,
     )
 
 

@@ -5,6 +5,16 @@ local now = time[1] * 1000000 + time[2]
 
 --#layout
 
+-- Frees a key after its backoff, as Backoff.delay_s counts it. Its content is not compared then.
+local function hold(key, value, fence, expires, delay)
+  if delay == 0 then
+    redis.call('DEL', key)
+    return
+  end
+  put(key, head(fence, now + delay, now, expires) .. string.char(IN_PROGRESS_GROUP, 0) .. NOBODY .. value:sub(52),
+    forget_at(IN_PROGRESS_GROUP, now + delay, expires))
+end
+
 local function release(key, body)
   local value = redis.call('GET', key)
   local failing = #body > 16
@@ -26,16 +36,17 @@ local function release(key, body)
     return {1, 0, 0}
   end
   local mode, limit = struct.unpack('>BI4', body, 17)
+  local first, most, growth = struct.unpack('>I8I8d', body, 30)
   local attempts = (failure and struct.unpack('>I4', failure) or 0) + 1
   local dead = has(mode, 1) or attempts >= limit
-  note(key, attempts, token, dead and 1 or 0, body:sub(30))
+  note(key, attempts, token, dead and 1 or 0, body:sub(54))
   if dead then
     rewrite(key, value, fence, 0, expires, DEAD, flags)
   elseif has(mode, 2) then
     -- The lapse is counted now; without ALONE a repeated claim does not count it again.
     rewrite(key, value, fence, lease, expires, status, bit.band(flags, bit.bnot(ALONE)))
   else
-    redis.call('DEL', key)
+    hold(key, value, fence, expires, math.floor(math.min(first * growth ^ math.min(attempts - 1, 64), most)))
   end
   return {1, attempts, dead and 1 or 0}
 end

@@ -15,8 +15,9 @@ local fence, lease, update, expires, status, flags = fields(value)
 if fence ~= tonumber(ARGV[1]) or status ~= tonumber(ARGV[2]) or update ~= tonumber(ARGV[3]) then
   return 0
 end
--- A claim without a lease (0) never lapses; only a person can free it, so it passes this check.
-if status < DONE and lease >= now then
+-- A claim without a lease (0) never lapses; only a person can free it, so it passes this check. Nobody works on a key
+-- that waits for its retry.
+if status < DONE and lease >= now and value:sub(36, 51) ~= NOBODY then
   return 0
 end
 if ARGV[4] == 'reopen' then

@@ -10,7 +10,7 @@ from typing import Any, Final
 from idempotent.admin import NEVER_US, KeyAdmin, KeyFilter, KeyRecord, KeyStats
 from idempotent.checkers.sql.statements import IN_PROGRESS, done, microseconds
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.claims import KeyStatus
+from idempotent.claims import NOBODY, KeyStatus
 from idempotent.keys import SHOWN, Key
 from idempotent.schema import failures_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -94,18 +94,19 @@ class _Statements:
         self._dialect = dialect
         table, failures = dialect.quoted(table), dialect.quoted(failures_name(table))
         now = dialect.now_us
-        self._lapsed = f"{IN_PROGRESS} AND lease_until < {now}"
+        nobody = dialect.bytes_literal(NOBODY)
+        self._lapsed = f"{IN_PROGRESS} AND lease_until < {now} AND owner <> {nobody}"
         self._select = (
             "SELECT t.key_hash, t.k, t.status, t.fence, t.lease_until, t.update_at, t.expires_at,"
-            f" f.attempts, f.last_error, t.result, {now}"
+            f" f.attempts, f.last_error, t.result, {now}, t.owner"
             f" FROM {table} t LEFT JOIN {failures} f ON f.key_hash = t.key_hash"
         )
         self.one: Final = dialect.markers(f"{self._select} WHERE t.key_hash = ?")
         # The key must be as recorded: the same claim (fence) and state (status, update_at), without a live lease.
-        # A claim without a lease (claim_once) never lapses, so only a person can free it.
+        # A claim without a lease (claim_once) never lapses, so only a person can free it. Nobody works on a held one.
         seen = (
             "key_hash = ? AND fence = ? AND status = ? AND update_at = ?"
-            f" AND (status >= {KeyStatus.DONE:d} OR lease_until IS NULL OR lease_until < {now})"
+            f" AND (status >= {KeyStatus.DONE:d} OR lease_until IS NULL OR lease_until < {now} OR owner = {nobody})"
         )
         self.reopen: Final = dialect.markers(f"DELETE FROM {table} WHERE {seen}")
         self.forget_failures: Final = dialect.markers(f"DELETE FROM {failures} WHERE key_hash = ?")
@@ -146,7 +147,7 @@ def _seen(record: KeyRecord) -> tuple[bytes, int, int, int]:
 
 
 def _record(row: Row) -> KeyRecord:
-    hashed, text, status, fence, lease_until, update_at, expires_at, attempts, error, result, now = row
+    hashed, text, status, fence, lease_until, update_at, expires_at, attempts, error, result, now, owner = row
     return KeyRecord(
         hash=bytes(hashed),
         text=text,
@@ -159,4 +160,5 @@ def _record(row: Row) -> KeyRecord:
         last_error=error,
         result=None if result is None else bytes(result),
         now_us=int(now),
+        held=bytes(owner) == NOBODY and status < KeyStatus.DONE,
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 from idempotent.checkers.judging import Change, StoredKey, judge
 from idempotent.checkers.sql.failures import FailureTable
 from idempotent.checkers.sql.statements import MAX_ROWS, MICROSECONDS, Statements
-from idempotent.claims import UNKNOWN_EFFECT, Claim, ClaimRequest, Decision, KeyStatus, Verdict
+from idempotent.claims import NOBODY, UNKNOWN_EFFECT, Claim, ClaimRequest, Decision, KeyStatus, Verdict
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, insert_id, query
 from idempotent.stores.sql.dialects import Conflict, SqlDialect
 
@@ -71,6 +71,9 @@ class Claiming:
         for start in range(0, len(in_order), MAX_ROWS):
             part = in_order[start : start + MAX_ROWS]
             rows = self._insert(connection, part, mode, decisions)
+            if free := [request for request in part if _is_free(rows.get(request.key.hash))]:
+                self._delete_free(connection, free)
+                rows |= self._insert(connection, free, mode, decisions)
             for request in part:
                 hashed = request.key.hash
                 if hashed not in decisions:
@@ -146,6 +149,9 @@ class Claiming:
     ) -> Decision | None:
         """Judge a stored key, and carry out the change; None: the row changed meanwhile, so claim again."""
         stored = self._stored(connection, request, row)
+        if stored.free:
+            self._delete_free(connection, [request])
+            return None
         judged = judge(stored, request)
         if judged.change is Change.NONE:
             return judged.decision
@@ -158,6 +164,11 @@ class Claiming:
             params = (request.owner, request.fingerprint, request.key.hash, stored.owner)
             changed = execute(connection, statement, params)
         return judged.decision if changed == 1 else None
+
+    def _delete_free(self, connection: DriverConnection, requests: Sequence[ClaimRequest]) -> None:
+        hashes = [request.key.hash for request in requests]
+        statement = self._sql.delete_free(len(hashes))
+        execute(connection, statement, (*hashes, NOBODY), many=len(hashes) > 1)
 
     def _stored(self, connection: DriverConnection, request: ClaimRequest, row: Row) -> StoredKey:
         _, status, owner, fence, update_at, lease_until, fingerprint, result, now = row
@@ -174,6 +185,13 @@ class Claiming:
             # A new key's fence is its update_at; a take-over increments the fence.
             lapsed=fence != update_at,
         )
+
+
+def _is_free(row: Row | None) -> bool:
+    """Whether the backoff of a key that failed is over: `StoredKey.free` of a row."""
+    if row is None or not KeyStatus(row[1]).in_progress or bytes(row[2]) != NOBODY:
+        return False
+    return bool(row[5] < row[8])
 
 
 def _acquired(request: ClaimRequest, fence: int) -> Decision:

@@ -74,7 +74,7 @@ class FailureTable:
         self._unless_there = (
             f"{on_conflict} key_hash = {name}.key_hash" if mysql else "ON CONFLICT DO NOTHING"
         )
-        self._attempts = text(f"SELECT attempts FROM {name} WHERE key_hash = ?")
+        self._last = text(f"SELECT attempts, update_at FROM {name} WHERE key_hash = ?")
         self._reason = text(f"SELECT {dialect.in_utf8('last_error')} FROM {name} WHERE key_hash = ?")
         # The failures of a stored key are kept with it: a DEAD key waits for a person, who needs its last error.
         self._expired = text(
@@ -85,12 +85,11 @@ class FailureTable:
         self._delete = f"DELETE FROM {name} WHERE expires_at < {now} AND key_hash IN "
         self._dialect = dialect
 
-    def count(self, connection: DriverConnection, note: Note) -> None:
-        """Add one to a key's attempts and keep the error."""
+    def count(self, connection: DriverConnection, note: Note, *, more: int = 1) -> None:
+        """Add `more`, or 0 if it was counted before, to a key's attempts, and keep the error."""
         assert note.claim.key is not None
-        self._keep(
-            connection, note.claim.key, int(not note.failure.counted), note.failure.error, note.attempts
-        )
+        more = 0 if note.failure.counted else more
+        self._keep(connection, note.claim.key, more, note.failure.error, note.attempts)
         note.attempts = self.attempts(connection, note.claim.key)
 
     def note_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> set[bytes]:
@@ -149,8 +148,12 @@ class FailureTable:
 
     def attempts(self, connection: DriverConnection, key: Key) -> int:
         """The attempts of a key so far."""
-        rows = query(connection, self._attempts, (key.hash,))
-        return int(rows[0][0]) if rows else 0
+        return self.last(connection, key)[0]
+
+    def last(self, connection: DriverConnection, key: Key) -> tuple[int, int]:
+        """The attempts of a key so far, and when the last failure was noted, in microseconds; 0, 0: none."""
+        rows = query(connection, self._last, (key.hash,))
+        return (int(rows[0][0]), int(rows[0][1])) if rows else (0, 0)
 
     def reason(self, connection: DriverConnection, key: Key) -> str | None:
         """The last error of a key, if any."""

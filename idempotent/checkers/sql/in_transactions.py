@@ -89,6 +89,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         # What this process has noted and counted, and will take back when the run ends or the process stops in order.
         self._noted: Final[dict[bytes, Key]] = {}
         self._counted: Final[dict[bytes, Key]] = {}
+        # Keys that are rolled back, and not held for their backoff yet: who waited for one in this process has it now.
+        self._failing: Final[set[bytes]] = set()
 
     @property
     def is_async(self) -> bool:
@@ -119,7 +121,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _claim(self, request: ClaimRequest) -> Decision:
         try:
-            return self._units.open([request], self.lock_timeout_s)[0]
+            return self._not_failing(self._units.open([request], self.lock_timeout_s))[0]
         except StoreBusyError:
             # Another transaction held the key (on SQLite: any row of the file) for the whole wait, or the server
             # reported several deadlocks in a row.
@@ -127,7 +129,17 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         # Without waiting: one busy key must not delay the others. The caller then claims them one by one.
-        return self._units.open(requests, 0.0)
+        return self._not_failing(self._units.open(requests, 0.0))
+
+    def _not_failing(self, decisions: list[Decision]) -> list[Decision]:
+        """Give back what was claimed between the rollback of a failure and its backoff."""
+        if self._failing:
+            for decision in decisions:
+                claim = decision.claim
+                if claim is not None and claim.key is not None and claim.key.hash in self._failing:
+                    claim.unit.close()
+                    raise StoreBusyError(f"{claim.key} failed a moment ago")
+        return decisions
 
     def _complete(self, completion: Completion) -> bool:
         return self._complete_many([completion])[0]
@@ -142,6 +154,14 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         """Roll back; then record each failure in a transaction of its own."""
+        failing = {claim.key.hash for claim, failure in releases if failure and claim.key}
+        self._failing.update(failing)
+        try:
+            return self._roll_back(releases)
+        finally:
+            self._failing.difference_update(failing)
+
+    def _roll_back(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         for claim, _ in releases:
             claim.unit.close()
         escaped = self._commits.escaped(
@@ -173,6 +193,10 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             # copy, if it fails as well, tries again; this delivery is dead in any case.
             with contextlib.suppress(StoreBusyError):
                 atomically(self._ledger.bury, note.claim)
+        elif released.owned and note.failure.delay_us(released.attempts):
+            # In a transaction of its own, for the same reason. Such a copy that fails counts nothing.
+            with contextlib.suppress(StoreError):
+                atomically(self._ledger.hold, note)
         return released
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:

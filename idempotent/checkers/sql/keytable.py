@@ -14,7 +14,7 @@ from idempotent.checkers.sql.claiming import Claiming, ClaimMode
 from idempotent.checkers.sql.failures import FailureTable, Note
 from idempotent.checkers.sql.parts import parts_of, storable
 from idempotent.checkers.sql.statements import MAX_ROWS, Durations, Statements
-from idempotent.claims import Claim, ClaimRequest, Completion, KeyStatus, Released
+from idempotent.claims import NOBODY, Claim, ClaimRequest, Completion, KeyStatus, Released
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 
@@ -103,7 +103,7 @@ class KeyTable:
         return [(key_hash(claim), claim.owner) in freed for claim in claims]
 
     def fail(self, connection: DriverConnection, note: Note) -> Released:
-        """Count an attempt at an owned key, and delete it, keep it or make it DEAD. Needs a transaction."""
+        """Count an attempt at an owned key, and free it, keep it or make it DEAD. Needs a transaction."""
         mine = (key_hash(note.claim), note.claim.owner)
         if execute(connection, self._sql.lock_mine, mine) != 1:
             return self._counted_before(connection, note)
@@ -111,18 +111,39 @@ class KeyTable:
         if note.released.dead:
             execute(connection, self._sql.kill_mine, mine)
         elif not note.failure.keep_claim:
-            execute(connection, self._sql.delete_mine, mine)
+            if delay_us := note.failure.delay_us(note.attempts):
+                execute(connection, self._sql.hold_mine, (NOBODY, delay_us, *mine))
+            else:
+                execute(connection, self._sql.delete_mine, mine)
         return note.released
 
     def fail_free(self, connection: DriverConnection, note: Note) -> Released:
         """Count an attempt at a key whose claim was rolled back. After the last attempt `bury` makes the key DEAD.
 
-        Counts nothing if another delivery has processed the message since. Needs a transaction of its own.
+        Counts nothing if another delivery has processed the message since, or if the claim was made before the backoff
+        of another failure was over: it waited for the transaction that failed. Needs a transaction of its own.
         """
+        assert note.claim.key is not None
         if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(note.claim)])):
             return self._counted_before(connection, note)
-        self.failures.count(connection, note)
+        attempts, failed_at = self.failures.last(connection, note.claim.key)
+        early = note.failure.backoff and note.claim.fence < failed_at + note.failure.delay_us(attempts)
+        self.failures.count(connection, note, more=0 if early else 1)
         return note.released
+
+    def hold(self, connection: DriverConnection, note: Note) -> None:
+        """Let nobody claim a key whose claim was rolled back before its backoff is over.
+
+        Raises:
+            StoreBusyError: another delivery holds the key.
+        """
+        assert note.claim.key is not None
+        delay_us = note.failure.delay_us(note.attempts)
+        text = self._dialect.storable(connection, note.claim.key.text)
+        params: list[object] = [note.claim.key.hash, text, NOBODY, delay_us]
+        if self._dialect.name == "mysql":
+            params += (NOBODY, delay_us, NOBODY)
+        execute(connection, self._sql.hold, params)
 
     def bury(self, connection: DriverConnection, claim: Claim) -> None:
         """Make a free key DEAD, without waiting for another claim of it. Needs a transaction of its own."""

@@ -72,6 +72,14 @@ class Ledger(ABC):
         """Count an attempt at a claim that was rolled back; if it was the last, `bury` follows. Needs a transaction."""
 
     @abstractmethod
+    def hold(self, driver: DriverConnection, note: Note) -> None:
+        """Let nobody claim the key of a noted failure before its backoff is over, if it is free. Needs a transaction.
+
+        Raises:
+            StoreBusyError: another delivery holds the key.
+        """
+
+    @abstractmethod
     def bury(self, driver: DriverConnection, claim: Claim) -> None:
         """Make the key of a failed claim DEAD, if it is free. Needs a transaction.
 
@@ -124,6 +132,9 @@ class KeyLedger(Ledger):
 
     def note_failure(self, driver: DriverConnection, note: Note) -> Released:
         return self._keys.fail_free(driver, note)
+
+    def hold(self, driver: DriverConnection, note: Note) -> None:
+        self._keys.hold(driver, note)
 
     def bury(self, driver: DriverConnection, claim: Claim) -> None:
         self._keys.bury(driver, claim)

@@ -95,6 +95,13 @@ class Statements:
         self.lock_mine: Final = change(f"update_at = {now}", f"{mine} AND {IN_PROGRESS}")
         self.kill_mine: Final = change(f"{dead}, lease_until = NULL, update_at = {now}", mine)
         self.delete_mine: Final = self._delete(f"{mine} AND {IN_PROGRESS}")
+        # Parameters: `NOBODY`, the backoff in microseconds, hash, owner.
+        self.hold_mine: Final = change(
+            f"status = {KeyStatus.IN_PROGRESS_GROUP:d}, owner = ?, lease_until = {now} + ?, fingerprint = NULL,"
+            f" update_at = {now}",
+            f"{mine} AND {IN_PROGRESS}",
+        )
+        self.hold: Final = dialect.markers(self._hold())
         self.forget_mine: Final = self._delete(mine)
         # Never a key in progress of a consumer that parks, and never a live lease.
         expired = (
@@ -113,6 +120,7 @@ class Statements:
         self.renew = lru_cache(maxsize=64)(self._renew)
         self.excuse = lru_cache(maxsize=8)(self._excuse)
         self.delete_group = lru_cache(maxsize=64)(self._delete_group)
+        self.delete_free = lru_cache(maxsize=64)(self._delete_free)
         self.owned = lru_cache(maxsize=64)(self._owned)
         self.delete_expired = lru_cache(maxsize=64)(self._delete_expired_keys)
 
@@ -203,6 +211,33 @@ class Statements:
 
     def _delete_group(self, keys: int, owners: int) -> str:
         return self._delete(f"{_of(keys, owners)} AND {IN_PROGRESS}")
+
+    def _delete_free(self, keys: int) -> str:
+        """Delete keys whose backoff is over. Parameters: the hashes, `NOBODY`."""
+        return self._delete(
+            f"key_hash IN {_list(keys)} AND owner = ? AND lease_until < {self._dialect.now_us}"
+        )
+
+    def _hold(self) -> str:
+        """Hold a key that nobody owns for a time, waiting about a second for a transaction that has it.
+
+        Parameters: hash, text, `NOBODY`, microseconds; and for MySQL again `NOBODY`, microseconds, `NOBODY`.
+        """
+        now, group = self._dialect.now_us, KeyStatus.IN_PROGRESS_GROUP
+        into = f"INSERT INTO {self._table} (fence, key_hash, k, status, owner, lease_until, update_at, expires_at)"
+        expiry = self._expiry(group, "{0}").format
+        if self._dialect.name == "mysql":
+            update = f"lease_until = IF(owner = ?, {now} + ?, lease_until), update_at = IF(owner = ?, {now}, update_at)"
+            row = f"{now}, ?, ?, {group:d}, ?, fence + ?, fence, {expiry('fence')}"
+            return self._dialect.waiting(f"{into} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}", _BRIEF_S)
+        limit = _statement_limit(_BRIEF_S) if self._dialect.name == "postgresql" else " WHERE true"
+        blob = self._dialect.blob
+        return (
+            f"{into} SELECT c.n, CAST(? AS {blob}), ?, {group:d}, CAST(? AS {blob}), c.n + ?, c.n, {expiry('c.n')}"
+            f" FROM (SELECT {now} AS n{limit}) AS c WHERE true ON CONFLICT (key_hash) DO UPDATE"
+            " SET lease_until = excluded.lease_until, update_at = excluded.update_at"
+            f" WHERE {self._table}.owner = excluded.owner"
+        )
 
     def _owned(self, keys: int) -> str:
         return self._dialect.markers(

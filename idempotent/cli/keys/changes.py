@@ -226,6 +226,6 @@ def _count(counted: Sequence[KeyStats], meant: KeyFilter) -> int:
 
 
 def _why_not(record: KeyRecord) -> str:
-    if record.status.in_progress and record.lease_until_us is not None and not record.lapsed:
+    if record.status.in_progress and record.lease_until_us is not None and not (record.lapsed or record.held):
         return f"it is being processed; its lease ends in {span(record.lease_until_us - record.now_us)}."
     return "it has changed meanwhile; look again."

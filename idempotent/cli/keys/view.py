@@ -48,6 +48,7 @@ def as_json(record: KeyRecord) -> dict[str, Any]:
         "hash": record.hash.hex(),
         "status": status_word(record.status),
         "lapsed": record.lapsed,
+        "held": record.held,
         "fence": record.fence,
         "attempts": record.attempts,
         "last_error": record.last_error,
@@ -100,6 +101,8 @@ def lease(record: KeyRecord) -> str:
     if record.lease_until_us is None:
         return "[yellow]none[/yellow]"
     rest = span(record.lease_until_us - record.now_us)
+    if record.held:
+        return f"retry in {rest}" if record.lease_until_us >= record.now_us else f"retry due since {rest}"
     return f"[red]lapsed {rest} ago[/red]" if record.lapsed else f"ends in {rest}"
 
 
@@ -138,10 +141,10 @@ def record_table(record: KeyRecord) -> Table:
     rows.add_column(overflow="fold")
     rows.add_row("Key", shown(record.text))
     rows.add_row("Hash", record.hash.hex())
-    claimed = _CLAIMED.get(record.status)
+    claimed = None if record.held else _CLAIMED.get(record.status)
     rows.add_row("Status", coloured(record.status) + (f" (claimed {claimed})" if claimed else ""))
     if record.status.in_progress:
-        rows.add_row("Lease", lease(record))
+        rows.add_row("Backoff" if record.held else "Lease", lease(record))
     rows.add_row("Fence", str(record.fence))
     rows.add_row("Attempts", str(record.attempts))
     if record.last_error:

@@ -83,6 +83,10 @@ class SqlDialect:
             f"convert_to({column}, 'UTF8')" if self.name == "postgresql" else f"CAST({column} AS {self.blob})"
         )
 
+    def bytes_literal(self, value: bytes) -> str:
+        """Bytes as part of a statement."""
+        return f"'\\x{value.hex()}'::bytea" if self.name == "postgresql" else f"x'{value.hex()}'"
+
     def quoted(self, name: str) -> str:
         """The name of a table as an identifier: the migrations keep its capitals, and it may be a reserved word."""
         return f"`{name}`" if self.name == "mysql" else f'"{name}"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from idempotent.testing.checker_contract.backoff import BackoffContract
 from idempotent.testing.checker_contract.claims import ClaimsContract
 from idempotent.testing.checker_contract.content import ContentContract
 from idempotent.testing.checker_contract.failures import FailuresContract
@@ -18,6 +19,7 @@ class CheckerContract(
     ClaimsContract,
     ContentContract,
     FailuresContract,
+    BackoffContract,
     LeasesContract,
     GroupsContract,
     KeysContract,

@@ -100,6 +100,9 @@ class OffsetLedger(Ledger):
         self.failures.count(driver, note)
         return note.released
 
+    def hold(self, driver: DriverConnection, note: Note) -> None:
+        """Do nothing: one process at a time has the partition, and waits before it runs the message again."""
+
     def bury(self, driver: DriverConnection, claim: Claim) -> None:
         """Do nothing: an offset has no state; the adapter dead-letters the message and advances past it."""
 
