@@ -105,7 +105,7 @@ class Inserts:
         # "?" for what that lacks, and two ids would be one.
         text = "CONVERT(? USING utf8mb4)" if dialect.name == "mysql" else "?"
         row = f"(?, ?, {', '.join([text] * _TEXTS)}, ?, ?, {now}{f', {now} + ?' if delayed else ''})"
-        statement = (
+        statement = dialect.scoped(
             f"INSERT INTO {quoted} ({_COLUMNS}, created_at{', due_at' if delayed else ''})"
             f" VALUES {', '.join([row] * rows)}"
         )

@@ -167,6 +167,20 @@ FAULTS: Final = (
         "tests/checkers/sql/test_charsets.py -k test_a_leased_checker_stores_the_text_itself",
     ),
     Fault(
+        "SQL: the checker's own sessions keep the application's time zone",
+        "idempotent/stores/sql/detached.py",
+        "if self._autocommit and dialect.use_utc:",
+        "if False and dialect.use_utc:",
+        "tests/guarantees/test_summer_time.py",
+    ),
+    Fault(
+        "SQL: a claim beside a handler is made in the application's time zone",
+        "idempotent/stores/sql/dialects.py",
+        'return f"SET STATEMENT {_UTC}{limit} FOR {statement}"',
+        'return f"SET STATEMENT sql_warnings=0{limit} FOR {statement}"',
+        "tests/guarantees/test_summer_time.py -k tables",
+    ),
+    Fault(
         "SQL: completions are not cut by number",
         "idempotent/checkers/sql/parts.py",
         "len(part) == MAX_ROWS or size + more > PART_BYTES",

@@ -170,7 +170,7 @@ class Statements:
         row = f", ?, ?, {status:d}, ?, {lease}, ?, fence, {self._expiry(status, 'fence')})"
         values = ", ".join([f"({first}{row}", *[f"({others}{row}"] * (rows - 1)])
         insert = f"{into} VALUES {values} ON DUPLICATE KEY UPDATE key_hash = {keep}"
-        return self._dialect.markers(self._dialect.waiting(insert, wait_s))
+        return self._dialect.markers(insert if wait_s is None else self._dialect.scoped(insert, wait_s))
 
     def _insert_on_conflict(
         self, into: str, rows: int, status: KeyStatus, wait_s: float, *, in_transaction: bool
@@ -281,7 +281,7 @@ def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wai
     row count shows whether a row was changed.
     """
     if dialect.name != "postgresql":
-        return dialect.markers(dialect.waiting(f"UPDATE {table} SET {change} WHERE {where}", wait_s))
+        return dialect.markers(dialect.scoped(f"UPDATE {table} SET {change} WHERE {where}", wait_s))
     limit = _postgresql_limit(wait_s)
     update = f"UPDATE {table} SET {change} FROM c WHERE c.n > 0 AND {where} RETURNING key_hash, 0 AS fence"
     return dialect.markers(f"WITH c(n) AS (SELECT {dialect.now_us}{limit}), i AS ({update}) {_RESTORE_LIMIT}")

@@ -142,6 +142,8 @@ class DetachedConnections:
             limit_silence(raw, self._silence_s)
             keep_from_children(raw)
             driver = DriverConnection(raw)
+            if self._autocommit and dialect.use_utc:
+                execute(driver, dialect.use_utc)
             if self._waits_briefly and dialect.lock_limit:
                 execute(driver, dialect.lock_limit)
             return Detached(connection, driver, pool, time.monotonic(), closings)

@@ -18,10 +18,13 @@ from idempotent.stores.sql.cursor import NUMBERED, DriverConnection
 from idempotent.stores.sql.engines import marker_of
 
 # The server's clock when the statement acts, not when the statement or its transaction began: a claim that waited for
-# a lock must not go back in time. SYSDATE uses the session's zone; the second difference removes it.
+# a lock must not go back in time. Only SYSDATE tells it, in the session's zone; the second difference, of when the
+# statement began, removes that. If summer time began or ended meanwhile, this is an hour wrong: so statements that may
+# wait run in UTC, by `use_utc` or `scoped`. See docs/decisions/0044-statements-run-in-utc.md.
 _MYSQL_NOW: Final = (
     "(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))-TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),NOW(6)))"
 )
+_UTC: Final = "time_zone='+00:00'"
 _POSTGRESQL_NOW: Final = "(EXTRACT(EPOCH FROM clock_timestamp())*1000000)::bigint"
 _SERVER_STATUS_IN_TRANS: Final = 1
 _PQTRANS_INTRANS: Final = 2
@@ -47,6 +50,7 @@ class SqlDialect:
         name: SQLAlchemy's name of the family: mysql, postgresql or sqlite.
         marker: the driver's positional parameter marker.
         now_us: the clock in microseconds since the epoch, UTC, as an SQL expression.
+        use_utc: makes UTC the zone of a session; empty: its clock does not depend on the zone.
         blob: the binary type to CAST to.
         conflict: how INSERT reports existing keys.
         locking_read: the suffix with which a SELECT sees the newest committed rows inside a transaction.
@@ -62,6 +66,7 @@ class SqlDialect:
     name: str
     marker: str
     now_us: str
+    use_utc: str
     blob: str
     conflict: Conflict
     locking_read: str
@@ -91,15 +96,20 @@ class SqlDialect:
         """The name of a table as an identifier: the migrations keep its capitals, and it may be a reserved word."""
         return f"`{name}`" if self.name == "mysql" else f'"{name}"'
 
-    def waiting(self, insert: str, wait_s: float | None) -> str:
-        """The INSERT with a limit of `wait_s` seconds for lock waits; 0: no wait. None: the server's own limit.
+    def scoped(self, statement: str, wait_s: float | None = None) -> str:
+        """The statement with settings that end with it, for a session that is the application's as well: in UTC.
 
-        MariaDB only. PostgreSQL's limit is part of the statement (see `Statements`), SQLite's is the file's busy
-        timeout, and MySQL's is a setting of the session.
+        On MariaDB also with a limit of `wait_s` seconds for lock waits; 0: no wait. None: the server's own limit.
+        PostgreSQL's limit is part of the statement (see `Statements`), SQLite's is the file's busy timeout, and MySQL's
+        is a setting of the session.
         """
-        if wait_s is None or self.conflict is not Conflict.RETURNS_ALL:
-            return insert
-        return f"SET STATEMENT innodb_lock_wait_timeout={math.ceil(wait_s)} FOR {insert}"
+        if self.name != "mysql":
+            return statement
+        if self.conflict is Conflict.RETURNS_ALL:
+            limit = "" if wait_s is None else f", innodb_lock_wait_timeout={math.ceil(wait_s)}"
+            return f"SET STATEMENT {_UTC}{limit} FOR {statement}"
+        verb, rest = statement.split(" ", 1)
+        return f"{verb} /*+ SET_VAR({_UTC}) */ {rest}"
 
     def markers(self, statement: str) -> str:
         """The statement with the driver's markers in place of `?`."""
@@ -122,6 +132,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             name="mysql",
             marker=marker,
             now_us=_MYSQL_NOW,
+            use_utc=f"SET SESSION {_UTC}",
             blob="BINARY",
             conflict=Conflict.RETURNS_ALL if mariadb and dialect.insert_returning else Conflict.SILENT,
             locking_read=" LOCK IN SHARE MODE",
@@ -138,6 +149,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             name="postgresql",
             marker=marker,
             now_us=_POSTGRESQL_NOW,
+            use_utc="",
             blob="bytea",
             conflict=Conflict.RETURNS_NEW,
             locking_read="",
@@ -153,6 +165,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
         name="sqlite",
         marker=marker,
         now_us="idempotent_now_us()",
+        use_utc="",
         blob="BLOB",
         conflict=Conflict.RETURNS_NEW,
         locking_read="",
