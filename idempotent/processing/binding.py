@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.combining import Combiner
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.transactions import TransactionHooks, transactions_of
-from idempotent.errors import MessageError
+from idempotent.errors import MessageError, described
 from idempotent.keys import KeySpace
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_message
 from idempotent.observe.observers import Observers
 from idempotent.observe.sparse import Sparse
+from idempotent.policy import causes
 from idempotent.processing.calling import AsyncCalls, Calls
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
@@ -25,6 +27,7 @@ from idempotent.processing.requests import Requests
 log = logging.getLogger(__name__)
 
 RESULT_LIMIT: Final = 1_000_000
+_SHOWN_KEYS: Final = 10
 
 
 class Binding:
@@ -47,6 +50,7 @@ class Binding:
         transactions: the checker's transaction hooks.
         requests: makes the requests for its keys.
         store_failures: which failures of the store are logged.
+        undone_transactions: which transactions that the database has undone are logged.
         counts_starts: a redelivered message is counted before it runs, because no lease tells that its process died.
     """
 
@@ -85,6 +89,7 @@ class Binding:
         self.counts_starts: Final = isinstance(checker, TransactionHooks)
         self.requests: Final = Requests(keys, options, by_position=checker.keeps_positions)
         self.store_failures: Final = Sparse()
+        self.undone_transactions: Final = Sparse()
 
     def about(self, message: Message) -> dict[str, object]:
         """The fields of a log line about a message."""
@@ -93,6 +98,20 @@ class Binding:
         except MessageError:
             key = None
         return {"consumer": self.name, "key": key, **about_message(message)}
+
+    def transaction_undone(self, messages: Sequence[Message], error: Exception) -> None:
+        """Log that the database, with a deadlock for example, has undone the transaction of these messages' handlers.
+
+        Args:
+            messages: that of the handler that met it, or all in the transaction.
+            error: what the handler or the COMMIT raised; the last of its causes is the database's own.
+        """
+        more = self.undone_transactions.take()
+        if more is not None:
+            *_, cause = causes(error)
+            keys = [self.about(message)["key"] for message in messages[:_SHOWN_KEYS]]
+            about = {"consumer": self.name, "keys": keys, "error": " ".join(described(cause).split())}
+            log.warning("transaction_undone", extra={**about, "more": more})
 
     def encode(self, value: Any, message: Message) -> bytes | None:
         """What the handler of a message returned, as JSON; None if it is not stored, or cannot be."""

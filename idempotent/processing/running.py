@@ -53,8 +53,19 @@ class GroupRun:
                 )  # the claims must not outlive the error
             raise
 
-    def undo(self, claimed: Sequence[Member]) -> Life[None]:
-        """Release the group's keys without counting attempts, and have each message processed alone."""
+    def undo(
+        self, claimed: Sequence[Member], *, error: Exception | None = None, of: Member | None = None
+    ) -> Life[None]:
+        """Release the group's keys without counting attempts, and have each message processed alone.
+
+        Args:
+            claimed: the group.
+            error: what a handler or the COMMIT raised, if anything: the database may be the reason.
+            of: the member whose handler raised it.
+        """
+        transient = self._binding.transactions.is_transient
+        if error is not None and (yield STORE, transient, (claimed[0].claim, error)):
+            self._binding.transaction_undone([member.message for member in ([of] if of else claimed)], error)
         yield from self._release(claimed)
         self.repeat_alone(claimed)
 
@@ -75,8 +86,8 @@ class GroupRun:
         messages = [member.message for member in claimed]
         try:
             yield RUN, self._binding.calls.batch, (claimed[0].claim, messages)
-        except Exception:
-            yield from self.undo(claimed)
+        except Exception as error:
+            yield from self.undo(claimed, error=error)
             return
         except BaseException:
             yield from self._interrupted(claimed)
@@ -93,7 +104,7 @@ class GroupRun:
                 member.returned = yield from invoke(member)
             except Exception as error:
                 if not (yield from self._survives(member, error, ran, raised)):
-                    yield from self.undo(claimed)
+                    yield from self.undo(claimed, error=error, of=member)
                     return
             except BaseException:
                 yield from self._interrupted(claimed)
@@ -186,11 +197,11 @@ class GroupRun:
             self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for member in ran:
                 self.results[member.index] = unavailable(error)
-        except Exception:
+        except Exception as error:
             if not self._binding.checker.group_is_atomic:
                 raise
             # Rolled back, or refused at COMMIT: running each message alone shows which one is at fault.
-            yield from self.undo(claimed)
+            yield from self.undo(claimed, error=error)
             return False
         else:
             for member, owned in zip(ran, kept, strict=True):

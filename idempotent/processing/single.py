@@ -146,6 +146,7 @@ def _process(
                 binding.observers.claimed(binding.name, message, request, decision)
             return (yield from run(binding, message, request, decision))
         except DoomedTransactionError as error:
+            binding.transaction_undone((message,), error)
             doomed = error
         except BaseException:
             yield STORE, binding.desk.abandon, (decision.claim,)  # the claim must not outlive the error

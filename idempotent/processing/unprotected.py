@@ -57,6 +57,7 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         transient = yield STORE, binding.transactions.is_transient, (claim, error)
         yield from release_quietly(binding, message, claim)
         if transient:
+            binding.transaction_undone((message,), error)
             return unavailable(error)
         return _failed_without_key(binding, error)
     except BaseException:
@@ -65,6 +66,8 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
     try:
         yield STORE, binding.desk.complete, (claim,)
     except (StoreError, DoomedTransactionError) as error:
+        if isinstance(error, DoomedTransactionError):
+            binding.transaction_undone((message,), error)
         return unavailable(error)
     except Exception as error:
         return _failed_without_key(binding, error)

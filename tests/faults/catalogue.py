@@ -167,6 +167,20 @@ FAULTS: Final = (
         "tests/checkers/sql/test_charsets.py -k test_a_leased_checker_stores_the_text_itself",
     ),
     Fault(
+        "a deadlock of a handler is not told",
+        "idempotent/processing/single.py",
+        "            binding.transaction_undone((message,), error)\n",
+        "",
+        "tests/observe/test_undone_transactions.py",
+    ),
+    Fault(
+        "a deadlock in a group is not told",
+        "idempotent/processing/running.py",
+        "if error is not None and (yield STORE, transient, (claimed[0].claim, error)):",
+        "if False and (yield STORE, transient, (claimed[0].claim, error)):",
+        "tests/observe/test_undone_transactions.py",
+    ),
+    Fault(
         "SQL: the checker's own sessions keep the application's time zone",
         "idempotent/stores/sql/detached.py",
         "if self._autocommit and dialect.use_utc:",

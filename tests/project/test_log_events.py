@@ -11,8 +11,8 @@ _ROW = re.compile(r"^\| `(\w+)` \| ([a-z, ]+) \| (-|`.+?`) \| \S", re.MULTILINE)
 
 
 Rows = list[tuple[str, str, str]]
-# Said when a consumer is made.
-_ABOUT_CONSUMERS = {"handler_outside_transaction"}
+# Said when a consumer is made, and about all messages of a transaction.
+_ABOUT_CONSUMERS = {"handler_outside_transaction", "transaction_undone"}
 
 
 @pytest.fixture
