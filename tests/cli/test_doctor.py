@@ -35,6 +35,7 @@ def test_a_healthy_store_is_called_so(cli, sqlite_store):
 )
 def test_postgresql_settings_are_looked_at(cli, private_postgres, setting, said):
     settings = dict.fromkeys(("fsync", "full_page_writes", "synchronous_commit"), "on")
+    settings["idle_in_transaction_session_timeout"] = "1min"
     if setting:
         settings[setting] = "off"
     server = private_postgres(
@@ -118,6 +119,28 @@ def test_autocommit_in_the_url_is_found(cli, request):
         answer = cli("doctor", *words, "--json")
         assert answer.code == 1
         assert any("autocommit" in line["what"] for line in problems(answer))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "setting", "never", "in_time"),
+    [
+        ("postgres", "options", "-c idle_in_transaction_session_timeout=", 0, "60s"),
+        ("mysql", "init_command", "SET SESSION wait_timeout=", 28800, 600),
+    ],
+    ids=["postgres", "mysql"],
+)
+def test_a_database_that_keeps_the_transaction_of_a_machine_that_is_gone_is_found(
+    cli, request, kind, option, setting, never, in_time
+):
+    for store in open_store(kind, request):
+        for value, level in ((never, "warning"), (in_time, "ok")):
+            words = at(store)
+            words[1] = (
+                make_url(words[1]).update_query_dict({option: f"{setting}{value}"}).render_as_string(False)
+            )
+            answer = cli("doctor", *words, "--json")
+            (found,) = [line for line in answer.lines if "an idle transaction is ended" in line["what"]]
+            assert found["level"] == level, found
 
 
 @pytest.mark.slow

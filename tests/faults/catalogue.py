@@ -167,6 +167,13 @@ FAULTS: Final = (
         "tests/checkers/sql/test_charsets.py -k test_a_leased_checker_stores_the_text_itself",
     ),
     Fault(
+        "doctor: a database that keeps idle transactions is called healthy",
+        "idempotent/checkers/sql/health.py",
+        "if limit_s < _PROBED_AFTER_S:",
+        "if True:",
+        "tests/cli/test_doctor.py -k keeps_the_transaction",
+    ),
+    Fault(
         "a deadlock of a handler is not told",
         "idempotent/processing/single.py",
         "            binding.transaction_undone((message,), error)\n",

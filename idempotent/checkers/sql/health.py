@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,6 +16,8 @@ from idempotent.stores.sql.faults import as_store_error
 
 _OFF: Final = ("off", "0", "false", "none")
 _DAY_US: Final = 86_400_000_000
+# After as long as this, keep-alive probes find a machine that is gone, as Linux ships them.
+_PROBED_AFTER_S: Final = 7200.0
 
 
 def sql_findings(store: SqlStore) -> list[Finding]:
@@ -89,7 +92,8 @@ def _mysql(driver: DriverConnection) -> Iterator[Finding]:
         for name, value in query(
             driver,
             "SHOW VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin',"
-            " 'binlog_format', 'version')",
+            " 'binlog_format', 'version', 'idle_transaction_timeout', 'idle_write_transaction_timeout',"
+            " 'wait_timeout')",
         )
     }
     yield Finding(Level.OK, f"the server answers: {settings.get('version', 'MySQL')}")
@@ -108,6 +112,24 @@ def _mysql(driver: DriverConnection) -> Iterator[Finding]:
             "binlog_format is STATEMENT: a replica computes other lease ends and expiries than this server",
             "set binlog_format to ROW or MIXED",
         )
+    # MySQL has the last one only.
+    names = ("idle_transaction_timeout", "idle_write_transaction_timeout", "wait_timeout")
+    limits = {name: float(settings[name]) for name in names if name in settings}
+    yield _idle_transactions(next(iter(limits), names[-1]), filter(None, limits.values()))
+
+
+def _idle_transactions(setting: str, limits_s: Iterable[float]) -> Finding:
+    """Whether the server ends the transaction of a machine that is gone, in time: with it the keys are locked."""
+    limit_s = min(limits_s, default=math.inf)
+    if limit_s < _PROBED_AFTER_S:
+        return Finding(Level.OK, f"an idle transaction is ended after {limit_s:,.0f} s")
+    how_long = "never" if limit_s == math.inf else f"only after {limit_s:,.0f} s"
+    return Finding(
+        Level.WARNING,
+        f"an idle transaction is ended {how_long}: messages of a transactional consumer whose machine has lost "
+        "its power or network are held for hours",
+        f"set {setting} to more than any handler's pause between two statements",
+    )
 
 
 def _sysdate(driver: DriverConnection) -> Finding:
@@ -127,7 +149,8 @@ def _postgresql(driver: DriverConnection) -> Iterator[Finding]:
         query(
             driver,
             "SELECT name, setting FROM pg_settings"
-            " WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit')",
+            " WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit',"
+            " 'idle_in_transaction_session_timeout')",
         )
     )
     yield Finding(Level.OK, f"the server answers: PostgreSQL {settings.get('server_version', '')}".rstrip())
@@ -146,6 +169,9 @@ def _postgresql(driver: DriverConnection) -> Iterator[Finding]:
         )
     elif not unsafe:
         yield Finding(Level.OK, "every commit is on disk before it is acknowledged")
+    setting = "idle_in_transaction_session_timeout"
+    limit_ms = float(settings.get(setting, 0))
+    yield _idle_transactions(setting, [limit_ms / 1000] if limit_ms else ())
 
 
 def _sqlite(driver: DriverConnection) -> Iterator[Finding]:
