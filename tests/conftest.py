@@ -23,6 +23,7 @@ from tests.support.services import (
     PrivateActiveMq,
     PrivateKafka,
     PrivateMariaDb,
+    PrivatePgBouncer,
     PrivatePostgres,
     PrivateRabbitMq,
     PrivateRedis,
@@ -183,6 +184,12 @@ def private_mariadb(pytestconfig: pytest.Config) -> Iterator[Callable[..., Priva
 def private_postgres(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivatePostgres]]:
     """`private_postgres(*options)`, as `private_mariadb`."""
     yield from _private(pytestconfig, PrivatePostgres)
+
+
+@pytest.fixture
+def private_pgbouncer(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivatePgBouncer]]:
+    """`private_pgbouncer(url)` starts a pooler in transaction mode before the PostgreSQL server of a URL."""
+    yield from _private(pytestconfig, PrivatePgBouncer)
 
 
 @pytest.fixture

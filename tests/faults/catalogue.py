@@ -167,6 +167,13 @@ FAULTS: Final = (
         "tests/checkers/sql/test_charsets.py -k test_a_leased_checker_stores_the_text_itself",
     ),
     Fault(
+        "psycopg prepares statements although the URL forbids it",
+        "idempotent/stores/sql/url_options.py",
+        'return {_PREPARE: None if text == "None" else int(text)}',
+        "return {_PREPARE: 5}",
+        "tests/stores/sql/test_pgbouncer.py -k nothing_is_prepared",
+    ),
+    Fault(
         "doctor: a database that keeps idle transactions is called healthy",
         "idempotent/checkers/sql/health.py",
         "if limit_s < _PROBED_AFTER_S:",

@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from idempotent.errors import ConfigurationError, MissingExtraError, mask
 from idempotent.stores.sql.cursor import NUMBERED
-from idempotent.stores.sql.url_options import demand_known_options
+from idempotent.stores.sql.url_options import demand_known_options, typed_options
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -150,6 +150,7 @@ def new_engine(url: AnyEngine, *, asynchronous: bool = False, **options: Any) ->
         parsed = make_url(url)
         _demand_driver(parsed, asynchronous=asynchronous)
         demand_known_options(parsed)
+        options.setdefault("connect_args", {}).update(typed_options(parsed))
         if not _is_async(parsed):
             return create_engine(parsed, **options)
         _demand_greenlet(parsed.get_backend_name())

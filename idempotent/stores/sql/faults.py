@@ -103,6 +103,8 @@ _MISSING_TABLE: Final = re.compile(
     r"|Table '(?:[^'.]*\.)?(\w+)' doesn't exist"
     r"|no such table: (?:\w+\.)?(\w+)"
 )
+# As the names of psycopg's prepared statements begin.
+_PREPARED_BY_PSYCOPG: Final = 'prepared statement "_pg3_'
 _SQLITE_BUSY: Final = 5
 _SQLITE_LOCKED: Final = 6
 _SQLITE_FULL: Final = 13
@@ -172,6 +174,12 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
         return error
     store = engine.url.render_as_string(hide_password=True)
     text = " ".join(str(original(error)).split())
+    if _PREPARED_BY_PSYCOPG in text:
+        return StoreUnavailableError(
+            f"the session of the store {store} is another one than that which prepared a statement: {text}. "
+            "Behind a pooler such as PgBouncer in transaction mode, add ?prepare_threshold=None to the URL, or give "
+            'create_engine connect_args={"prepare_threshold": None}'
+        )
     match fault_of(error, engine, connection):
         case Fault.DISCONNECTED:
             return StoreUnavailableError(

@@ -10,6 +10,7 @@ from sqlalchemy.engine import URL
 
 from idempotent.errors import ConfigurationError
 
+_PREPARE: Final = "prepare_threshold"
 # https://docs.sqlalchemy.org/en/20/dialects/sqlite.html: any other option is ignored, but for a URL with uri=true.
 _SQLITE: Final = frozenset(
     {"uri", "timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements"}
@@ -35,6 +36,23 @@ def demand_known_options(url: URL) -> None:
         raise ConfigurationError(
             f"the URL has the option {unknown[0]!r}, which {kind.driver} does not know; remove it, or correct its name"
         )
+
+
+def typed_options(url: URL) -> dict[str, Any]:
+    """The options of a URL that its driver does not take as text, as `create_engine` takes them in `connect_args`.
+
+    Raises:
+        ConfigurationError: the value of one is wrong.
+    """
+    value = url.query.get(_PREPARE)
+    if value is None or url.get_backend_name() != "postgresql":
+        return {}
+    text = str(value)
+    if text != "None" and not text.isdecimal():
+        raise ConfigurationError(
+            f"{_PREPARE} must be a number of executions, or None for no prepared statements, not {text!r}"
+        )
+    return {_PREPARE: None if text == "None" else int(text)}
 
 
 def _of_psycopg(driver: Any) -> Collection[str]:

@@ -5,7 +5,7 @@ from tests.support.services.activemq import PrivateActiveMq
 from tests.support.services.kafka import PrivateKafka
 from tests.support.services.mariadb import PrivateMariaDb
 from tests.support.services.pool import Lender, ServicePool
-from tests.support.services.postgres import PrivatePostgres
+from tests.support.services.postgres import PrivatePgBouncer, PrivatePostgres
 from tests.support.services.process import PrivateServer, ServerFailedError
 from tests.support.services.rabbitmq import PrivateRabbitMq
 from tests.support.services.redis import PrivateRedis
@@ -35,6 +35,7 @@ __all__ = [
     "PrivateActiveMq",
     "PrivateKafka",
     "PrivateMariaDb",
+    "PrivatePgBouncer",
     "PrivatePostgres",
     "PrivateRabbitMq",
     "PrivateRedis",

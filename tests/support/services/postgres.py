@@ -1,8 +1,10 @@
-"""PostgreSQL."""
+"""PostgreSQL, and PgBouncer before it."""
 
 import shutil
 import signal
 from pathlib import Path
+
+from sqlalchemy import make_url
 
 from tests.support.services import sql
 from tests.support.services.docker import Image
@@ -62,6 +64,46 @@ class PrivatePostgres(PrivateServer):
         path = self.find(name)
         assert path is not None
         return path
+
+
+class PrivatePgBouncer(PrivateServer):
+    """A pooler in transaction mode, with fewer sessions of the server than its clients have.
+
+    Args:
+        target: the URL of the server.
+    """
+
+    name = "PgBouncer"
+    debian_package = "pgbouncer"
+    programs = ("pgbouncer",)
+    account = "postgres"
+    ping = staticmethod(sql.ping)
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self._target = make_url(target)
+
+    @property
+    def url(self) -> str:
+        return self._target.set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
+
+    @classmethod
+    def find(cls, program: str) -> str | None:
+        """Debian keeps it out of an ordinary user's PATH."""
+        return shutil.which(program) or shutil.which(program, path="/usr/sbin")
+
+    def _prepare(self) -> None:
+        to = self._target
+        (self.folder / "pgbouncer.ini").write_text(
+            f"[databases]\n* = host={to.host} port={to.port} user={to.username} password={to.password}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
+            "auth_type = any\npool_mode = transaction\ndefault_pool_size = 3\n"
+        )
+
+    def _command(self) -> list[str]:
+        program = self.find("pgbouncer")
+        assert program is not None
+        return [program, str(self.folder / "pgbouncer.ini")]
 
 
 def _version(program: Path) -> float:

@@ -1,0 +1,123 @@
+"""PgBouncer in transaction mode: each transaction may run on another session of the server."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from idempotent import Message, Outcome, Registry
+from idempotent.adapters.spark.ledger import RunClaims, StoreConfig, Verdict, open_ledger
+from idempotent.checkers import SqlChecker, TransactionalSqlChecker
+from idempotent.errors import ConfigurationError
+from idempotent.migrations import upgrade
+from tests.support.stores import open_store
+
+TASKS, EACH = 8, 12
+UNPREPARED = {"prepare_threshold": "None"}
+
+
+@pytest.fixture
+def store(request):
+    yield from open_store("postgres", request)
+
+
+@pytest.fixture
+def pooled(store, private_pgbouncer):
+    """The URL of the store's database through PgBouncer."""
+    yield sa.make_url(private_pgbouncer(store.url).url)
+    store.opened.close()
+
+
+def leased(store, checker):
+    def handle(message: Message) -> None:
+        with store.admin_engine.begin() as connection:
+            connection.execute(store.effects.insert().values(id=message.id))
+
+    return Registry().consumer("orders", checker=checker)(handle)
+
+
+def transactional(store, checker):
+    def handle(message: Message, session: Session) -> None:
+        session.execute(store.effects.insert().values(id=message.id))
+
+    return Registry().consumer("orders", checker=checker)(handle)
+
+
+def awaiting(store, checker):
+    async def handle(message: Message, session: AsyncSession) -> None:
+        await session.execute(store.effects.insert().values(id=message.id))
+
+    return Registry().consumer("orders", checker=checker)(handle)
+
+
+def of(task):
+    return [Message("orders", id=f"{task}-{number}") for number in range(EACH)]
+
+
+def in_threads(consumer):
+    def process(task):
+        return [consumer.process(message) for message in of(task)]
+
+    with ThreadPoolExecutor(TASKS) as pool:
+        return [result for results in pool.map(process, range(TASKS)) for result in results]
+
+
+def in_tasks(consumer):
+    async def process(task):
+        return [await consumer.process(message) for message in of(task)]
+
+    async def main():
+        return [each for part in await asyncio.gather(*map(process, range(TASKS))) for each in part]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("make", "consumer_of", "run", "driver"),
+    [
+        (SqlChecker, leased, in_threads, "postgresql+psycopg"),
+        (TransactionalSqlChecker, transactional, in_threads, "postgresql+psycopg"),
+        (TransactionalSqlChecker, awaiting, in_tasks, "postgresql+psycopg_async"),
+    ],
+    ids=["leased", "transactional", "async"],
+)
+def test_all_is_processed_if_the_url_says_that_nothing_is_prepared(
+    store, pooled, make, consumer_of, run, driver
+):
+    url = pooled.set(drivername=driver).update_query_dict(UNPREPARED)
+    checker = make(url, table=store.table)
+    store.opened.callback(checker.close)
+    results = run(consumer_of(store, checker))
+    assert [result.error for result in results if result.outcome is not Outcome.PROCESSED] == []
+    assert store.booked() == {message.id: 1 for task in range(TASKS) for message in of(task)}
+
+
+@pytest.mark.parametrize("make", [SqlChecker, TransactionalSqlChecker])
+def test_otherwise_the_error_says_what_to_write(store, pooled, make):
+    # Without its own combining, threads have connections of their own.
+    checker = make(pooled, table=store.table, **({"combine": False} if make is SqlChecker else {}))
+    store.opened.callback(checker.close)
+    consumer = (leased if make is SqlChecker else transactional)(store, checker)
+    errors = [str(result.error) for _ in range(5) for result in in_threads(consumer) if result.error]
+    assert errors, "PgBouncer gave each client a session of its own"
+    assert any("?prepare_threshold=None" in error and "PgBouncer" in error for error in errors), errors[:3]
+
+
+def test_a_spark_ledger_takes_it_in_its_url(store, pooled):
+    upgrade(store.url, table=f"{store.table}_s")
+    url = pooled.update_query_dict(UNPREPARED).render_as_string(hide_password=False)
+    with open_ledger(StoreConfig(url, table=f"{store.table}_s")) as ledger:
+        claims = RunClaims(ledger, ledger.begin("orders", "r1", lease_s=60).ref)
+        keys = [number.to_bytes(20, "big") for number in range(20)]
+        assert [claims.decide([key]) for key in keys] == [[Verdict.NEW]] * 20
+
+
+@pytest.mark.parametrize("wrong", ["soon", "-1", "1.5"])
+def test_another_value_is_refused(wrong):
+    with pytest.raises(ConfigurationError, match="prepare_threshold must be a number of executions, or None"):
+        SqlChecker(f"postgresql+psycopg://h/db?prepare_threshold={wrong}")
