@@ -14,6 +14,7 @@ from idempotent.cli.terminal.output import confirm, console, emit, plain, say, t
 from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import mask
 from idempotent.schema import DEFAULT_TABLE
+from idempotent.stores.sql.faults import in_own_history
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -134,9 +135,11 @@ def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption 
         say(f"[green]Equal:[/green] {table} matches this version.")
     else:
         _show(drifts)
-        if any(drift.kind is migrations.DriftKind.MISSING_TABLE for drift in drifts):
+        missing = [drift.table for drift in drifts if drift.kind is migrations.DriftKind.MISSING_TABLE]
+        if missing:
             words = plain(store_words(url, table=table, prefix=None))
             say(f"Type: [bold cyan]idempotent migrate upgrade{words}[/bold cyan]")
+            say(f"Or, {in_own_history(missing, table)}")
     if drifts:
         raise typer.Exit(ExitCode.ATTENTION)
 

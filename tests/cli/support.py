@@ -14,6 +14,10 @@ from idempotent.cli.root import app
 from idempotent.keys import Key, KeySpace
 from tests.support.stores import Store
 
+IN_OWN_HISTORY = (
+    "in an Alembic history of your own, create_dedup_table(), create_run_tables(), create_outbox_tables() of "
+    "idempotent.migrations"
+)
 BILLING = KeySpace("orders.paid", "billing")
 MAIL = KeySpace("orders.paid", "mail")
 # Short enough to wait for, long enough that a slow machine does not lose a live one: those get days.

@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, text
 from idempotent.checkers import SqlChecker
 from idempotent.claims import ClaimRequest
 from idempotent.migrations import create_dedup_table
-from tests.cli.support import BILLING, at
+from tests.cli.support import BILLING, IN_OWN_HISTORY, at
 from tests.migrations.support import operations
 from tests.support.stores import open_store
 
@@ -81,6 +81,7 @@ def test_check_of_missing_tables_says_what_to_type(cli, bare):
     assert "missing table" in answer.out
     assert "idempotent migrate upgrade --url " in answer.out
     assert f"--table {bare[3]}" in answer.out
+    assert f"Or, {IN_OWN_HISTORY}" in answer.out
     assert "idempotent:idempotent@" not in answer.out
 
 

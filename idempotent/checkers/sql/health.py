@@ -12,7 +12,7 @@ from idempotent.admin import Finding, Level
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.errors import StoreError, url_word
 from idempotent.stores.sql.cursor import DriverConnection, query
-from idempotent.stores.sql.faults import as_store_error
+from idempotent.stores.sql.faults import as_store_error, in_own_history
 
 _OFF: Final = ("off", "0", "false", "none")
 _DAY_US: Final = 86_400_000_000
@@ -52,13 +52,15 @@ def _tables(store: SqlStore) -> list[Finding]:
         Finding(Level.ERROR, str(drift), "docs/migrations.md says how each table has to look")
         for drift in drifts
     ]
-    if any(drift.kind is DriftKind.MISSING_TABLE for drift in drifts):
+    missing = [drift.table for drift in drifts if drift.kind is DriftKind.MISSING_TABLE]
+    if missing:
         word = url_word(store.engine.url.render_as_string(hide_password=False))
         found.append(
             Finding(
                 Level.ERROR,
                 "the tables are not there, so no keys can be looked at",
-                f"idempotent migrate upgrade --url {word} --table {store.table}",
+                f"idempotent migrate upgrade --url {word} --table {store.table} "
+                f"(or, {in_own_history(missing, store.table)})",
                 final=True,
             )
         )

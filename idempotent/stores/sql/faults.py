@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
 
@@ -200,9 +201,8 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
             word = url_word(engine.url.render_as_string(hide_password=False))
             return SchemaError(
                 f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
-                f"Type: idempotent migrate upgrade --url {word} --table {table} (or, in an Alembic history of your "
-                f"own, {_creating(missing, table)}() of idempotent.migrations; `idempotent migrate check` shows what "
-                "differs)"
+                f"Type: idempotent migrate upgrade --url {word} --table {table} "
+                f"(or, {in_own_history([missing], table)}; `idempotent migrate check` shows what differs)"
             )
         case Fault.DENIED:
             return StoreError(
@@ -217,6 +217,12 @@ def _missing_table(text: str) -> str | None:
     """The table that a database's error says is missing."""
     found = _MISSING_TABLE.search(text)
     return found[found.lastindex or 0] if found else None
+
+
+def in_own_history(missing: Iterable[str], table: str) -> str:
+    """What creates these tables, of those that belong to `table`, in the application's own migrations."""
+    calls = ", ".join(dict.fromkeys(f"{_creating(each, table)}()" for each in missing))
+    return f"in an Alembic history of your own, {calls} of idempotent.migrations"
 
 
 def _creating(missing: str, table: str) -> str:
