@@ -167,6 +167,13 @@ FAULTS: Final = (
         "tests/checkers/sql/test_charsets.py -k test_a_leased_checker_stores_the_text_itself",
     ),
     Fault(
+        "the rollback of a killed database is told as a failed release",
+        "idempotent/checkers/sql/in_transactions.py",
+        "            if any(failure for _, failure in releases):\n                raise\n",
+        "            raise\n",
+        "tests/guarantees/test_killed_databases.py -k same_time",
+    ),
+    Fault(
         "psycopg prepares statements although the URL forbids it",
         "idempotent/stores/sql/url_options.py",
         'return {_PREPARE: None if text == "None" else int(text)}',

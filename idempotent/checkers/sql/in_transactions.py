@@ -164,9 +164,14 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     def _roll_back(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         for claim, _ in releases:
             claim.unit.close()
-        escaped = self._commits.escaped(
-            [claim for claim, _ in releases if claim.key and not claim.unit.committed]
-        )
+        try:
+            escaped = self._commits.escaped(
+                [claim for claim, _ in releases if claim.key and not claim.unit.committed]
+            )
+        except StoreError:
+            if any(failure for _, failure in releases):
+                raise
+            escaped = set()  # nothing else is left to do: the database rolls back what it has lost
         return [
             self.store.connections.run_atomically(self._ledger.condemn, claim)
             if claim in escaped
