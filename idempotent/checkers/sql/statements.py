@@ -229,7 +229,7 @@ class Statements:
         if self._dialect.name == "mysql":
             update = f"lease_until = IF(owner = ?, {now} + ?, lease_until), update_at = IF(owner = ?, {now}, update_at)"
             row = f"{now}, ?, ?, {group:d}, ?, fence + ?, fence, {expiry('fence')}"
-            return self._dialect.waiting(f"{into} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}", _BRIEF_S)
+            return self._dialect.scoped(f"{into} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}", _BRIEF_S)
         limit = _statement_limit(_BRIEF_S) if self._dialect.name == "postgresql" else " WHERE true"
         blob = self._dialect.blob
         return (

@@ -2,6 +2,7 @@
 attempt."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -171,11 +172,17 @@ def test_an_observer_is_told_that_a_start_was_not_noted(altered_sql_store):
     assert issubclass(answer, StoreError)
 
 
-def test_a_redelivered_message_that_fails_costs_one_attempt(sql_store):
-    consumer = consumer_of(
-        sql_store, sql_store.transactional(), failing(*[ValueError("no")] * 3), max_attempts=3
-    )
-    outcomes = [consumer.process(AGAIN).outcome for _ in range(4)]
+@pytest.mark.parametrize("position", [None, 7])
+@pytest.mark.parametrize("died", [False, True])
+def test_a_redelivered_message_that_fails_costs_one_attempt(sql_store, died, position):
+    checker = sql_store.transactional()
+    consumer = consumer_of(sql_store, checker, failing(*[ValueError("no")] * 3), max_attempts=3)
+    outcomes = []
+    for _ in range(4):
+        if died:  # in an earlier delivery, which counts nothing yet
+            sql_store.transactional().note_starts([KEY])
+        outcomes.append(consumer.process(replace(AGAIN, position=position)).outcome)
+        sql_store.age(1000.0)
     assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.DEAD, Outcome.DEAD]
     assert attempts_of(sql_store) == 3
     assert sql_store.transactional().admin().get(KEY).last_error == "ValueError: no"
