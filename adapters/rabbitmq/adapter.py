@@ -15,6 +15,7 @@ from idempotent.adapters.copies import ORIGIN_HEADER, returned_headers, text_of
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for
 from idempotent.adapters.rabbitmq.closing import within
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
+from idempotent.adapters.rabbitmq.keeping import Keeper
 from idempotent.adapters.rabbitmq.lanes import Item
 from idempotent.adapters.rabbitmq.messages import (
     ours_of,
@@ -113,6 +114,7 @@ class RabbitMqAdapter(Adapter):
         )
         self._queues: list[str] = []
         self._session: Session | None = None
+        self._keeper: Keeper | None = None
         self._connected_at: float | None = None
         self._attempts = 0
         self._owner: int | None = None
@@ -125,7 +127,10 @@ class RabbitMqAdapter(Adapter):
         self._owner = threading.get_ident()
         self._connected_at = None
         session = self._connect()
-        if not self._queues:
+        if self._queues:
+            self._keeper = Keeper(self._server, self._topology, self._queues, lambda: self._publisher.lanes)
+            self._keeper.start()
+        else:
             self._open_to_publish(session)
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
@@ -198,6 +203,9 @@ class RabbitMqAdapter(Adapter):
         return self._session is not None if self._queues else self._publisher.connected
 
     def close(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.stop()
         try:
             self._wait_for_copies()
             session, self._session = self._session, None

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from idempotent.adapters.rabbitmq.client import pika, pika_errors
-from idempotent.adapters.rabbitmq.topology import Place
+from idempotent.adapters.rabbitmq.topology import Place, created_with, say_deleted
 from idempotent.errors import AdapterError
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,8 @@ class Lane:
         """The places of the messages that are out, by their delivery tags, which ascend."""
         self._returned: set[int] = set()
         self._declared: set[str] = set()
+        self._known: set[str] = set()
+        """The queues that have taken a message."""
         self._one_by_one = False
 
     def add(self, parcel: Parcel) -> None:
@@ -205,6 +207,7 @@ class Lane:
                 )
             elif place not in self._returned:
                 parcel.pending.discard(place)
+                self._known.add(parcel.items[place].place.queue)
         if self._open:
             return
         if self._returned:
@@ -229,10 +232,12 @@ class Lane:
             return
         place, *rest = places
         self._declared.add(place.queue)
+        if place.queue in self._known:
+            say_deleted(place.queue)
         self._channel.queue_declare(
             place.queue,
             durable=True,
-            arguments=place.arguments,
+            arguments=created_with(place.arguments, self._connection.server_properties),
             callback=lambda _: self._created(place.queue, rest, then),
         )
 

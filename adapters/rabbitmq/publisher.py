@@ -83,6 +83,11 @@ class Publisher:
                 self._thread.start()
 
     @property
+    def lanes(self) -> list[str]:
+        """The names of all lanes."""
+        return list(self._lanes)
+
+    @property
     def connected(self) -> bool:
         """Whether its connection is open."""
         return self._opened_at is not None and self._connection is not None

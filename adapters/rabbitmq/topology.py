@@ -24,6 +24,7 @@ _SECONDS: Final = (
 DELAYS_MS: Final = tuple(round(1000 * seconds) for seconds in _SECONDS)
 """The possible delays. Few, because each is a queue of its own."""
 _NOT_FOUND: Final = 404
+_UNLIMITED: Final = 4
 _NOT_IMPLEMENTED: Final = 540
 # Other queues republish without a confirm: a broker that is killed then loses what has just come back.
 _RETURNS_SAFELY: Final = {
@@ -76,7 +77,7 @@ class Topology:
         """The name of the delay queue for at least `delay_s` seconds, and its milliseconds."""
         wanted_ms = 1000 * delay_s
         delay_ms = next((ms for ms in DELAYS_MS if ms >= wanted_ms), DELAYS_MS[-1])
-        return f"{queue}.retry.{delay_ms}", delay_ms
+        return _delay_queue(queue, delay_ms), delay_ms
 
     # Places to publish to
 
@@ -132,11 +133,18 @@ class Topology:
             # missing queue; a worker that connects again must not wait for one that hangs.
             if queue == work and not self._is_dead(queue) and not again:
                 self._ensure(connection, dead, self._arguments())
-            is_ours = queue != work
-            self._ensure(connection, queue, self._work_arguments(dead), was_there=again and not is_ours)
+            self._ensure(
+                connection, queue, self._work_arguments(dead), was_there=again, has_bindings=queue == work
+            )
 
     def _ensure(
-        self, connection: Any, queue: str, arguments: dict[str, Any], *, was_there: bool = False
+        self,
+        connection: Any,
+        queue: str,
+        arguments: dict[str, Any],
+        *,
+        was_there: bool = False,
+        has_bindings: bool = False,
     ) -> None:
         # Passive first, because a declaration with other arguments than the queue's own is an error.
         try:
@@ -144,11 +152,13 @@ class Topology:
         except pika_errors.ChannelClosedByBroker as error:
             if error.reply_code != _NOT_FOUND or not self.declare:
                 raise
-            if was_there and is_missing(error):
+            if was_there and is_missing(error) and has_bindings:
                 raise AdapterError(
                     f"queue {queue!r} was deleted while it was consumed. A new one would have none of its bindings, "
                     "and messages would be lost without a trace: create it with its bindings, then start the worker"
                 ) from error
+            if was_there and is_missing(error):
+                say_deleted(queue)
             _on_a_channel(
                 connection,
                 lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments),
@@ -174,9 +184,41 @@ class Topology:
         return {**_RETURNS_SAFELY, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
 
 
+def say_deleted(queue: str, *, count: int | None = None) -> None:
+    """Say in the log that a queue has gone with the messages that were in it; `count`: how many, if it is known."""
+    log.error("queue_deleted", extra={"queue": queue, "count": count})
+
+
+def created_with(arguments: dict[str, Any] | None, server: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The arguments with which a server creates a queue; `server`: the properties that it tells of itself.
+
+    From RabbitMQ 4.0 on a quorum queue has a delivery limit by default. In a delay queue only the keeper adds to the
+    count, and a message over the limit would come back before its time. Before 4.0 a negative limit is refused.
+    """
+    version = str((server or {}).get("version", ""))
+    major = version.partition(".")[0]
+    if (
+        arguments is None
+        or "x-message-ttl" not in arguments
+        or not major.isdigit()
+        or int(major) < _UNLIMITED
+    ):
+        return arguments
+    return {**arguments, "x-delivery-limit": -1}
+
+
+def delay_queues(queue: str) -> list[str]:
+    """All names of queues in which failed messages of `queue` may wait."""
+    return [_delay_queue(queue, delay_ms) for delay_ms in DELAYS_MS]
+
+
 def delayed_queues(queue: str) -> list[str]:
     """All names of queues that may have delayed messages of `queue`."""
-    return [queue + DUE_SUFFIX, *(f"{queue}.retry.{delay_ms}" for delay_ms in DELAYS_MS)]
+    return [queue + DUE_SUFFIX, *delay_queues(queue)]
+
+
+def _delay_queue(queue: str, delay_ms: int) -> str:
+    return f"{queue}.retry.{delay_ms}"
 
 
 def get(channel: Any, queue: str) -> tuple[Any, Any, Any]:

@@ -72,6 +72,9 @@ def doctor(
     their messages can still be redelivered; keys that wait for a person; an outbox that no relay publishes, whose
     messages wait too long, or whose tables its user may not change. Reads only.
 
+    It looks at the store, not at the broker: `rabbitmqctl list_policies` shows policies such as `expires`, which
+    deletes RabbitMQ's queues with the messages that wait in them.
+
     Exit code 1: a warning or an error was found; 4: the store is unreachable.
     """
     findings: list[Finding] = []

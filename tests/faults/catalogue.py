@@ -1038,9 +1038,16 @@ FAULTS: Final = (
     Fault(
         "RabbitMQ: a deleted queue is made again without its bindings",
         "adapters/rabbitmq/topology.py",
-        "was_there=again and not is_ours",
-        "was_there=False",
+        "has_bindings=queue == work",
+        "has_bindings=False",
         "tests/adapters/rabbitmq/test_queues.py -k test_a_deleted_queue_is_an_error",
+    ),
+    Fault(
+        "RabbitMQ: a policy deletes the delay queue of a worker that lives",
+        "adapters/rabbitmq/keeping.py",
+        "            if queue in self._delays:\n",
+        "            if False:\n",
+        "tests/adapters/rabbitmq/test_keeping.py -k 'policy and classic'",
     ),
     Fault(
         "RabbitMQ: a message that reached no queue counts as confirmed",
