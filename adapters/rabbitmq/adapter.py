@@ -123,7 +123,9 @@ class RabbitMqAdapter(Adapter):
     def open(self, consumers: Sequence[AnyConsumer]) -> None:
         # A session opened by `publish` consumes nothing.
         self.close()
-        self._queues = subjects_of(consumers)
+        queues = subjects_of(consumers)
+        self._topology.check_names(queues)
+        self._queues = queues
         self._owner = threading.get_ident()
         self._connected_at = None
         session = self._connect()

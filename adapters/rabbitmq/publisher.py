@@ -15,7 +15,7 @@ from idempotent.adapters.answers import Answers
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error
 from idempotent.adapters.rabbitmq.lanes import Item, Lane, NotTakenError, Parcel, TooLargeError
 from idempotent.adapters.rabbitmq.server import Server
-from idempotent.adapters.rabbitmq.topology import Place
+from idempotent.adapters.rabbitmq.topology import Place, fault_in_name
 from idempotent.adapters.reconnecting import Reconnecting, describe
 from idempotent.errors import AdapterError
 from idempotent.policy import Backoff
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 # The broker's and pika's frame_max, less the frame's own bytes. A longer header ends the whole connection.
 _MOST_HEADER_BYTES: Final = 131_072 - 64
-_SHORT_STRING_BYTES: Final = 255
 # How long the broker has to answer that the connection is closed. During an alarm it does not.
 _CLOSE_S: Final = 1.0
 _BRIEF_S: Final = 1.0
@@ -248,9 +247,10 @@ def item_for(place: Place, body: bytes | None, properties: Any) -> Item:
     size = _size_of(properties)
     if size > _MOST_HEADER_BYTES:
         raise TooLargeError(f"the headers have {size} bytes; {_MOST_HEADER_BYTES} is the most")
-    # The broker takes line breaks out of a name, and does not answer about the message.
-    if len(place.queue.encode(errors="replace")) > _SHORT_STRING_BYTES or set(place.queue) & {"\n", "\r"}:
-        raise NotTakenError(f"no queue can be named {place.queue!r}")
+    # To some of these the broker does not answer at all.
+    fault = fault_in_name(place.queue)
+    if fault is not None:
+        raise NotTakenError(f"no queue can be named {place.queue!r}: {fault}")
     return Item(place, body, properties)
 
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from idempotent.adapters.rabbitmq.client import pika
 from idempotent.adapters.rabbitmq.reading import TolerantConnection
+from idempotent.adapters.rabbitmq.topology import fault_in_name
 from idempotent.errors import ConfigurationError
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
@@ -96,6 +97,9 @@ def server_at(
         raise ConfigurationError(f"heartbeat_s must be at least 1, not {heartbeat_s}")
     user, _, password = login.partition(":")
     vhost = unquote(parts.path.removeprefix("/")) or "/"
+    fault = fault_in_name(vhost)
+    if fault is not None:
+        raise ConfigurationError(f"no virtual host can be named {vhost!r}: {fault}")
     return Server(
         hosts=hosts,
         vhost=vhost,

@@ -9,10 +9,12 @@ from typing import Any, Final
 
 from idempotent.adapters.rabbitmq.client import is_missing, pika_errors
 from idempotent.adapters.rabbitmq.options import QueueType
-from idempotent.errors import AdapterError
+from idempotent.errors import AdapterError, ConfigurationError
 
 log = logging.getLogger(__name__)
 
+NAME_BYTES: Final = 255
+"""The most that AMQP has room for in the name of a queue, an exchange, a routing key or a virtual host."""
 DEAD_SUFFIX: Final = ".dead"
 DUE_SUFFIX: Final = ".retry.due"
 _SECONDS: Final = (
@@ -78,6 +80,19 @@ class Topology:
         wanted_ms = 1000 * delay_s
         delay_ms = next((ms for ms in DELAYS_MS if ms >= wanted_ms), DELAYS_MS[-1])
         return _delay_queue(queue, delay_ms), delay_ms
+
+    def check_names(self, queues: Iterable[str]) -> None:
+        """Whether all queues that the adapter makes for these can have their names.
+
+        Raises:
+            ConfigurationError: one is too long, or has a character that no name can have.
+        """
+        delayed = max((_delay_queue("", delay_ms) for delay_ms in DELAYS_MS), key=len)
+        for queue in queues:
+            # A redrive, or a consumer of dead letters, may delay them in its turn.
+            _check_name(queue, delayed if self._is_dead(queue) else DEAD_SUFFIX + delayed, "queue")
+        if self.dead_letter_queue is not None:
+            _check_name(self.dead_letter_queue, delayed, "dead_letter_queue")
 
     # Places to publish to
 
@@ -182,6 +197,32 @@ class Topology:
             return self._arguments()
         # By default a quorum queue drops messages that reach its delivery limit.
         return {**_RETURNS_SAFELY, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+
+
+def fault_in_name(name: str, most: int = NAME_BYTES) -> str | None:
+    """Why RabbitMQ can have nothing of this name; None: it can.
+
+    Args:
+        name: of a queue, an exchange, a routing key or a virtual host.
+        most: how many bytes it may have.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "it has half of a surrogate pair"
+    if size > most:
+        return f"it has {size} bytes, and {most} is the most"
+    # The broker takes line breaks out of a name.
+    return "it has a line break" if set(name) & {"\n", "\r"} else None
+
+
+def _check_name(name: str, suffix: str, what: str) -> None:
+    fault = fault_in_name(name, NAME_BYTES - len(suffix))
+    if fault is not None:
+        raise ConfigurationError(
+            f"{what} {name!r} cannot be: {fault}, because RabbitMQ's names have at most {NAME_BYTES} bytes and the "
+            f"adapter's own queues add up to {len(suffix)}, as in '<queue>{suffix}'"
+        )
 
 
 def say_deleted(queue: str, *, count: int | None = None) -> None:

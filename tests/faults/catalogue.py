@@ -1050,6 +1050,13 @@ FAULTS: Final = (
         "tests/adapters/rabbitmq/test_keeping.py -k 'policy and classic'",
     ),
     Fault(
+        "RabbitMQ: the length of a name is counted in characters",
+        "adapters/rabbitmq/topology.py",
+        "        size = len(name.encode())\n",
+        "        size = len(name)\n",
+        "tests/adapters/rabbitmq/test_names.py -k 'own_queues or dead_letter_queue or virtual'",
+    ),
+    Fault(
         "RabbitMQ: a message that reached no queue counts as confirmed",
         "adapters/rabbitmq/lanes.py",
         "            elif place not in self._returned:\n",
