@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -59,6 +61,19 @@ def message_from(queue: str, received: Received, body: bytes) -> Message:
         position=received.method.delivery_tag,
         raw=received,
     )
+
+
+def late_s(received: Received) -> float:
+    """For how many seconds at least a delayed message was on its way after its delay; 0: that is unknown.
+
+    The broker's clock says, in whole seconds, when the delay was over, and this machine's what time it is.
+    """
+    if received.method.redelivered:
+        return 0.0  # it was here before
+    match (received.properties.headers or {}).get("x-death"):
+        case [{"reason": "expired", "time": datetime() as over}, *_]:
+            return max(time.time() - over.timestamp() - 1.0, 0.0)
+    return 0.0
 
 
 def ours_of(message: Message, queue: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
@@ -13,19 +14,24 @@ from typing import Any, Final
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.rabbitmq.acks import Acks, Batched, EachAtOnce
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors
-from idempotent.adapters.rabbitmq.messages import Received, message_from
+from idempotent.adapters.rabbitmq.messages import Received, late_s, message_from
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, Window
 from idempotent.adapters.rabbitmq.reading import fault_in
 from idempotent.adapters.rabbitmq.topology import Topology, get
 from idempotent.adapters.rabbitmq.windows import Windows
 from idempotent.adapters.turns import Turns
 from idempotent.errors import MessageError
+from idempotent.observe.sparse import Sparse
+
+log = logging.getLogger(__name__)
 
 # How often the connection is served while deliveries are available.
 _PUMP_EVERY_S: Final = 0.05
 _PULL_EVERY_S: Final = 0.1
 # After this long without a message, the broker is asked whether the consumers still exist.
 _DOUBT_AFTER_S: Final = 60.0
+# A delayed message is on its way for milliseconds; one that its queue refuses is offered again after three minutes.
+_LATE_S: Final = 60.0
 # The broker adds this header to each message of a stream.
 _STREAM_HEADER: Final = "x-stream-offset"
 
@@ -78,7 +84,8 @@ class Session:
         self._no_streams: set[str] = set()
         self._cancelled: Any = None
         self._next_pump = 0.0
-        self._heard_at = time.monotonic()
+        self._opened_at = self._heard_at = time.monotonic()
+        self._told_late = Sparse()
         self._topology = topology
         self._windows = Windows(window)
         try:
@@ -241,7 +248,18 @@ class Session:
             self._suspects.add(queue)
         self._acks.delivered(method.delivery_tag)
         self._windows.delivered(queue, method.delivery_tag)
-        self._inbox.add(work, (work, Received(method, properties), body))
+        received = Received(method, properties)
+        if queue != work:
+            self._say_late(queue, late_s(received))
+        self._inbox.add(work, (work, received, body))
+
+    def _say_late(self, queue: str, seconds: float) -> None:
+        """Say in the log that a delayed message came late, unless this worker was not there all the time."""
+        was_here = time.monotonic() - self._opened_at > seconds
+        if seconds > _LATE_S and was_here and (more := self._told_late.take()) is not None:
+            log.warning(
+                "delayed_message_late", extra={"queue": queue, "late_s": round(seconds), "more": more}
+            )
 
     def _pull(self, limit: int, full: Container[str]) -> None:
         """Fetch one message at a time from each queue in turn, until all queues are empty or full."""

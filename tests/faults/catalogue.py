@@ -1057,6 +1057,13 @@ FAULTS: Final = (
         "tests/adapters/rabbitmq/test_names.py -k 'own_queues or dead_letter_queue or virtual'",
     ),
     Fault(
+        "RabbitMQ: nothing is said of a delayed message that its queue refused",
+        "adapters/rabbitmq/session.py",
+        "        if queue != work:\n            self._say_late(",
+        "        if False:\n            self._say_late(",
+        "tests/adapters/rabbitmq/test_returning.py -k line_in_the_log",
+    ),
+    Fault(
         "RabbitMQ: a message that reached no queue counts as confirmed",
         "adapters/rabbitmq/lanes.py",
         "            elif place not in self._returned:\n",

@@ -1,4 +1,4 @@
-"""A broker that is killed while delayed messages come back loses none of them."""
+"""Delayed messages come back: also from a broker that is killed meanwhile, and late ones with a line in the log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 import pytest
 
 from idempotent import Message
+from idempotent.adapters.rabbitmq import session as rabbitmq_session
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbitmq.member import failed
+from tests.adapters.rabbitmq.member import ACK, failed
 from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
 from tests.support.services import PrivateRabbitMq
 
@@ -33,6 +34,46 @@ def test_a_killed_broker_loses_no_message_that_comes_back(spare, queue_type):
     until(lambda: rabbit.depth(delays) == 0, "the end of all delays")
     came = {message.id for message in rabbit.look(f"{queue}.retry.due")}
     assert len(sent - came) == 0, f"{len(sent - came)} of {len(sent)} are lost"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pull", [False, True])
+def test_a_message_that_its_queue_refused_comes_back_with_a_line_in_the_log(
+    tuned_rabbitmq, monkeypatch, caplog, pull
+):
+    monkeypatch.setattr(rabbitmq_session, "_LATE_S", 3.0)
+    tuned_rabbitmq.tune("dead_letter_worker_publisher_confirm_timeout", 8000)
+    rabbit = Rabbit(tuned_rabbitmq.url)
+    queue = rabbit.name()
+    adapter = rabbit.adapter(pull=True) if pull else rabbit.adapter(prefetch=1)
+    adapter.open([consumer_of(queue)])
+    rabbit.send(Message(queue, id="in time"))
+    adapter.settle(*receive(adapter), failed(0.1))
+    (in_time,) = receive(adapter)
+    assert late(caplog) == []
+    rabbit.send(Message(queue, id="late"))
+    (refused,) = receive(adapter)
+    # The worker takes no more from this queue before it has settled the first one.
+    rabbit.send(Message(f"{queue}.retry.due", id="fills it"))
+    with tuned_rabbitmq.refusing(f"^{queue}.retry.due$"):
+        adapter.settle(refused, failed(0.1))
+        until(lambda: (adapter.receive(0, 0.01), rabbit.depth(f"{queue}.retry.100"))[1], "its copy")
+        until(lambda: rabbit.depth(f"{queue}.retry.100") == 0, "the end of its delay")
+        time.sleep(1.0)
+    adapter.settle(in_time, ACK)
+    (other,) = receive(adapter)
+    adapter.settle(other, ACK)
+    (again,) = receive(adapter)
+    assert (other.message.id, again.message.id) == ("fills it", "late")
+    (line,) = late(caplog)
+    assert (line.queue, line.more) == (f"{queue}.retry.due", 0)
+    assert 3 < line.late_s < 60
+    adapter.close()
+    rabbit.clean_up()
+
+
+def late(caplog):
+    return [record for record in caplog.records if record.msg == "delayed_message_late"]
 
 
 def make_delay_queue(rabbit: Rabbit, queue: str, queue_type: str) -> str:
