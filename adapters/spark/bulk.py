@@ -79,7 +79,7 @@ def bulk_dedup(
         own = f"{claims.rstrip('/')}/{_RUN}={handle.ref.token}/{_EPOCH}={handle.ref.epoch}/{_FRAME}={handle.frame}"
         frame.select(HASH_COLUMN).write.mode("error").parquet(own)
         run.output.bulk_rows += spark.read.schema(f"`{HASH_COLUMN}` binary").parquet(own).count()
-    return frame.select(*df.columns)
+    return frame.drop(HASH_COLUMN)
 
 
 def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> DataFrame | None:

@@ -55,7 +55,18 @@ def new_rows(
         frame = one_per_key(frame, order_by)
     if status:
         schema = StructType([*schema.fields, StructField(STATUS_COLUMN, StringType(), nullable=False)])
-    return frame.mapInArrow(BatchFilter(handle, status=status), schema)
+    # PySpark's mapInArrow takes a dot in a column's name for a field of a struct, and has no way to quote it.
+    plain = [f"c{at}" for at in range(len(df.columns))]
+    renamed = StructType(
+        [
+            StructField(name, field.dataType, field.nullable, field.metadata)
+            for name, field in zip([*plain, STATUS_COLUMN], schema, strict=False)
+        ]
+    )
+    filtered = frame.toDF(*plain, *frame.columns[len(plain) :]).mapInArrow(
+        BatchFilter(handle, status=status), renamed
+    )
+    return filtered.toDF(*schema.names)
 
 
 def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
