@@ -9,11 +9,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, cast
+from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.errors import ConfigurationError, MessageError
-from idempotent.keys import Key, KeySpace, consumer_named
+from idempotent.keys import Key, KeySpace, consumer_named, id_of
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import Result
@@ -143,9 +144,13 @@ class AnyConsumer:
                     "remove it, or use a TransactionalSqlChecker"
                 )
 
-    def key_of(self, message_id: str | bytes) -> Key:
-        """The key of a message id under this consumer."""
-        return self._keys.key(message_id)
+    def key_of(self, message_id: str | bytes | int | UUID) -> Key:
+        """The key of a message id under this consumer.
+
+        Raises:
+            TypeError: the id is of another type.
+        """
+        return self._keys.key(id_of(message_id, "an id"))
 
     def key_in(self, message: Message) -> Key | None:
         """The key of a message; None: it has none, or it cannot be computed. Raises what `checker` raises."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
+from uuid import UUID
 
 HASH_BYTES: Final = 20
 TEXT_LIMIT: Final = 255
@@ -18,6 +19,8 @@ _CUT_NAME: Final = f"{_SEPARATOR}{_MARK}"
 # A character has at most four bytes, and the readable text needs only the part of a 1 MB id that fits the column.
 _READ_BYTES: Final = 4 * (TEXT_LIMIT + 1)
 _tuple: Final = tuple.__new__
+# Python refuses to write larger numbers in decimal.
+_MOST_BITS: Final = 4096
 
 
 class Key(NamedTuple):
@@ -84,6 +87,26 @@ class KeySpace:
         if len(text) >= TEXT_LIMIT and (len(text) > TEXT_LIMIT or _looks_cut(text)):
             text = f"{text[:SHOWN]}{_MARK}{hashed.hex()}"
         return _tuple(Key, (hashed, text))  # half the time of Key(), and every message needs a key
+
+
+def id_of(value: object, what: str) -> str | bytes:
+    """The text or the bytes of an id: of an int its digits, of a UUID its 36 characters in lower case.
+
+    Args:
+        value: the id.
+        what: what it is, for the error: `"a key"`.
+
+    Raises:
+        TypeError: another type, or an int of more than 4096 bits.
+    """
+    if isinstance(value, (str, bytes)):
+        return value
+    if isinstance(value, UUID):
+        return str(value)
+    # 0 is an id: databases begin to count there.
+    if isinstance(value, bool) or not isinstance(value, int) or value.bit_length() > _MOST_BITS:
+        raise TypeError(f"{what} must be str, bytes, int or UUID, not {type(value).__name__}")
+    return f"{value:d}"
 
 
 def consumer_in(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from idempotent.claims import UNKNOWN_EFFECT, KeyStatus
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
-from idempotent.message import Message
+from idempotent.message import received_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
 
@@ -123,11 +123,13 @@ class _Redrive:
         letter = delivery.message
         if not came_from(self._adapter.origin_of(delivery), self._consumer.subject):
             return self._leave(others=1)
-        message = Message(
+        message = received_message(
             self._consumer.subject,
             letter.body,
-            id=letter.id,
-            headers=letter.headers,
+            letter.id,
+            dict(letter.headers),
+            redelivered=False,
+            position=None,
             raw=letter.raw,
             key=letter.key,
         )

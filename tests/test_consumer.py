@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from uuid import UUID
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_a_key_of_another_type_rejects_the_message_and_never_counts_as_missing(k
     consumer = consumer_of(ran, key=lambda m: key, on_missing_key=on_missing_key)
     for result in (consumer.process(message()), *consumer.process_many([message(), message()])):
         assert result.outcome is Outcome.REJECTED
-        assert f"a key must be str, bytes or int, not {type(key).__name__}" in str(result.error)
+        assert f"a key must be str, bytes, int or UUID, not {type(key).__name__}" in str(result.error)
     assert ran.messages == []
 
 
@@ -155,7 +156,18 @@ def test_an_int_is_the_key_of_its_digits(key):
     consumer = consumer_of(Ran(), key=lambda m: m.raw, on_missing_key="process")
     assert consumer(message(raw=key)).outcome is Outcome.PROCESSED
     assert consumer(message(raw=str(key))).outcome is Outcome.DUPLICATE
-    assert str(consumer.key_of(str(key))) == f"orders:default:{key}"
+    assert str(consumer.key_of(str(key))) == str(consumer.key_of(key)) == f"orders:default:{key}"
+
+
+def test_a_uuid_is_the_key_of_its_text():
+    number = UUID("0190B3F0-1C2D-7E3F-8A4B-5C6D7E8F9A0B")
+    for consumer in (
+        consumer_of(Ran(), key=lambda m: m.raw),
+        consumer_of(Ran(), fingerprint=lambda m: m.raw),
+    ):
+        assert consumer(message(number, raw=number)).outcome is Outcome.PROCESSED
+        assert consumer(message(str(number), raw=str(number))).outcome is Outcome.DUPLICATE
+        assert str(consumer.key_of(number)) == "orders:default:0190b3f0-1c2d-7e3f-8a4b-5c6d7e8f9a0b"
 
 
 def test_an_int_is_a_message_id_and_a_fingerprint_too():

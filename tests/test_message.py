@@ -6,6 +6,8 @@ import copy
 import pickle
 import threading
 from dataclasses import FrozenInstanceError
+from decimal import Decimal
+from uuid import UUID
 
 import pytest
 
@@ -68,6 +70,41 @@ def test_a_message_from_a_client_library_is_as_one_that_was_made_by_hand():
         received.headers["a"] = 2
     assert fields(pickle.loads(pickle.dumps(received))) == fields(by_hand)
     assert fields(copy.deepcopy(received)) == fields(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("1", "1"),
+        (b"\xff", b"\xff"),
+        (None, None),
+        (0, "0"),
+        (-7, "-7"),
+        (UUID(int=255), f"{'0' * 8}-0000-0000-0000-{'0' * 10}ff"),
+    ],
+)
+def test_an_id_is_text_or_bytes_however_it_was_written(given, known):
+    made = Message("orders", id=given)
+    assert (type(made.id), made.id) == (type(known), known)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [True, 1.5, ["1"], object(), 1 << 20_000, bytearray(b"1")],
+    ids=lambda given: type(given).__name__,
+)
+def test_an_id_of_another_type_is_refused_when_the_message_is_made(given):
+    with pytest.raises(TypeError, match=f"id must be str, bytes, int or UUID, not {type(given).__name__}"):
+        Message("orders", id=given)
+
+
+def test_what_a_client_library_gives_as_an_id_can_be_copied_until_the_consumer_rejects_it():
+    received = received_message("orders", b"", Decimal("1.10"), {"a": [1]}, False, None, None)
+    for copied in (pickle.loads(pickle.dumps(received)), copy.deepcopy(received)):
+        assert fields(copied) == fields(received)
+    result = consumer_of(lambda _: None).process(received)
+    assert result.outcome is Outcome.REJECTED
+    assert "not Decimal" in str(result.error)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from idempotent.adapters.copies import KEY_HEADER, take_ours, without_ours
 from idempotent.adapters.rabbitmq.client import pika
-from idempotent.message import Message
+from idempotent.message import Message, received_message
 
 _SHORT_STRING_BYTES: Final = 255
 # Written by the broker about the original, or obeyed again: `CC` sends copies to other queues. From 4.0 on the
@@ -52,14 +52,14 @@ def message_from(queue: str, received: Received, body: bytes) -> Message:
     """The message of a delivery. Its subject is the queue; the routing key is in `raw.method`."""
     headers = dict(received.properties.headers or {})
     ours = take_ours(headers, queue)
-    return Message(
+    return received_message(
         queue,
         body,
-        id=_identity(ours.get(KEY_HEADER), received.properties.message_id),
-        headers=headers,
-        redelivered=bool(received.method.redelivered),
-        position=received.method.delivery_tag,
-        raw=received,
+        _identity(ours.get(KEY_HEADER), received.properties.message_id),
+        headers,
+        bool(received.method.redelivered),
+        received.method.delivery_tag,
+        received,
     )
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
@@ -14,7 +15,7 @@ from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissin
 from idempotent.processing.handler import Handler
 
 Exceptions: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
-KeyFunction: TypeAlias = Callable[[Message], "str | bytes | int | None"]
+KeyFunction: TypeAlias = Callable[[Message], "str | bytes | int | UUID | None"]
 ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool] | Callable[[Key], Awaitable[bool]]"
 
 

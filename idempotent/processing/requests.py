@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from typing import Final
+from uuid import UUID
 
 from idempotent.claims import ClaimRequest, KeyStatus, Lapsed, new_owner
 from idempotent.errors import MissingKeyError, UndecodableMessageError
-from idempotent.keys import HASH_BYTES, Key, KeySpace
+from idempotent.keys import HASH_BYTES, Key, KeySpace, id_of
 from idempotent.message import Message, Position
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.options import ConsumerOptions, KeyFunction
@@ -16,8 +17,6 @@ from idempotent.values import changed
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP
 _LEAVE: Final = Lapsed.LEAVE
-# Python refuses to write larger numbers in decimal.
-_MOST_BITS: Final = 4096
 
 
 class Requests:
@@ -65,11 +64,11 @@ class Requests:
                 )
             position = message.position
             partition = self.partition(position.topic_id, position.partition)
-            message_id: str | bytes | int | None = str(position)
+            message_id: str | bytes | int | UUID | None = str(position)
         else:
             message_id = message.id if self._key is None else _evaluate(self._key, message, "key")
         if message_id is not None and not isinstance(message_id, (str, bytes)):
-            message_id = _digits(message_id, "key")
+            message_id = _id(message_id, "a key")
         if not message_id:
             what = "message id" if self._key is None else "key"
             raise MissingKeyError(f"{self._keys.name}: the message has no {what}; see on_missing_key")
@@ -99,7 +98,7 @@ class Requests:
         return self._keys.key(f"{topic_id}/{partition}")
 
 
-def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes | int | None:
+def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes | int | UUID | None:
     try:
         return function(message)
     except LookupError:
@@ -110,11 +109,11 @@ def _evaluate(function: KeyFunction, message: Message, what: str) -> str | bytes
         ) from error
 
 
-def _digits(value: object, what: str) -> str:
-    """The decimal digits of an int. 0 is a key: databases begin to count there."""
-    if isinstance(value, bool) or not isinstance(value, int) or value.bit_length() > _MOST_BITS:
-        raise UndecodableMessageError(f"a {what} must be str, bytes or int, not {type(value).__name__}")
-    return f"{value:d}"
+def _id(value: object, what: str) -> str | bytes:
+    try:
+        return id_of(value, what)
+    except TypeError as error:
+        raise UndecodableMessageError(str(error)) from error
 
 
 def _fingerprint(function: KeyFunction, message: Message) -> bytes:
@@ -123,7 +122,7 @@ def _fingerprint(function: KeyFunction, message: Message) -> bytes:
         # A tombstone has other content than an empty body, and than any text.
         return hashlib.blake2b(digest_size=HASH_BYTES, person=b"tombstone").digest()
     if not isinstance(content, (str, bytes)):
-        content = _digits(content, "fingerprint")
+        content = _id(content, "a fingerprint")
     if isinstance(content, str):
         content = content.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()

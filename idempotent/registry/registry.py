@@ -148,8 +148,8 @@ class Registry:
             subject: queue, destination or topic.
             checker: an instance, a URL, or the name of a registered checker.
             group: name of the consumer among those of the subject; part of the key.
-            key: returns what identifies a message, as str, bytes or int (its digits); default: the message id. A
-                LookupError, None or an empty text means that the message has no key.
+            key: returns what identifies a message, as str, bytes, int or UUID; default: the message id. A LookupError,
+                None or an empty text means that the message has no key.
             retry_for: exceptions after which the message is redelivered.
             idempotent_for: exceptions that count as processed; they win over `retry_for`. An exception in neither
                 makes the message dead at once, and so does a `MessageError`, such as that of `Message.json()`.

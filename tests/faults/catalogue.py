@@ -1278,10 +1278,17 @@ FAULTS: Final = (
     ),
     Fault(
         "False is a key",
-        "idempotent/processing/requests.py",
+        "idempotent/keys.py",
         "if isinstance(value, bool) or not isinstance(value, int)",
         "if not isinstance(value, int)",
         "tests/test_consumer.py -k test_a_key_of_another_type",
+    ),
+    Fault(
+        "a message is made with an id that no consumer takes",
+        "idempotent/message.py",
+        '        _ID(self, id if id is None or isinstance(id, str) else id_of(id, "id"))\n',
+        "        _ID(self, id)\n",
+        "tests/test_message.py -k test_an_id_is_text_or_bytes",
     ),
     Fault(
         "an empty key header hides the message's own id",

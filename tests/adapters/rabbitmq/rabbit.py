@@ -4,7 +4,6 @@ import secrets
 import socket
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 import pika
 import pika.exceptions
@@ -14,6 +13,7 @@ from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.adapters.rabbitmq.messages import Received, message_from
 from idempotent.adapters.rabbitmq.topology import delayed_queues
 from idempotent.checkers import MemoryChecker
+from idempotent.message import received_message
 from idempotent.policy import Backoff
 
 SOON = Backoff(initial_s=0.05, maximum_s=0.5)
@@ -100,8 +100,19 @@ class Rabbit:
         with self.channel() as channel, suppress(pika.exceptions.ChannelClosedByBroker):
             while (got := channel.basic_get(queue))[0] is not None:
                 method, properties, body = got
-                message = message_from(queue, Received(method, properties), body)
-                found.append(replace(message, headers=properties.headers or {}))
+                raw = Received(method, properties)
+                message = message_from(queue, raw, body)
+                found.append(
+                    received_message(
+                        queue,
+                        body,
+                        message.id,
+                        properties.headers or {},
+                        message.redelivered,
+                        message.position,
+                        raw,
+                    )
+                )
         return found
 
     def adapter(self, url=None, **options):

@@ -143,7 +143,7 @@ def test_an_id_that_is_neither_text_nor_a_whole_number_rejects_its_message(rabbi
     letters = rabbit.look(f"{queue}.dead")
     assert sorted(letter.headers["number"] for letter in letters) == ["0", "1", "2", "3", "4", "5"]
     reasons = {letter.headers["number"]: letter.headers["x-idempotent-reason"] for letter in letters}
-    assert all("a key must be str, bytes or int, not" in reasons[number] for number in "01245")
+    assert all("a key must be str, bytes, int or UUID, not" in reasons[number] for number in "01245")
     assert letters[0].headers["x-idempotent-key"] == "1.2"
 
 
