@@ -6,8 +6,11 @@ import asyncio
 import functools
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final, Generic, cast
 from uuid import UUID
 
@@ -75,6 +78,24 @@ class AnyConsumer:
         self.name: Final = self._keys.name
         # Without the handler's own attributes, which could replace this object's.
         functools.update_wrapper(cast("Any", self), handler.function, updated=())
+
+    def __reduce__(self) -> str:
+        """Pickle it by its import path, as a function. The process that reads it imports that module, and binds anew.
+
+        Raises:
+            PicklingError: the path does not lead to this consumer.
+        """
+        path = getattr(self, "__qualname__", "")  # a partial has none
+        try:
+            found = attrgetter(path)(sys.modules[self.__module__])
+        except (AttributeError, KeyError):
+            found = None
+        if found is not self:
+            raise PicklingError(
+                f"{self.name} is pickled by its import path, and {self.handler.name} is not this consumer: write the "
+                "function below @consumer at the top of a module"
+            )
+        return path
 
     @property
     def checker(self) -> AbstractIdempotentChecker:

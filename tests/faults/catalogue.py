@@ -1263,6 +1263,13 @@ FAULTS: Final = (
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
+        "a consumer is pickled under the name of another object",
+        "idempotent/consumer.py",
+        "        if found is not self:\n",
+        "        if found is None:\n",
+        "tests/test_pickling.py -k import_path",
+    ),
+    Fault(
         "the kill switch passes over words that it does not know",
         "idempotent/consumer.py",
         "        if named is None:\n",
