@@ -205,7 +205,12 @@ def _hints(made: type) -> Iterator[tuple[inspect.Parameter, list[object]]]:
         hint = parameter.annotation
         # As written: evaluated, it might need an import for type checkers alone.
         written = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-        yield parameter, [_PLAIN.get(member.strip(), member) for member in written.split("|")]
+        yield parameter, [_plain(member.strip()) for member in written.split("|")]
+
+
+def _plain(written: str) -> object:
+    """The type that an annotation, or a member of its union, names; a text if it is another than those of `_PLAIN`."""
+    return str if written.startswith("Literal[") else _PLAIN.get(written, written)
 
 
 def _real(value: object, wanted: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from idempotent.errors import without_values
 from idempotent.forks import in_child
-from idempotent.keys import Key
+from idempotent.keys import NO_KEY, Key
 from idempotent.message import Position
 from idempotent.policy import Backoff
 from idempotent.values import value
@@ -137,14 +137,14 @@ class Claim:
     """One delivery's ownership of a key.
 
     Attributes:
-        key: the key, or None when the consumer allows a handler to run without a key.
+        key: the key; `NO_KEY` when the consumer allows a handler to run without a key.
         fence: grows with every claim of the key; send it downstream to refuse a stale writer.
         owner: random token; only its holder can complete or release the key.
         unit: the transaction that contains the claim, for transactional checkers.
         partition: the message's partition, for checkers that keep positions.
     """
 
-    key: Key | None
+    key: Key
     fence: int = 0
     owner: bytes = field(default=b"", repr=False)
     unit: Any = field(default=None, repr=False)
@@ -153,7 +153,7 @@ class Claim:
     @property
     def empty(self) -> bool:
         """Whether the claim has no key and no transaction, so that completing or releasing it does nothing."""
-        return self.key is None and self.unit is None
+        return self.key is NO_KEY and self.unit is None
 
 
 @value

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final, Generic, cast
@@ -41,6 +41,8 @@ else:
     from typing import TypeVar
 
     HandlerT_co = TypeVar("HandlerT_co", covariant=True)
+
+R = TypeVar("R")
 
 __all__ = ["AnyConsumer", "AsyncConsumer", "Consumer", "current_claim"]
 
@@ -200,11 +202,11 @@ class Consumer(AnyConsumer, Generic[HandlerT_co]):
 
     __wrapped__: HandlerT_co
 
-    def __call__(self, message: Message) -> Result:
+    def __call__(self: Consumer[Callable[..., R]], message: Message) -> Result[R | None]:
         """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
         return _returned(self.process(message))
 
-    def process(self, message: Message) -> Result:
+    def process(self: Consumer[Callable[..., R]], message: Message) -> Result[R | None]:
         """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
         if not isinstance(message, Message):
             raise _no_message(message)
@@ -214,7 +216,7 @@ class Consumer(AnyConsumer, Generic[HandlerT_co]):
             self.observers.processed(self.name, (message,), (result,))
         return result
 
-    def process_many(self, messages: Iterable[Message]) -> list[Result]:
+    def process_many(self: Consumer[Callable[..., R]], messages: Iterable[Message]) -> list[Result[R | None]]:
         """Process messages together: one statement claims their keys, one completes them. Raises what `checker` raises.
 
         Returns the results in the order of the messages.
@@ -238,11 +240,13 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
 
     __wrapped__: HandlerT_co
 
-    async def __call__(self, message: Message) -> Result:
+    async def __call__(
+        self: AsyncConsumer[Callable[..., Awaitable[R]]], message: Message
+    ) -> Result[R | None]:
         """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
         return _returned(await self.process(message))
 
-    async def process(self, message: Message) -> Result:
+    async def process(self: AsyncConsumer[Callable[..., Awaitable[R]]], message: Message) -> Result[R | None]:
         """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
         if not isinstance(message, Message):
             raise _no_message(message)
@@ -253,7 +257,9 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
             raise asyncio.CancelledError
         return result
 
-    async def process_many(self, messages: Iterable[Message]) -> list[Result]:
+    async def process_many(
+        self: AsyncConsumer[Callable[..., Awaitable[R]]], messages: Iterable[Message]
+    ) -> list[Result[R | None]]:
         """Process messages together: one statement claims their keys, one completes them. Raises what `checker` raises.
 
         The handlers run one after the other. Returns the results in the order of the messages.
@@ -296,7 +302,7 @@ def _is_disabled(name: str) -> bool:
     return False
 
 
-def _returned(result: Result) -> Result:
+def _returned(result: Result[R]) -> Result[R]:
     """The result; if its handler failed, raise the handler's exception."""
     error = raised_by_handler(result)
     if error is not None:

@@ -48,6 +48,10 @@ class Key(NamedTuple):
         return self.text
 
 
+NO_KEY: Final = Key(b"", "")
+"""Stands in a claim whose handler runs without a key; no message has it."""
+
+
 class KeySpace:
     """The keys of one consumer: everything under one subject and group.
 

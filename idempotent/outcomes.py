@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # The default lets `Result` stand without brackets in an annotation.
+    T_co = TypeVar("T_co", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 
 class Action(Enum):
@@ -67,19 +77,19 @@ _ACTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Generic[T_co]):
     """The answer to one delivery.
 
     Attributes:
         outcome: what happened to it.
-        value: what the handler returned; for a DUPLICATE the stored result, if results are stored.
+        value: what the handler returned; for a DUPLICATE the stored result, if results are stored; None otherwise.
         error: the exception behind an outcome that is not PROCESSED.
         retry_after_s: seconds to wait before the next check or delivery; None when the outcome is final.
         attempt: how many executions of the message have failed, this one included; None: unknown, or none failed.
     """
 
     outcome: Outcome
-    value: Any = None
+    value: T_co = None  # type: ignore[assignment] # then T_co is None, or has it as a member
     error: BaseException | None = None
     retry_after_s: float | None = None
     attempt: int | None = None

@@ -17,7 +17,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.claims import OWNER_BYTES, Claim, ClaimRequest, new_owner
 from idempotent.forks import generation
-from idempotent.keys import KeySpace
+from idempotent.keys import NO_KEY, KeySpace
 from idempotent.observe import Counters, Event
 from idempotent.stores.idle import Idle
 from idempotent.testing.crashpoints import _Passings
@@ -88,11 +88,11 @@ def test_a_child_renews_its_own_claims_and_none_of_its_parents():
 
     renewing = Renewing()
     keeper = LeaseKeeper(renewing.renew, lambda: None, 0.3)
-    keeper.hold([Claim(None, 1)])
+    keeper.hold([Claim(NO_KEY, 1)])
 
     def ask():
         renewed.clear()
-        keeper.hold([Claim(None, 2)])
+        keeper.hold([Claim(NO_KEY, 2)])
         deadline = time.monotonic() + 30
         while not renewed and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -115,12 +115,12 @@ def claims_in_memory():
 def starts_renewing():
     checker = MemoryChecker()
     keeper = checker.desk._keeper
-    return keeper._start_lock, lambda: (keeper.hold([Claim(None, 1)]), checker.close())
+    return keeper._start_lock, lambda: (keeper.hold([Claim(NO_KEY, 1)]), checker.close())
 
 
 def stops_renewing():
     checker = MemoryChecker()
-    checker.desk._keeper.hold([Claim(None, 1)])
+    checker.desk._keeper.hold([Claim(NO_KEY, 1)])
     return checker.desk._keeper._rounds._stopped._cond, checker.close
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from idempotent.adapters.activemq.connecting import Connecting
 from idempotent.adapters.activemq.connection import Subscription
@@ -80,7 +80,7 @@ class StompAdapter(Adapter):
         self,
         url: str,
         *,
-        ack: AckMode | str = AckMode.INDIVIDUAL,
+        ack: AckMode | Literal["auto", "client", "individual", "dups_ok", "transacted"] = AckMode.INDIVIDUAL,
         prefetch: int = 100,
         optimize_acknowledge: bool = False,
         optimize_ack_timeout_s: float = 0.3,

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import ORIGIN_HEADER, text_of
@@ -100,8 +100,11 @@ class KafkaAdapter(Adapter):
         self,
         url_or_bootstrap: str,
         *,
-        semantics: Semantics | str = Semantics.AT_LEAST_ONCE,
-        ordering: Ordering | str = Ordering.PARTITION,
+        semantics: Semantics
+        | Literal[
+            "at_least_once", "at_most_once", "effectively_once", "exactly_once"
+        ] = Semantics.AT_LEAST_ONCE,
+        ordering: Ordering | Literal["partition", "key", "none"] = Ordering.PARTITION,
         transactional_id: str | None = None,
         fenced: bool = False,
         max_in_flight_per_partition: int | None = None,

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal
 
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
@@ -83,12 +83,12 @@ class RabbitMqAdapter(Adapter):
         url: str,
         *,
         prefetch: int | None = None,
-        ack: AckMode | str = AckMode.MANUAL,
+        ack: AckMode | Literal["manual", "batched", "auto"] = AckMode.MANUAL,
         ack_batch: int | None = None,
         ack_interval_s: float = 0.1,
         pull: bool = False,
         declare: bool = True,
-        queue_type: QueueType | str = QueueType.CLASSIC,
+        queue_type: QueueType | Literal["classic", "quorum"] = QueueType.CLASSIC,
         dead_letter_queue: str | None = None,
         per_channel_prefetch: bool = False,
         heartbeat_s: int = 60,

@@ -54,7 +54,7 @@ class IdempotentRun(RunFacts):
         consumer: str,
         run_id: str,
         fingerprint: bytes | None = None,
-        on_conflict: OnConflict | str = OnConflict.WAIT,
+        on_conflict: OnConflict | Literal["wait", "fail", "divert"] = OnConflict.WAIT,
         wait_s: float = 600.0,
         lease_s: float = 300.0,
         chunk: int = DEFAULT_CHUNK,

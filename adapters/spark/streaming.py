@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
@@ -29,7 +29,7 @@ def foreach_batch(
     staging: str,
     order_by: Sequence[str | Column] = (),
     fingerprint: Callable[[DataFrame], bytes] | None = None,
-    on_conflict: OnConflict | str = OnConflict.WAIT,
+    on_conflict: OnConflict | Literal["wait", "fail", "divert"] = OnConflict.WAIT,
     wait_s: float = 600.0,
     lease_s: float = 60.0,
     chunk: int = DEFAULT_CHUNK,

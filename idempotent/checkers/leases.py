@@ -12,6 +12,7 @@ from idempotent.checkers.rounds import Rounds
 from idempotent.claims import Claim
 from idempotent.errors import StoreBusyError, StoreError
 from idempotent.forks import free_in_child, generation
+from idempotent.keys import NO_KEY
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
@@ -172,7 +173,7 @@ class LeaseKeeper:
 def _count_late(claims: Sequence[Claim]) -> None:
     """Count and log leases that ended before their renewal: another delivery could have taken the keys over."""
     for claim in claims:
-        if claim.key is not None:
+        if claim.key is not NO_KEY:
             counters.add(claim.key.consumer, Event.LEASE_RENEWED_LATE)
             log.warning(
                 "lease_renewed_late",

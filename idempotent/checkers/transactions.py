@@ -11,7 +11,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.claims import Claim, ClaimRequest, Decision, Verdict
 from idempotent.errors import ConfigurationError
-from idempotent.keys import Key
+from idempotent.keys import NO_KEY, Key
 
 
 class TransactionHooks(ABC):
@@ -127,7 +127,7 @@ class NoTransactions(TransactionHooks):
         self._desk = desk
 
     def claim_nothing(self) -> Claim:
-        return Claim(None)
+        return Claim(NO_KEY)
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         del request

@@ -12,7 +12,7 @@ from idempotent.checkers.rounds import Rounds
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Verdict
 from idempotent.errors import StoreError
 from idempotent.forks import generation
-from idempotent.keys import Key
+from idempotent.keys import NO_KEY, Key
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
@@ -62,7 +62,7 @@ class Unrecorded:
             self._forget_parent()
         with self._lock:
             for step in steps:
-                if step.claim.key:
+                if step.claim.key is not NO_KEY:
                     self._steps[step.claim.key.hash] = step
             if self._rounds is None and self._steps:
                 self._rounds = Rounds(self._round, "idempotent-unrecorded", _RETRY_S)
@@ -75,8 +75,8 @@ class Unrecorded:
         with self._lock:
             for completion in completions:
                 key = completion.claim.key
-                kept = key and self._steps.get(key.hash)
-                if key and kept and kept.claim is completion.claim:
+                kept = self._steps.get(key.hash)
+                if kept and kept.claim is completion.claim:
                     del self._steps[key.hash]
 
     def settle(self, request: ClaimRequest) -> bool:
@@ -110,7 +110,6 @@ class Unrecorded:
     def _offer(self, step: Step) -> bool:
         """Retry a step. Returns whether the store answered."""
         key = step.claim.key
-        assert key is not None
         try:
             owned = self._record(step)
         except StoreError as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from idempotent.keys import Key
+from idempotent.keys import NO_KEY, Key
 from idempotent.message import Message
 
 
-def about_key(key: Key | None) -> dict[str, object]:
+def about_key(key: Key) -> dict[str, object]:
     """`consumer` and `key`, for a line that knows no message."""
-    return {"consumer": None if key is None else key.consumer, "key": None if key is None else str(key)}
+    if key is NO_KEY:
+        return {"consumer": None, "key": None}
+    return {"consumer": key.consumer, "key": str(key)}
 
 
 def about_message(message: Message) -> dict[str, object]:

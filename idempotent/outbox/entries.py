@@ -104,7 +104,6 @@ def derived_id(
     handler has sent before. Never of the ordinal of a send: a second run that takes another path would send another
     content under an id that is already known, and the next consumer would drop it.
     """
-    assert claim.key is not None
     if dedup is not None:
         parts = [b"dedup", dedup.encode()]
     else:

@@ -12,7 +12,7 @@ from idempotent.checkers.combining import Combiner
 from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.transactions import TransactionHooks, transactions_of
 from idempotent.errors import MessageError, described
-from idempotent.keys import KeySpace
+from idempotent.keys import NO_KEY, Key, KeySpace
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_message
@@ -93,11 +93,15 @@ class Binding:
 
     def about(self, message: Message) -> dict[str, object]:
         """The fields of a log line about a message."""
+        key = self.key_of(message)
+        return {"consumer": self.name, "key": None if key is NO_KEY else str(key), **about_message(message)}
+
+    def key_of(self, message: Message) -> Key:
+        """The key of a message; NO_KEY: it has none, or it cannot be computed."""
         try:
-            key = str(self.requests.of(message).key)
+            return self.requests.of(message).key
         except MessageError:
-            key = None
-        return {"consumer": self.name, "key": key, **about_message(message)}
+            return NO_KEY
 
     def transaction_undone(self, messages: Sequence[Message], error: Exception) -> None:
         """Log that the database, with a deadlock for example, has undone the transaction of these messages' handlers.

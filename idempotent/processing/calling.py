@@ -16,7 +16,7 @@ from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
 from idempotent.errors import HandlerCancelledError, HandlerTimeoutError
 from idempotent.forks import end_child, generation
-from idempotent.keys import Key
+from idempotent.keys import NO_KEY, Key
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.processing.finished import finished
@@ -24,18 +24,24 @@ from idempotent.processing.handler import Handler
 
 _current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
 # In a batch handler: it has a claim for each message, and none is the current one.
-_MANY: Final = Claim(None)
+_MANY: Final = Claim(NO_KEY)
 
 
 def current_claim() -> Claim:
     """The claim of the message that the running handler processes: its key, and the fence to send downstream.
 
+    A message that runs without protection has a claim of its key with the fence 0.
+
     Raises:
-        LookupError: no handler is running in this context, or it is a batch handler.
+        LookupError: no handler is running in this context, it is a batch handler, or the message has no key.
     """
     claim = claim_if_any()
     if claim is None:
         raise LookupError("current_claim() works only inside a handler that takes one message")
+    if claim.key is NO_KEY:
+        raise LookupError(
+            "current_claim(): the message has no key, and runs because of on_missing_key='process'"
+        )
     return claim
 
 

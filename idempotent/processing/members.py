@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from idempotent.claims import Claim, ClaimRequest, Failure
+from idempotent.keys import NO_KEY
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.processing.results import processed
 
-_NO_CLAIM: Final = Claim(None)
+_NO_CLAIM: Final = Claim(NO_KEY)
 
 
 @dataclass(slots=True, eq=False)

@@ -215,7 +215,6 @@ def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Resu
     """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
     ask = binding.options.on_expired_lease
     assert callable(ask)
-    assert claim.key is not None
     try:
         if not _effect_happened((yield RUN, binding.calls.ask, (ask, claim.key))):
             return None

@@ -13,6 +13,7 @@ from idempotent.policy import Handling, OnMissingKey, OnStoreError
 from idempotent.processing.binding import Binding
 from idempotent.processing.results import answered, processed, unavailable
 from idempotent.processing.steps import RUN, STORE, Life
+from idempotent.values import changed
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def store_failed(binding: Binding, message: Message, error: StoreError) -> Life[
 
 
 def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Result]:
-    """Run the handler without a key; counted and logged every time."""
+    """Run the handler without claiming its key; counted and logged every time."""
     binding.observers.count(binding.name, why)
     log.warning("ran_without_protection", extra={**binding.about(message), "why": why.value})
     try:
@@ -52,7 +53,8 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
     except StoreError as error:
         return unavailable(error)
     try:
-        value = yield RUN, binding.calls.one, (claim, message)
+        # What the handler passes on as an idempotency key is the same as in a protected run.
+        value = yield RUN, binding.calls.one, (changed(claim, key=binding.key_of(message)), message)
     except Exception as error:
         transient = yield STORE, binding.transactions.is_transient, (claim, error)
         yield from release_quietly(binding, message, claim)

@@ -14,6 +14,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    Literal,
     Protocol,
     SupportsFloat,
     TypeAlias,
@@ -44,9 +45,9 @@ class ConsumerSettings(TypedDict, total=False):
     idempotent_for: Exceptions
     max_attempts: int
     backoff: Backoff | None
-    on_missing_key: OnMissingKey | str
-    on_expired_lease: ExpiredLeasePolicy | str
-    on_store_error: OnStoreError | str
+    on_missing_key: OnMissingKey | Literal["reject", "process"]
+    on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"]
+    on_store_error: OnStoreError | Literal["retry", "process"]
     fingerprint: KeyFunction | None
     store_result: bool
     concurrency: int | None

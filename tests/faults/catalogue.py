@@ -1263,6 +1263,27 @@ FAULTS: Final = (
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
+        "an unprotected run has no key",
+        "idempotent/processing/unprotected.py",
+        "changed(claim, key=binding.key_of(message))",
+        "claim",
+        "tests/processing/test_unprotected.py",
+    ),
+    Fault(
+        "a handler without a key gets an empty one",
+        _CALLING,
+        "    if claim.key is NO_KEY:\n",
+        "    if False:\n",
+        "tests/processing/test_unprotected.py -k told_so",
+    ),
+    Fault(
+        "an unprotected run sends the ids of the protected one",
+        "idempotent/outbox/outbox.py",
+        "if claim is None or not claim.owner or claim.unit is not None:",
+        "if claim is None or claim.unit is not None:",
+        f"{_OUTBOX}/sending/test_send.py -k runs_without_protection",
+    ),
+    Fault(
         "a consumer is pickled under the name of another object",
         "idempotent/consumer.py",
         "        if found is not self:\n",

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, CursorResult, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from idempotent import AsyncConsumer, Backoff, Consumer, Message, Registry, Result, consumer
+from idempotent import AsyncConsumer, Backoff, Consumer, Message, Registry, Result, consumer, current_claim
 from idempotent.checkers import MemoryChecker
 from idempotent.keys import Key
 
@@ -166,11 +166,22 @@ reveal_type(awaited)  # shown: AsyncConsumer[(message: Message) -> CoroutineType
 
 
 async def use(message: Message, session: Session, async_session: AsyncSession) -> None:
-    assert_type(plain(message), Result)
-    assert_type(plain.process_many([message]), list[Result])
-    assert_type(await awaited(message), Result)
-    assert_type(await awaited.process(message), Result)
-    assert_type(await awaited.process_many([message]), list[Result])
+    # The value of a result is what the handler returns, or None if it has not run.
+    assert_type(plain(message), Result[None])
+    assert_type(with_connection.process(message), Result[int | None])
+    assert_type(with_a_default(message).value, Receipt | None)
+    assert_type(with_a_default.process_many([message]), list[Result[Receipt | None]])
+    assert_type(with_own_session(message).value, None)
+    assert_type(await awaited(message), Result[str | None])
+    assert_type(await awaited.process(message), Result[str | None])
+    assert_type(await awaited.process_many([message]), list[Result[str | None]])
+    assert_type((await with_own_async_session(message)).value, int | None)
+    assert_type((await async_batch(message)).value, None)
+    any_results: list[Result] = [*with_connection.process_many([message]), await awaited(message)]
+    assert_type(any_results[0].value, Any)
+    # A handler passes these on as an idempotency key and a fence.
+    assert_type(current_claim().key.token, str)
+    assert_type(current_claim().fence, int)
     # What a handler takes and returns stays visible, with its names and defaults.
     with_session.__wrapped__(message, session=session)
     assert_type(with_a_default.__wrapped__(message, tries=1), Receipt)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
 from idempotent import Registry
+from idempotent.adapters.activemq.adapter import StompAdapter
+from idempotent.adapters.kafka.adapter import KafkaAdapter
+from idempotent.adapters.rabbitmq.adapter import RabbitMqAdapter
+from idempotent.adapters.spark.run import IdempotentRun
+from idempotent.adapters.spark.streaming import foreach_batch
 from idempotent.errors import ConfigurationError
+from idempotent.outbox.relays.relay import Relay
 from idempotent.registry.decorating import ConsumerSettings
 from tests.project.house import ROOT
 from tests.typing.checkers import Report, run_mypy, run_pyright
@@ -60,6 +68,40 @@ def test_an_editor_shows_what_a_consumer_wraps(report: Report) -> None:
     assert {line: report.shown[RIGHT.name, line] for line in comments(RIGHT, "shown")} == comments(
         RIGHT, "shown"
     )
+
+
+def test_a_type_checker_knows_the_texts_that_stand_for_the_members_of_an_enum() -> None:
+    callables = [
+        Registry.consumer,
+        Relay,
+        RabbitMqAdapter,
+        StompAdapter,
+        KafkaAdapter,
+        IdempotentRun.begin,
+        foreach_batch,
+    ]
+    found = {}
+    for each in callables:
+        names = vars(sys.modules[each.__module__])
+        for parameter in inspect.signature(each).parameters.values():
+            kind = names.get(str(parameter.annotation).partition(" | ")[0])
+            if isinstance(kind, type) and issubclass(kind, Enum):
+                texts = re.search(r"Literal\[(.*)\]", parameter.annotation)
+                assert texts, (each, parameter)
+                found[parameter.name] = {text.strip(" '\"") for text in texts[1].split(",")}
+                assert found[parameter.name] == {member.value for member in kind}, (each, parameter)
+    # This one is a callable too, so its enum stands in the name of its type.
+    assert "'retry', 'park'" in str(inspect.signature(Registry.consumer).parameters["on_expired_lease"])
+    assert found.keys() == {
+        "on_missing_key",
+        "on_store_error",
+        "on_parked",
+        "ack",
+        "queue_type",
+        "semantics",
+        "ordering",
+        "on_conflict",
+    }
 
 
 def test_the_settings_for_type_checkers_are_the_parameters_of_the_decorator() -> None:

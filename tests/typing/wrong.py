@@ -13,8 +13,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Registry
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.rabbitmq import RabbitMqAdapter
 
 registry = Registry()
+
+
+def no_answer(key: str) -> str:
+    return key
+
+
+def no_key(message: Message) -> float:
+    return 1.5
 
 
 class AsyncShopSession(AsyncSession):
@@ -121,6 +131,15 @@ registry.consumer("orders", checker="shop", attempts=3)  # refused: call-overloa
 registry.consumer("orders", checker="shop", max_attempts="3")  # refused: call-overload reportArgumentType
 registry.consumer("orders", checker="shop", batch=1)  # refused: call-overload reportCallIssue
 registry.consumer("orders")  # refused: call-overload reportCallIssue
+make = registry.consumer
+make("orders", checker="shop", on_expired_lease="retyr")  # refused: call-overload reportArgumentType
+make("orders", checker="shop", on_missing_key="park")  # refused: call-overload reportArgumentType
+make("orders", checker="shop", on_store_error="proces")  # refused: call-overload reportArgumentType
+make("orders", checker="shop", on_expired_lease=no_answer)  # refused: arg-type reportArgumentType
+make("orders", checker="shop", key=no_key)  # refused: arg-type reportArgumentType
+Message("orders", id=1.5)  # refused: arg-type reportArgumentType
+RabbitMqAdapter("amqp://localhost", ack="batch")  # refused: arg-type reportArgumentType
+KafkaAdapter("localhost:9092", semantics="exactly-once")  # refused: arg-type reportArgumentType
 
 
 @registry.consumer("orders", checker="shop")
@@ -131,8 +150,16 @@ def plain(message: Message) -> None: ...
 async def awaited(message: Message) -> None: ...
 
 
+@registry.consumer("orders", checker="shop")
+def counted(message: Message) -> int:
+    return 1
+
+
 async def use(message: Message) -> Any:
     await plain(message)  # refused: misc reportGeneralTypeIssues
     _ = awaited.process(message).outcome  # refused: attr-defined reportAttributeAccessIssue
     plain.process("orders")  # refused: arg-type reportArgumentType
     plain.__wrapped__(message, 5)  # refused: call-arg reportCallIssue
+    counted(message).value + 1  # refused: operator reportOptionalOperand
+    counted(message).value.upper()  # refused: union-attr reportAttributeAccessIssue
+    counted.__wrapped__(message).upper()  # refused: attr-defined reportAttributeAccessIssue

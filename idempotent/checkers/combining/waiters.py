@@ -44,7 +44,6 @@ class Waiter:
 
     def __init__(self, call: Call) -> None:
         key = call.key if isinstance(call, ClaimRequest) else call.claim.key
-        assert key is not None, "a claim without a key never waits"
         self.call: Final = call
         self.hashed: Final = key.hash
         self.answer: Answer | Missing = Missing.ANSWER

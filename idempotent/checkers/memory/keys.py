@@ -198,7 +198,7 @@ class MemoryKeys:
         )
 
     def _mine(self, claim: Claim) -> Entry | None:
-        entry = self.entries.get(claim.key.hash) if claim.key else None
+        entry = self.entries.get(claim.key.hash)
         return entry if entry and entry.owner == claim.owner else None
 
     def _lease_end(self, now: float) -> float:

@@ -18,6 +18,7 @@ from idempotent.errors import (
     StoreError,
     TransactionEscapedError,
 )
+from idempotent.keys import NO_KEY
 from idempotent.policy import causes
 from idempotent.stores.sql.faults import Fault, as_store_error, original
 
@@ -47,7 +48,7 @@ class Commits:
             StoreError: it is unknown whether it was committed.
         """
         unit = _unit_of([completion.claim for completion in completions])
-        keyed = [completion for completion in completions if completion.claim.key]
+        keyed = [completion for completion in completions if completion.claim.key is not NO_KEY]
         claims = [completion.claim for completion in keyed]
         try:
             unit.flush()
@@ -101,7 +102,7 @@ class Commits:
 
     def _is_alive(self, unit: Unit, claims: Sequence[Claim]) -> bool:
         """Whether the transaction in which these keys were claimed is still open: it is, if it contains them."""
-        keyed = [claim for claim in claims if claim.key]
+        keyed = [claim for claim in claims if claim.key is not NO_KEY]
         try:
             if keyed:
                 return unit.is_open and self._ledger.are_stored(unit.driver, keyed)

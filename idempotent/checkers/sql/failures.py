@@ -87,7 +87,6 @@ class FailureTable:
 
     def count(self, connection: DriverConnection, note: Note, *, more: int = 1) -> None:
         """Add `more`, or 0 if it was counted before, to a key's attempts, and keep the error."""
-        assert note.claim.key is not None
         more = 0 if note.failure.counted else more
         self._keep(connection, note.claim.key, more, note.failure.error, note.attempts)
         note.attempts = self.attempts(connection, note.claim.key)
@@ -121,7 +120,6 @@ class FailureTable:
     def count_start(self, connection: DriverConnection, note: Note) -> bool:
         """Add one to a key's attempts before it runs. False: they are used up. Needs a transaction."""
         key = note.claim.key
-        assert key is not None
         if note.attempts < 0 and self.attempts(connection, key) >= note.failure.max_attempts:
             return False
         text, error = self._storable(connection, key.text, note.failure.error)

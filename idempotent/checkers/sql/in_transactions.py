@@ -42,7 +42,7 @@ from idempotent.errors import (
     StoreBusyError,
     StoreError,
 )
-from idempotent.keys import Key
+from idempotent.keys import NO_KEY, Key
 from idempotent.observe.fields import about_key
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.values import changed
@@ -136,7 +136,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         if self._failing:
             for decision in decisions:
                 claim = decision.claim
-                if claim is not None and claim.key is not None and claim.key.hash in self._failing:
+                if claim is not None and claim.key.hash in self._failing:
                     claim.unit.close()
                     raise StoreBusyError(f"{claim.key} failed a moment ago")
         return decisions
@@ -154,7 +154,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         """Roll back; then record each failure in a transaction of its own."""
-        failing = {claim.key.hash for claim, failure in releases if failure and claim.key}
+        failing = {claim.key.hash for claim, failure in releases if failure and claim.key is not NO_KEY}
         self._failing.update(failing)
         try:
             return self._roll_back(releases)
@@ -166,7 +166,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             claim.unit.close()
         try:
             escaped = self._commits.escaped(
-                [claim for claim, _ in releases if claim.key and not claim.unit.committed]
+                [claim for claim, _ in releases if claim.key is not NO_KEY and not claim.unit.committed]
             )
         except StoreError:
             if any(failure for _, failure in releases):
@@ -176,7 +176,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             self.store.connections.run_atomically(self._ledger.condemn, claim)
             if claim in escaped
             else self._note_failure(Note(claim, failure))
-            if failure and claim.key
+            if failure and claim.key is not NO_KEY
             else Released(owned=True)
             for claim, failure in releases
         ]
@@ -189,7 +189,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             self.uncount(key)
 
     def _note_failure(self, note: Note) -> Released:
-        if note.claim.key is not None:
+        if note.claim.key is not NO_KEY:
             self._counted.pop(note.claim.key.hash, None)
         atomically = self.store.connections.run_atomically
         released = atomically(self._ledger.note_failure, note)

@@ -123,7 +123,6 @@ class KeyTable:
         Counts nothing if another delivery has processed the message since, or if the claim was made before the backoff
         of another failure was over: it waited for the transaction that failed. Needs a transaction of its own.
         """
-        assert note.claim.key is not None
         if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(note.claim)])):
             return self._counted_before(connection, note)
         attempts, failed_at = self.failures.last(connection, note.claim.key)
@@ -137,7 +136,6 @@ class KeyTable:
         Raises:
             StoreBusyError: another delivery holds the key.
         """
-        assert note.claim.key is not None
         delay_us = note.failure.delay_us(note.attempts)
         text = self._dialect.storable(connection, note.claim.key.text)
         params: list[object] = [note.claim.key.hash, text, NOBODY, delay_us]
@@ -147,13 +145,11 @@ class KeyTable:
 
     def bury(self, connection: DriverConnection, claim: Claim) -> None:
         """Make a free key DEAD, without waiting for another claim of it. Needs a transaction of its own."""
-        assert claim.key is not None
         mode = ClaimMode(KeyStatus.DEAD, locking=True, wait_s=0.0)
         self.claiming.claim(connection, [ClaimRequest(claim.key)], mode)
 
     def _counted_before(self, connection: DriverConnection, note: Note) -> Released:
         """The answer of an earlier try that was lost; else another delivery has the key."""
-        assert note.claim.key is not None
         if note.attempts == self.failures.attempts(connection, note.claim.key):
             return note.released
         return Released(owned=False)
@@ -162,7 +158,6 @@ class KeyTable:
         """Make an owned key DEAD, even if it is DONE. Needs a transaction."""
         if execute(connection, self._sql.kill_mine, (key_hash(claim), claim.owner)) != 1:
             return Released(owned=False)
-        assert claim.key is not None
         attempts = self.failures.explain(connection, claim.key, reason)
         return Released(owned=True, attempts=attempts, dead=True)
 
@@ -207,5 +202,4 @@ def _owners(part: Sequence[Completion]) -> list[bytes]:
 
 def key_hash(claim: Claim) -> bytes:
     """The key hash of a claim that has a key."""
-    assert claim.key is not None, "a claim without a key never reaches the table"
     return claim.key.hash

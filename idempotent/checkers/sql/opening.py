@@ -13,6 +13,7 @@ from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.checkers.sql.unit import Unit
 from idempotent.claims import Claim, ClaimRequest, Decision
+from idempotent.keys import NO_KEY
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, fault_of
 
@@ -89,7 +90,7 @@ class Units:
             if fault is None:
                 raise
             raise as_store_error(error, self._store.engine, self._store.table) from error
-        return Claim(None, unit=unit)
+        return Claim(NO_KEY, unit=unit)
 
     def forget(self, claim: Claim) -> None:
         """Remove one claim from its unit, which continues without it."""

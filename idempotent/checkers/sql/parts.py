@@ -70,7 +70,6 @@ def storable(dialect: SqlDialect, connection: DriverConnection, completion: Comp
     if 2 * size + _REST_BYTES <= connection.statement_limit:
         return completion
     key = completion.claim.key
-    assert key is not None
     counters.add(key.consumer, Event.RESULT_NOT_STORED)
     why = f"{size} bytes; the server's max_allowed_packet is {connection.statement_limit}"
     log.warning("result_not_stored", extra={**about_key(key), "why": why})
@@ -78,5 +77,4 @@ def storable(dialect: SqlDialect, connection: DriverConnection, completion: Comp
 
 
 def _hash(completion: Completion) -> bytes:
-    assert completion.claim.key is not None
     return completion.claim.key.hash

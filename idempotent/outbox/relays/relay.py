@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.choices import choice, flag, seconds, whole
 from idempotent.errors import ConfigurationError
@@ -77,7 +77,7 @@ class Relay:
         batch_size: int = 500,
         lease_s: float = 15.0,
         poll_s: float = 0.25,
-        on_parked: OnParked | str = OnParked.BLOCK,
+        on_parked: OnParked | Literal["block", "skip"] = OnParked.BLOCK,
         backoff: Backoff = Backoff(initial_s=1.0, maximum_s=600.0),  # noqa: B008 - it is immutable
         fail_fast: bool = False,
         health_file: str | os.PathLike[str] | None = None,

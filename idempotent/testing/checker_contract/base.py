@@ -188,7 +188,6 @@ class ContractBase(ABC):
 
     def left(self, checker: AbstractIdempotentChecker, claim: Claim) -> Decision:
         """What a delivery is told that takes over nothing, so that asking changes nothing."""
-        assert claim.key is not None
         return checker.lone.claim(ClaimRequest(claim.key, on_lapsed=Lapsed.LEAVE))
 
 

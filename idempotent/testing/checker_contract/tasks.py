@@ -36,7 +36,7 @@ class TasksContract(ContractBase):
             names = [str(number) for number in range(_TASKS)]
             results = await asyncio.gather(*(consumer(Message("contract", id=name)) for name in names))
             assert {result.outcome for result in results} == {Outcome.PROCESSED}
-            return [result.value for result in results]
+            return [str(result.value) for result in results]
 
         assert _run(process_all()) == [str(number) for number in range(_TASKS)]
 

@@ -264,3 +264,18 @@ class TestInAHandler:
         assert second[0] not in first
         assert consumer.process(Message("orders", id="2")).outcome is Outcome.PROCESSED
         assert not set(ids[2]) & set(first)
+
+    def test_a_handler_that_runs_without_protection_sends_new_ids(
+        self, outbox, sql_store, tables, consume, monkeypatch
+    ):
+        monkeypatch.setenv("IDEMPOTENT_DISABLED", "all")
+        ids = []
+
+        def handle(message):
+            with Session(sql_store.admin_engine) as session, session.begin():
+                ids.append(outbox.send(session, note("same")))
+
+        consumer = consume(handle, sql_store.leased())
+        for _ in range(3):
+            assert consumer.process(Message("orders", id="1")).outcome is Outcome.PROCESSED
+        assert len(set(ids)) == 3
