@@ -216,7 +216,9 @@ def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Resu
     ask = binding.options.on_expired_lease
     assert callable(ask)
     try:
-        if not _effect_happened((yield RUN, binding.calls.ask, (ask, claim.key))):
+        happened = _effect_happened((yield RUN, binding.calls.ask, (ask, claim.key)))
+        log.warning("expired_lease_answered", extra={**binding.about(message), "happened": happened})
+        if not happened:
             return None
         yield COMPLETE, binding.lone.complete, (claim,)
     except Exception as error:

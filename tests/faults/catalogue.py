@@ -1263,6 +1263,13 @@ FAULTS: Final = (
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
+        "the answer about a lapsed lease is not logged",
+        _PROCESSING,
+        """        log.warning("expired_lease_answered", extra={**binding.about(message), "happened": happened})\n""",
+        "",
+        "tests/guarantees/test_nothing_gets_lost.py -k the_log_says",
+    ),
+    Fault(
         "an unprotected run has no key",
         "idempotent/processing/unprotected.py",
         "changed(claim, key=binding.key_of(message))",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -111,6 +113,34 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
     assert consumer.process(message()).outcome is Outcome.PROCESSED
     assert (len(asked), len(ran)) == (2, 1)
     assert checker.admin().get(ORDERS.key("1")).attempts == 1
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("answer", [True, False])
+def test_the_log_says_what_the_consumer_answered_about_a_lapsed_lease(answer, kind, caplog):
+    clock = [1000.0]
+    checker = MemoryChecker(clock=lambda: clock[0])
+
+    async def ask(_):
+        return answer
+
+    async def handle(_):
+        pass
+
+    if kind == "def":
+        consumer = consumer_of(checker, lambda _: None, on_expired_lease=lambda _: answer)
+    else:
+        consumer = consumer_of(checker, handle, on_expired_lease=ask)
+    checker.desk.abandon(checker.desk.claim(consumer.binding.requests.of(message())).claim)
+    clock[0] += 3600
+    if kind == "def":
+        consumer.process(message())
+    else:
+        asyncio.run(consumer.process(message()))
+    taken, answered = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "lease_taken_over" in taken.getMessage()
+    assert "expired_lease_answered" in answered.getMessage()
+    assert (answered.key, answered.happened) == (str(ORDERS.key("1")), answer)
 
 
 @pytest.mark.parametrize("answer", [None, "no", object()])
