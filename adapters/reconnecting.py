@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
 
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 from idempotent.policy import Backoff
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Reconnecting:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.errors import ConfigurationError, MessageError
 from idempotent.keys import Key, KeySpace, consumer_named, id_of
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import Result
@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 __all__ = ["AnyConsumer", "AsyncConsumer", "Consumer", "current_claim"]
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 DISABLED_VARIABLE: Final = "IDEMPOTENT_DISABLED"
 

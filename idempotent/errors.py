@@ -66,7 +66,7 @@ _IN_MYSQL: Final = re.compile(
 _IN_POSTGRESQL: Final = re.compile(r"(\b(?:invalid input|out of range)\b[^\n\"]*: )\".*\"")
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 # The patterns take a quadratic time, and a text may come from a message.
-_LONGEST: Final = 10_000
+LONGEST: Final = 10_000
 
 
 def mask(text: str) -> str:
@@ -97,7 +97,7 @@ def without_values(text: str) -> str:
 
     At most 10,000 characters of it.
     """
-    text = _DETAIL.sub("", _PARAMETERS.sub("", text[:_LONGEST]))
+    text = _DETAIL.sub("", _PARAMETERS.sub("", text[:LONGEST]))
     return mask(_IN_POSTGRESQL.sub(_masked, _IN_MYSQL.sub("***", text)))
 
 

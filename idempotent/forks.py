@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
 
-log = logging.getLogger(__name__)
+from idempotent.logs import EventLog
+
+log = EventLog(__name__)
 
 L = TypeVar("L")
 

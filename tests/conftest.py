@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.births import remember_births
-from tests.support.samples import is_sampled
+from tests.support.depth import is_sampled
 from tests.support.services import (
     ACTIVEMQ,
     KAFKA,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import ssl
 import threading
 import time
@@ -25,8 +24,9 @@ from idempotent.adapters.activemq.refusals import (
 )
 from idempotent.adapters.activemq.transport import Transport
 from idempotent.adapters.reconnecting import describe
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _LOOK_S: Final = 0.05
 _GOODBYE_S: Final = 2.0

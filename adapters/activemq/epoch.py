@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from idempotent.adapters.copies import number_in
 from idempotent.adapters.reconnecting import describe
 from idempotent.adapters.turns import Turns
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

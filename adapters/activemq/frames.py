@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from idempotent.adapters.activemq.destinations import dead_letters_of
 from idempotent.adapters.activemq.texts import from_java, to_java
 from idempotent.adapters.copies import KEY_HEADER, take_ours
 from idempotent.errors import AdapterError, UndecodableMessageError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
 """Milliseconds that the broker's scheduler delays a message. The scheduler removes the header."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from idempotent.logs import EventLog
 from idempotent.policy import Backoff
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=600.0)
 _MOST: Final = 10_000
 

@@ -5,7 +5,6 @@ Long because all settings are documented where a user gives them.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -43,11 +42,12 @@ from idempotent.adapters.kafka.transactions.transactions import Transactions
 from idempotent.choices import check_types, choice
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, OutputError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Outcome, Result
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _CLOSE_S: Final = 5.0
 _LOOK_S: Final = 0.1
 

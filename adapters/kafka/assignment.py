@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -19,8 +18,9 @@ from idempotent.adapters.kafka.partition import Limits, Partition
 from idempotent.adapters.kafka.records import origin_of
 from idempotent.adapters.kafka.resets import Resets
 from idempotent.adapters.kafka.topics import TopicId, TopicIds
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 Name = tuple[str, int]
 _HALF: Final = 0.5
 

@@ -17,8 +17,9 @@ from idempotent.adapters.kafka.client import (
     error_of,
 )
 from idempotent.adapters.kafka.partition import Partition
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 Marks = Mapping[Partition, int]
 """The offset to commit, by partition."""
 RETRY_S: Final = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -18,12 +17,13 @@ from idempotent.adapters.kafka.records import DUE_HEADER, origin_text, ours_of
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.transactions.attempt import Refusal
 from idempotent.errors import MessageError, OutputError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Backoff
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _BACKOFF: Final = Backoff(initial_s=2.0, maximum_s=300.0)
 _TURN_S: Final = 0.1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -24,8 +23,9 @@ from idempotent.adapters.kafka.commits import Commits
 from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _MOST_FETCHED: Final = 500
 # The client cannot be woken, so `wake` takes effect after at most this long.
 _SLICE_S: Final = 0.05

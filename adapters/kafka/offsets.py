@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Final, cast
 from idempotent.adapters.kafka.options import keeps_offsets
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import StoreError
+from idempotent.logs import EventLog
 from idempotent.message import Position
 
 if TYPE_CHECKING:
     from idempotent.checkers.sql.offsets import OffsetChecker
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _RETRY_S: Final = 1.0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from idempotent.adapters.kafka.client import (
 )
 from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
 from idempotent.adapters.kafka.records import ANY_PARTITION, Headers, Outgoing
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _ANSWER_S: Final = 10.0
 _LOOK_S: Final = 0.5
 _SILENCE_S: Final = 10.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.records import epoch_of
 from idempotent.adapters.kafka.topics import TopicId, TopicIds
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _ANSWER_S: Final = 5.0
 _RETRY_S: Final = 1.0
 # The client library gives no offset then, and one error code for all.

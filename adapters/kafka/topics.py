@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from idempotent.adapters.kafka.client import AdminClient, KafkaException, TopicCollection, Uuid, error_of
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 1.0
 _NO_ID: Final = str(Uuid(0, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,11 +30,12 @@ from idempotent.adapters.reconnecting import Reconnecting, describe
 from idempotent.choices import check_types, choice
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # How long `close` waits for the confirmations of copies: those of `auto` are the only ones of their messages.
 _LAST_COPIES_S: Final = 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.adapters.reconnecting import describe
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=60.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -12,8 +11,9 @@ from idempotent.adapters.rabbitmq.client import LOST, is_missing, pika_errors
 from idempotent.adapters.rabbitmq.server import Server
 from idempotent.adapters.rabbitmq.topology import Topology, delay_queues, say_deleted
 from idempotent.adapters.reconnecting import describe
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # Well within an expiry of a quarter of an hour, also when one worker ends and the next begins between two looks.
 _LOOK_EVERY_S: Final = 300.0

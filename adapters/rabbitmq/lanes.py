@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,8 +12,9 @@ from typing import Any, Final
 from idempotent.adapters.rabbitmq.client import pika, pika_errors
 from idempotent.adapters.rabbitmq.topology import Place, created_with, say_deleted
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # RabbitMQ's words for a body that is larger than its `max_message_size`.
 _MAX_MESSAGE_SIZE: Final = "max size"

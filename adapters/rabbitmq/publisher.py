@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 import threading
 import time
@@ -18,9 +17,10 @@ from idempotent.adapters.rabbitmq.server import Server
 from idempotent.adapters.rabbitmq.topology import Place, fault_in_name
 from idempotent.adapters.reconnecting import Reconnecting, describe
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 from idempotent.policy import Backoff
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # The broker's and pika's frame_max, less the frame's own bytes. A longer header ends the whole connection.
 _MOST_HEADER_BYTES: Final = 131_072 - 64

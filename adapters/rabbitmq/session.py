@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
@@ -21,9 +20,10 @@ from idempotent.adapters.rabbitmq.topology import Topology, get
 from idempotent.adapters.rabbitmq.windows import Windows
 from idempotent.adapters.turns import Turns
 from idempotent.errors import MessageError
+from idempotent.logs import EventLog
 from idempotent.observe.sparse import Sparse
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # How often the connection is served while deliveries are available.
 _PUMP_EVERY_S: Final = 0.05

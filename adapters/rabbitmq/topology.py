@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,8 +9,9 @@ from typing import Any, Final
 from idempotent.adapters.rabbitmq.client import is_missing, pika_errors
 from idempotent.adapters.rabbitmq.options import QueueType
 from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 NAME_BYTES: Final = 255
 """The most that AMQP has room for in the name of a queue, an exchange, a routing key or a virtual host."""

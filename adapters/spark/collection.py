@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import Final
@@ -10,8 +9,9 @@ from typing import Final
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.errors import StoreError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _INTERVAL_S: Final = 3600.0
 _LIMIT: Final = 10_000
 _due_at: Final[dict[StoreConfig, float]] = {}

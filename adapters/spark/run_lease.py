@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Final
 
 from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import IdempotentError, RunFencedError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _TIMES_A_LEASE: Final = 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -12,11 +11,12 @@ from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.run import DEFAULT_CHUNK, IdempotentRun
 from idempotent.adapters.spark.session import classic_context
+from idempotent.logs import EventLog
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _QUERY: Final = "sql.streaming.queryId"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -14,8 +13,9 @@ from idempotent.checkers.side_calls import SideCall
 from idempotent.checkers.side_threads import SideThreads
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision
 from idempotent.errors import described
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 R = TypeVar("R")
 

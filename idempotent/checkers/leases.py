@@ -13,11 +13,12 @@ from idempotent.claims import Claim
 from idempotent.errors import StoreBusyError, StoreError
 from idempotent.forks import free_in_child, generation
 from idempotent.keys import NO_KEY
+from idempotent.logs import EventLog
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # A renewal without an answer is replaced early enough for three more within the lease.
 _PATIENCE: Final = 1 / 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from typing import Any, Final
 
 from idempotent.errors import described
 from idempotent.forks import generation
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _IDLE_S: Final = 10.0
 _CLOSE_S: Final = 10.0

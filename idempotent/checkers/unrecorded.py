@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +12,14 @@ from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure
 from idempotent.errors import StoreError
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY, Key
+from idempotent.logs import EventLog
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
 from idempotent.observe.sparse import Sparse
 from idempotent.values import value
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _RETRY_S: Final = 1.0
 _CLOSE_S: Final = 10.0

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from idempotent.errors import mask
 
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
 
 def _data(record: logging.LogRecord) -> dict[str, Any]:
@@ -22,6 +22,8 @@ def _data(record: logging.LogRecord) -> dict[str, Any]:
 class TextFormatter(logging.Formatter):
     """Writes `time level event name=value name=value`, and the traceback below it. Passwords in URLs become `***`.
 
+    Records of other loggers are written likewise. Without it, an event reads the same, in the format of your handler.
+
     Args:
         fmt: what comes before the data, as `logging.Formatter` takes it.
     """
@@ -30,9 +32,10 @@ class TextFormatter(logging.Formatter):
         super().__init__(fmt)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """The line, followed by its data."""
-        data = " ".join(f"{name}={value!r}" for name, value in _data(record).items())
-        return f"{super().formatMessage(record)} {data}".rstrip()
+        """The line, followed by the data that its message does not have."""
+        line = super().formatMessage(record)
+        rest = [f"{name}={value!r}" for name, value in _data(record).items() if f" {name}=" not in line]
+        return " ".join([line, *rest])
 
     def format(self, record: logging.LogRecord) -> str:
         """The line and the traceback, without passwords."""
@@ -48,7 +51,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": getattr(record, "event", None) or record.getMessage(),
             **_data(record),
         }
         if record.exc_info:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from idempotent.claims import ClaimRequest, Decision
 from idempotent.errors import ConfigurationError, StoreError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.observe.outbox_stats import OutboxStats
 from idempotent.outcomes import Outcome, Result
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Observer:

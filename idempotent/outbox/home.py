@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from weakref import WeakSet
 
 from sqlalchemy import URL, Engine
 
-log = logging.getLogger(__name__)
+from idempotent.logs import EventLog
+
+log = EventLog(__name__)
 
 
 class Home:

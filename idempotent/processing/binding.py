@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.transactions import TransactionHooks, transactions_of
 from idempotent.errors import MessageError, described
 from idempotent.keys import NO_KEY, Key, KeySpace
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_message
@@ -24,7 +24,7 @@ from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
 from idempotent.processing.requests import Requests
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 RESULT_LIMIT: Final = 1_000_000
 _SHOWN_KEYS: Final = 10

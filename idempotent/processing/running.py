@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 from idempotent.claims import Completion
 from idempotent.errors import StoreError
+from idempotent.logs import EventLog
 from idempotent.observe.events import Event
 from idempotent.outcomes import Result
 from idempotent.policy import Handling
@@ -18,7 +18,7 @@ from idempotent.processing.results import failed, failure_of, unavailable
 from idempotent.processing.single import count_lost
 from idempotent.processing.steps import RUN, STORE, Life
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # A slow group completes its keys this often, so that a crash repeats at most about a second of its work.
 _RECORD_EVERY_S: Final = 1.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from typing import Any, Final
 
 from idempotent.claims import Claim, ClaimRequest, Decision, new_owner
 from idempotent.errors import DoomedTransactionError, MessageError, StoreError, described
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.outcomes import HOLD, Outcome, Result
@@ -27,7 +27,7 @@ from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life
 from idempotent.processing.unprotected import interrupted, refused, release_quietly, store_failed, without_key
 from idempotent.values import changed
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _TRANSACTION_TRIES: Final = 4
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from idempotent.claims import Claim, ClaimRequest, Decision
 from idempotent.errors import DoomedTransactionError, MessageError, MissingKeyError, StoreError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
@@ -15,7 +14,7 @@ from idempotent.processing.results import answered, processed, unavailable
 from idempotent.processing.steps import RUN, STORE, Life
 from idempotent.values import changed
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 def without_key(binding: Binding, message: Message, error: MessageError) -> Life[Result]:

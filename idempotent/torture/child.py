@@ -56,10 +56,7 @@ def main() -> None:
     job = Job(**json.loads(sys.stdin.readline()))
     if job.shift_s:
         sleep_by_the_right_clock()
-    logging.basicConfig(
-        format=f"%(asctime)s {job.process} %(levelname)s %(message)s %(error)s", level="WARNING"
-    )
-    logging.getLogger().handlers[0].addFilter(_with_error)
+    logging.basicConfig(format=f"%(asctime)s {job.process} %(levelname)s %(message)s", level="WARNING")
     journal = Journal(job.journal, job.process)
     journal.write(What.STARTED)
     for task in (_follow_plans, lambda: _notice_starving(journal)):
@@ -213,11 +210,6 @@ def _notice_starving(journal: Journal) -> None:
         after = time.monotonic()
         if after - before > _STARVED_S:
             journal.write(What.STARVED, since=before)
-
-
-def _with_error(record: logging.LogRecord) -> bool:
-    record.error = getattr(record, "error", "")
-    return True
 
 
 if __name__ == "__main__":

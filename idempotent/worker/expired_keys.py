@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Collection
 from typing import Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _FIRST_AFTER_S: Final = 60.0
 _JITTER: Final = 0.1

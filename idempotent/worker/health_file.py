@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from contextlib import suppress
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from idempotent.errors import ConfigurationError
+from idempotent.logs import EventLog
 from idempotent.observe.sparse import Sparse
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _EVERY_S: Final = 1.0
 READY: Final = "ready\n"

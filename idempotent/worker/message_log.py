@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import IdempotentError, described
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.worker.holds import MAX_CHECKS, Work
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # Whatever holds its key for longer than this, a person should know.
 _LONG_S: Final = 60.0

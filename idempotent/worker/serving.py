@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
 
 from idempotent.errors import described
+from idempotent.logs import EventLog
 from idempotent.worker.handlers import LoopPlace
 from idempotent.worker.summary import WorkerSummary
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 async def in_thread(

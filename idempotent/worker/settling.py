@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from idempotent.consumer import AnyConsumer
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import ACK, Outcome, Result
@@ -19,7 +19,7 @@ from idempotent.worker.summary import WorkerSummary
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Settling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
@@ -13,8 +12,9 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreBusyError, StoreUnavailableError
 from idempotent.keys import KeySpace
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _EVERY_S: Final = 5.0
 _EVERY_WHILE_DOWN_S: Final = 1.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.errors import StoreError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class UnrecordedSteps:

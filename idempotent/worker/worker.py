@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from idempotent.choices import flag, seconds, seconds_or_none, whole
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
@@ -37,7 +37,7 @@ from idempotent.worker.unrecorded import UnrecordedSteps
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # How long `receive` may wait: with handlers running (where the adapter cannot be woken), and without.
 _BUSY_WAIT_S: Final = 0.05

@@ -1263,6 +1263,20 @@ FAULTS: Final = (
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
+        "a log message has a password",
+        "idempotent/logs.py",
+        "mask(repr(given[name])[:LONGEST])",
+        "repr(given[name])[:LONGEST]",
+        "tests/observe/test_event_log.py -k password",
+    ),
+    Fault(
+        "each record has a text of its own",
+        "idempotent/logs.py",
+        'self.logger.log(level, text, *shown.values(), extra={**given, "event": msg}, stacklevel=2, **kwargs)',
+        'self.logger.log(level, text % tuple(shown.values()), extra={**given, "event": msg}, stacklevel=2, **kwargs)',
+        "tests/observe/test_event_log.py -k groups_records",
+    ),
+    Fault(
         "the answer about a lapsed lease is not logged",
         _PROCESSING,
         """        log.warning("expired_lease_answered", extra={**binding.about(message), "happened": happened})\n""",

@@ -15,6 +15,7 @@ from idempotent.observe import Event, counters
 from idempotent.policy import ExceptionPolicy, Handling
 from tests.guarantees.orders import ORDERS, Refusing, consumer_of, message, outcomes
 from tests.support.hooks import answering
+from tests.support.logs import events, logged
 
 
 def test_what_this_process_knows_is_not_run_again_under_any_policy():
@@ -137,9 +138,8 @@ def test_the_log_says_what_the_consumer_answered_about_a_lapsed_lease(answer, ki
         consumer.process(message())
     else:
         asyncio.run(consumer.process(message()))
-    taken, answered = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "lease_taken_over" in taken.getMessage()
-    assert "expired_lease_answered" in answered.getMessage()
+    assert events(caplog) == ["lease_taken_over", "expired_lease_answered"]
+    (answered,) = logged(caplog, "expired_lease_answered")
     assert (answered.key, answered.happened) == (str(ORDERS.key("1")), answer)
 
 
@@ -154,8 +154,8 @@ def test_an_answer_that_is_neither_true_nor_false_does_not_run_the_handler(answe
     result = consumer.process(message())
     assert result.outcome is Outcome.UNAVAILABLE
     assert ran == []
-    (logged,) = [record for record in caplog.records if record.msg == "expired_lease_not_resolved"]
-    assert "return True if the effect happened, or False" in logged.error
+    (record,) = logged(caplog, "expired_lease_not_resolved")
+    assert "return True if the effect happened, or False" in record.error
 
 
 def test_more_expired_failures_than_a_batch_all_go(sql_store):

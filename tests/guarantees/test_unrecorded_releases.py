@@ -11,6 +11,7 @@ from idempotent.claims import ClaimRequest, Completion, KeyStatus, Lapsed, Verdi
 from idempotent.errors import StoreError
 from tests.guarantees.orders import ORDERS, consumer_of, message, outcomes, wait
 from tests.support.hooks import answering, unreachable
+from tests.support.logs import logged
 from tests.support.stores import SHARED, open_store
 
 KEY = ORDERS.key("1")
@@ -162,6 +163,6 @@ def test_an_outage_writes_one_line_a_minute_and_says_how_many_more(caplog):
     for _ in range(3):
         for claim in claims:
             unrecorded._offer(Completion(claim))
-    lines = [record for record in caplog.records if record.message == "completion_not_recorded"]
+    lines = logged(caplog, "completion_not_recorded")
     assert [line.more for line in lines] == [0]
     assert unrecorded._refused._kept_back == 5

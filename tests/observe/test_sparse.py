@@ -6,6 +6,7 @@ from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import StoreUnavailableError
 from idempotent.observe.sparse import Sparse
+from tests.support.logs import logged
 
 
 def test_one_a_minute_is_let_through_with_the_number_of_the_others():
@@ -34,7 +35,7 @@ def test_an_outage_of_the_store_is_one_line_for_each_consumer(caplog):
         for consumer in consumers:
             message = Message(consumer.subject, id=str(number))
             assert consumer.process(message).outcome is Outcome.UNAVAILABLE
-    lines = [record for record in caplog.records if record.message == "store_failed"]
+    lines = logged(caplog, "store_failed")
     assert [line.consumer for line in lines] == ["orders:default", "mails:default"]
     assert [(line.message_id, line.position, line.more) for line in lines] == [("0", None, 0)] * 2
     assert "connection refused" in lines[0].error

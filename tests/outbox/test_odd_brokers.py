@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from idempotent.observe import Observer
 from idempotent.outbox.relays.line import _MOST_WAVES
 from tests.outbox.picky import Picky, relay, until
+from tests.support.logs import events, logged
 
 
 class HangsUp(Picky):
@@ -154,7 +155,7 @@ def test_a_relay_that_is_left_publishes_what_has_committed(outbox, send, waiting
 def test_messages_for_a_broker_without_a_publisher_are_named(outbox, send, waiting, caplog):
     send("1", to="nowhere")
     with relay(outbox, Picky()):
-        until(lambda: "relay_has_no_publisher" in caplog.messages)
-    (record,) = [record for record in caplog.records if record.message == "relay_has_no_publisher"]
+        until(lambda: "relay_has_no_publisher" in events(caplog))
+    (record,) = logged(caplog, "relay_has_no_publisher")
     assert record.destination == "nowhere"
     assert waiting() == ["1"]

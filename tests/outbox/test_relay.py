@@ -11,6 +11,7 @@ from idempotent import Message
 from idempotent.errors import ConfigurationError
 from idempotent.outbox import Relay
 from tests.outbox.picky import Picky, Silent, relay, until
+from tests.support.logs import events
 
 
 def test_what_has_committed_is_published_and_deleted(outbox, send, waiting):
@@ -233,7 +234,7 @@ def test_relays_share_the_buckets_as_they_come_and_go(outbox, send, waiting, sql
     published = [one for adapter in adapters for one in adapter.published]
     assert len(published) == len(set(published)) == 601
     assert all(adapter.published for adapter in adapters)
-    assert "relay_leases_ended" not in caplog.messages
+    assert "relay_leases_ended" not in events(caplog)
 
 
 def test_a_relay_that_died_is_replaced_when_its_lease_has_ended(outbox, send, waiting, caplog):
@@ -253,11 +254,11 @@ def test_it_waits_for_its_tables_and_goes_on(outbox, send, waiting, tables, sql_
     made = tables.waiting.metadata
     made.drop_all(sql_store.admin_engine)
     with relay(outbox, adapter):
-        until(lambda: "relay_waits" in caplog.messages)
+        until(lambda: "relay_waits" in events(caplog))
         made.create_all(sql_store.admin_engine)
         send("1")
         until(lambda: adapter.bodies == ["1"])
-        until(lambda: "relay_goes_on" in caplog.messages)
+        until(lambda: "relay_goes_on" in events(caplog))
 
 
 @pytest.mark.parametrize(

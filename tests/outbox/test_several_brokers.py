@@ -9,6 +9,7 @@ from idempotent import Registry, Worker
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.errors import ConfigurationError
 from tests.outbox.picky import Picky, Silent, relay, until
+from tests.support.logs import events
 
 
 def test_a_silent_broker_does_not_hold_up_another_one(outbox, send, waiting):
@@ -76,7 +77,7 @@ def test_a_broker_that_hangs_is_told_and_shown(outbox, send, waiting, tmp_path, 
         assert (record.destination, record.server) == ("", "broker")
         silent.answer.set()
         until(lambda: path.read_text() == "ready\n")
-        until(lambda: "relay_goes_on" in caplog.messages)
+        until(lambda: "relay_goes_on" in events(caplog))
 
 
 def test_a_worker_and_a_relay_need_adapters_of_their_own(outbox):

@@ -18,6 +18,7 @@ from idempotent.observe.prometheus import IdempotentCollector
 from idempotent.policy import Backoff
 from tests.outbox.brokers import BROKERS
 from tests.outbox.picky import Picky, relay, until
+from tests.support.logs import events
 
 
 class Notes(Observer):
@@ -127,7 +128,7 @@ def test_a_relay_starts_without_a_warning(outbox, sql_store, waiting, request, b
             outbox.send(session, Message(queue, b"1"))
         with relay(outbox, adapter_from_url(place.relay_url)):
             until(lambda: not waiting())
-    assert caplog.messages == []
+    assert events(caplog) == []
 
 
 def test_fail_fast_needs_the_tables(outbox, sql_store, tables):
@@ -142,11 +143,11 @@ def test_a_password_that_changes_is_told_although_nothing_waits(outbox, tables, 
     with caplog.at_level(logging.WARNING, "idempotent.outbox"), relay(outbox, adapter):
         until(lambda: adapter.opened)
         adapter.locked = adapter.breaks = True
-        until(lambda: "relay_waits" in caplog.messages)
+        until(lambda: "relay_waits" in events(caplog))
         until(lambda: any("wrong password" in str(getattr(each, "error", "")) for each in caplog.records))
         assert adapter.opened < 10
         adapter.locked = False
-        until(lambda: "relay_goes_on" in caplog.messages)
+        until(lambda: "relay_goes_on" in events(caplog))
 
 
 def test_errors_of_one_cause_are_told_once_a_minute(outbox, send, waiting, caplog):
@@ -159,9 +160,9 @@ def test_errors_of_one_cause_are_told_once_a_minute(outbox, send, waiting, caplo
 
     with caplog.at_level(logging.WARNING, "idempotent.outbox"), relay(outbox, adapter := Silent()):
         send(*range(3))
-        until(lambda: outbox.store.stats().waiting == 3 and caplog.messages)
+        until(lambda: outbox.store.stats().waiting == 3 and events(caplog))
         until(lambda: adapter.tries > 3)
-    assert caplog.messages.count("relay_waits") == 1
+    assert events(caplog).count("relay_waits") == 1
 
 
 @pytest.mark.slow
@@ -187,7 +188,7 @@ def test_batches_that_the_database_does_not_delete_are_not_published_again(
     no_delete(sql_store, tables.waiting.name)
     send(*range(6))
     with relay(outbox, adapter, batch_size=2):
-        until(lambda: "relay_waits" in caplog.messages)
+        until(lambda: "relay_waits" in events(caplog))
         time.sleep(2.0)
         assert (
             len(adapter.published) == 4

@@ -47,6 +47,7 @@ FLOORS: Final = (
             "errors",
             "forks",
             "keys",
+            "logs",
             "message",
             "outcomes",
             "policy",

@@ -20,6 +20,12 @@ def rows() -> Rows:
     return _ROW.findall((ROOT / "docs/logging.md").read_text())
 
 
+def test_every_module_logs_through_an_event_log() -> None:
+    files = {call.where.rpartition(":")[0] for call in logged()}
+    assert len(files) > 50
+    assert not [name for name in files if "log = EventLog(__name__)" not in (ROOT / name).read_text()]
+
+
 @pytest.mark.slow
 def test_every_event_has_a_constant_name() -> None:
     assert not [call.where for call in logged() if call.event is None]

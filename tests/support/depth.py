@@ -1,6 +1,7 @@
-"""How far random tests go: as far as is promised in `make test-all`, and a part of the way elsewhere."""
+"""How far tests go: those with random or many alike cases go a part of the way, but for `make test-all`."""
 
 import os
+from zlib import crc32
 
 
 def examples(promised: int, *, part: int = 10) -> int:
@@ -11,3 +12,15 @@ def examples(promised: int, *, part: int = 10) -> int:
         part: elsewhere, one of so many is tried.
     """
     return promised if os.environ.get("IDEMPOTENT_TEST_EXAMPLES") == "all" else promised // part
+
+
+def is_sampled(test: str, index: int, cases: int, every: int) -> bool:
+    """Whether a case is one of each `every`: always the same ones, at least one, and others for each test.
+
+    Args:
+        test: the test's name.
+        index: the place of the case among those of the test.
+        cases: how many there are.
+        every: how many of them stand for one another.
+    """
+    return index % every == crc32(test.encode()) % min(every, cases)

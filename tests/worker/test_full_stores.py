@@ -14,6 +14,7 @@ from idempotent.checkers.memory import MemoryChecker
 from idempotent.claims import ClaimRequest, Decision
 from idempotent.errors import StoreBusyError, StoreError
 from idempotent.worker.store_watch import StoreWatch
+from tests.support.logs import events, logged
 from tests.support.services import PrivateRedis
 from tests.support.stores import Store
 from tests.worker.running import SUBJECT, Running, publish, until
@@ -68,9 +69,9 @@ def test_readiness_knows_of_a_redis_that_is_full_for_a_while(
     until(lambda: path.read_text() == "ready\n")
     running.worker.stop()
     running.join()
-    said = [record.message for record in caplog.records if record.message.startswith("store_u")]
+    said = [event for event in events(caplog) if event.startswith("store_u")]
     assert said == ["store_unusable", "store_usable_again"]
-    (why,) = [record.error for record in caplog.records if record.message == "store_unusable"]
+    (why,) = [record.error for record in logged(caplog, "store_unusable")]
     assert "maxmemory" in why
 
 

@@ -11,6 +11,7 @@ from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import ConfigurationError
 from idempotent.worker.health_file import HealthFile
+from tests.support.logs import logged
 
 
 class Adapter(MemoryAdapter):
@@ -59,7 +60,7 @@ def test_a_file_that_cannot_be_written_is_told_once_a_minute(tmp_path, caplog):
     health = HealthFile(path)
     for word in ("ready\n", "store\n", "ready\n"):  # another word is written at once
         health.beat(word)
-    told = [record for record in caplog.records if record.msg == "health_file_failed"]
+    told = logged(caplog, "health_file_failed")
     assert [record.path for record in told] == [str(path)]
 
 

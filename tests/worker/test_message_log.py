@@ -13,13 +13,14 @@ from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreUnavailableError
 from idempotent.policy import Backoff
+from tests.support.logs import logged
 from tests.worker.running import SUBJECT, Running, emptying, publish, until
 
 SOON = Backoff(initial_s=0.01, maximum_s=0.01)
 
 
 def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.message == event]
+    return logged(caplog, event)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])

@@ -9,6 +9,7 @@ from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
+from tests.support.logs import logged
 from tests.worker.running import SUBJECT, WAIT_S, Recording, Running, emptying, publish, until
 
 
@@ -53,7 +54,7 @@ def test_a_handler_that_outlasts_the_drain_time_is_left_and_its_message_comes_ag
     assert running.join().summary.abandoned == 1
     assert broker.backlog(SUBJECT) == 1
     gate.set()
-    (said,) = [vars(record) for record in caplog.records if record.message == "drain_timed_out"]
+    (said,) = [vars(record) for record in logged(caplog, "drain_timed_out")]
     assert (said["running"], said["keys"]) == (1, ["orders:default:a"])
     assert "drain_timeout_s" in str(said["hint"])
 

@@ -10,6 +10,7 @@ from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import SchemaError, StoreError, StoreUnavailableError
 from idempotent.worker.store_watch import StoreWatch
+from tests.support.logs import events, logged
 from tests.worker.running import SUBJECT, WAIT_S, Running, publish, until
 
 
@@ -57,7 +58,7 @@ def test_readiness_follows_the_store(
     until(lambda: path.read_text() == "store\n")
     worker.stop()
     running.join()
-    events = [(record.message, getattr(record, "error", None)) for record in caplog.records]
+    events = [(record.event, getattr(record, "error", None)) for record in caplog.records]
     assert events == [
         ("store_unusable", "wrong password"),
         ("store_usable_again", None),
@@ -86,10 +87,10 @@ def test_a_store_that_never_answers_makes_the_worker_unready_and_does_not_stop_i
     running = Running(worker)
     until(lambda: path.exists() and path.read_text() == "store\n")
     until(lambda: not broker.backlog(SUBJECT))
-    (said,) = [record for record in caplog.records if record.message == "store_unusable"]
+    (said,) = logged(caplog, "store_unusable")
     assert said.error == "the store did not answer within 0.1 seconds"
     go.set()
-    until(lambda: "store_usable_again" in caplog.messages)
+    until(lambda: "store_usable_again" in events(caplog))
     worker.stop()
     running.join()
 
@@ -122,7 +123,7 @@ def test_after_the_end_a_store_that_is_still_silent_is_not_complained_of(
         assert asked_again.wait(WAIT_S)
     watch._note_late(checker)  # as its timer does
     go.set()
-    assert "store_unusable" not in caplog.messages
+    assert "store_unusable" not in events(caplog)
 
 
 def test_an_outage_is_logged_again_each_minute_with_its_length(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,7 +136,7 @@ def test_an_outage_is_logged_again_each_minute_with_its_length(caplog: pytest.Lo
     checker.error = None
     watch._ask(checker)
     watch._ask(checker)
-    said = [(record.message, record.__dict__["down_s"]) for record in caplog.records]
+    said = [(record.event, record.__dict__["down_s"]) for record in caplog.records]
     assert said == [
         ("store_unusable", 0),
         ("store_unusable", 60),

@@ -12,6 +12,7 @@ from idempotent import Backoff, Consumer, Message, Outcome, Registry, Result, Wo
 from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import ConfigurationError, StoreUnavailableError, UnknownCheckerError
+from tests.support.logs import events
 from tests.worker.running import SUBJECT, WAIT_S, Recording, Running, emptying, publish, until
 
 
@@ -169,7 +170,7 @@ def test_a_hook_that_fails_is_logged_and_the_messages_go_on(
         raise ZeroDivisionError
 
     assert emptying(registry, broker, on_result=hook).run().settled == 2
-    assert [record.message for record in caplog.records].count("on_result_failed") == 2
+    assert events(caplog).count("on_result_failed") == 2
 
 
 def test_expired_keys_are_collected_now_and_then_and_a_failure_is_only_logged(
@@ -190,7 +191,7 @@ def test_expired_keys_are_collected_now_and_then_and_a_failure_is_only_logged(
     until(lambda: broker.backlog(SUBJECT) == 0)
     now[0] += 11.0
     until(lambda: not [e for e in checker.keys.entries.values() if e.expires_at < now[0]])
-    until(lambda: "gc_failed" in [record.message for record in caplog.records])
+    until(lambda: "gc_failed" in events(caplog))
     worker.stop()
     running.join()
 

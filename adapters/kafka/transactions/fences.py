@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -19,9 +18,10 @@ from idempotent.adapters.kafka.options import transactional_config
 from idempotent.adapters.kafka.producer import Unconfirmed, send
 from idempotent.adapters.kafka.records import Outgoing, outgoing
 from idempotent.errors import AdapterError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # So many buckets wait for the broker side by side: each transaction is two round trips.
 _SIDE_BY_SIDE: Final = 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +12,10 @@ from idempotent.adapters.kafka.commits import RETRY_S, Commits, Marks, offsets_o
 from idempotent.adapters.kafka.outputs import Produced
 from idempotent.adapters.kafka.transactions.attempt import NO_LIMIT, Attempt, Refusal, Step
 from idempotent.adapters.kafka.transactions.producer import TransactionalProducer
+from idempotent.logs import EventLog
 from idempotent.observe.fields import about_message
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _UPKEEP_S: Final = 0.05
 _REVOKE_S: Final = 10.0
 _LOOK_S: Final = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,8 +9,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from idempotent.errors import StoreError
+from idempotent.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 _TIMES_A_LEASE: Final = 3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -19,10 +18,11 @@ from idempotent.errors import (
     TransactionEscapedError,
 )
 from idempotent.keys import NO_KEY
+from idempotent.logs import EventLog
 from idempotent.policy import causes
 from idempotent.stores.sql.faults import Fault, as_store_error, original
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 
 class Commits:

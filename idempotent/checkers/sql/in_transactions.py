@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -43,11 +42,12 @@ from idempotent.errors import (
     StoreError,
 )
 from idempotent.keys import NO_KEY, Key
+from idempotent.logs import EventLog
 from idempotent.observe.fields import about_key
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.values import changed
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _GC_LEASE_S: Final = 60.0
 # PostgreSQL and SQLite keep the wait in milliseconds, in 32 bits.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,10 +13,11 @@ from idempotent.checkers.sql.keytable import KeyTable, key_hash
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released
+from idempotent.logs import EventLog
 from idempotent.observe.fields import about_key
 from idempotent.stores.sql.cursor import DriverConnection
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _ESCAPED: Final = "effect unknown: the handler itself ended its transaction; look, then resolve the key"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import Completion
+from idempotent.logs import EventLog
 from idempotent.observe.counting import counters
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
@@ -15,7 +15,7 @@ from idempotent.stores.sql.cursor import DriverConnection, query
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.values import changed
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 PART_BYTES: Final = 200_000
 """The results in one statement, in bytes, if there is more than one. The drivers of MySQL send each byte as two."""

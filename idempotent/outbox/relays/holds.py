@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from idempotent.logs import EventLog
 from idempotent.observe.sparse import Sparse
 from idempotent.outbox.entries import lane_of
 from idempotent.outbox.relays.deletions import Deletions
@@ -13,7 +13,7 @@ from idempotent.outbox.relays.publishing import Publishing
 from idempotent.outbox.store import Hold, OutboxStore, Refusal, Waiting
 from idempotent.policy import Backoff
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # The most held lanes that are tried in one step: what is not held must not wait for all of them.
 _AT_ONCE: Final = 100

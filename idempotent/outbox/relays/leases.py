@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
 from typing import Final
 
 from idempotent.errors import StoreError
+from idempotent.logs import EventLog
 from idempotent.observe.sparse import Sparse
 from idempotent.outbox.relays.lease_table import LeaseTable
 from idempotent.outbox.sql import Statements
 from idempotent.outbox.store import OutboxStore
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _MICROSECONDS: Final = 1_000_000
 _PRESENCES: Final = 2**31 - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -11,6 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import StoreError, described
+from idempotent.logs import EventLog
 from idempotent.observe.observers import Observers
 from idempotent.outbox.outbox import Outbox
 from idempotent.outbox.relays.activity import Activity, Doing
@@ -30,7 +30,7 @@ from idempotent.worker.health_file import CONNECTING, READY, STORE
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # After a batch, messages of other processes are looked for soon; the waits grow to `poll_s`.
 _SOON_S: Final = 0.01

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Final
 
 from idempotent.errors import described
+from idempotent.logs import EventLog
 from idempotent.observe.sparse import Sparse
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # What differs from one error of the same cause to the next: ids, counts, ports.
 _DETAILS: Final = re.compile(r"[0-9a-fA-F-]{8,}|\d+")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.choices import choice, flag, seconds, whole
 from idempotent.errors import ConfigurationError
+from idempotent.logs import EventLog
 from idempotent.observe.observers import Observer, Observers
 from idempotent.observe.outboxes import outboxes
 from idempotent.outbox.outbox import Outbox
@@ -29,7 +29,7 @@ from idempotent.worker.health_file import checked_health_file
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # How long the owner of a relay that was asked to stop waits for it.
 _STOP_S: Final = 10.0

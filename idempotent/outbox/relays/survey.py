@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,10 +9,11 @@ from typing import Final
 
 from idempotent.checkers.rounds import Rounds
 from idempotent.errors import StoreError
+from idempotent.logs import EventLog
 from idempotent.observe.observers import Observers
 from idempotent.outbox.outbox import Outbox
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _LOOK_S: Final = 1.0
 _MEASURE_S: Final = 15.0

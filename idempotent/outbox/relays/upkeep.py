@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from idempotent.logs import EventLog
 from idempotent.outbox.relays.holds import Holds
 from idempotent.outbox.relays.publishing import Publishing
 from idempotent.outbox.store import OutboxStore
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _EVERY_S: Final = 1.0
 _FREE_S: Final = 60.0

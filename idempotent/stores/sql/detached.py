@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import time
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event
 
+from idempotent.logs import EventLog
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.dialects import dialect_for
@@ -19,7 +19,7 @@ from idempotent.stores.sql.inherited import keep_from_children
 from idempotent.stores.sql.lent import LentConnection, check_in, check_out
 from idempotent.stores.sql.silence import LONGEST_S, limit_silence
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _POOL_SIZE: Final = 5  # SQLAlchemy's own, for a pool without a size
 

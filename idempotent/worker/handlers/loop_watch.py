@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import sysconfig
 import threading
@@ -12,9 +11,10 @@ from itertools import takewhile
 from types import FrameType
 from typing import Final
 
+from idempotent.logs import EventLog
 from idempotent.worker.handlers.tasks import LoopPlace
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _WITHOUT_LEASES_S: Final = 10.0
 _SHARE_OF_LEASE: Final = 1 / 3

@@ -14,6 +14,7 @@ from idempotent.errors import AdapterError, ConfigurationError, PublishError
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.broker import Broker
 from tests.adapters.kafka.member import ACK, GROUP, bodies, nothing, nothing_comes, receive, send, working
+from tests.support.logs import events, logged
 from tests.support.services import PrivateKafka
 
 
@@ -41,11 +42,11 @@ def test_a_broker_that_is_killed_and_comes_back_repeats_no_effect(spare, caplog)
         send(broker, topic, 100)
         until(lambda: len(done) >= 400, "all effects")
         time.sleep(0.5)
-    unreachable = [record.error for record in caplog.records if record.message == "broker_unreachable"]
+    unreachable = [record.error for record in logged(caplog, "broker_unreachable")]
     assert unreachable
     assert not [error for error in unreachable if "TLS" in error]
     about_the_broker = [
-        event for event in caplog.messages if event in ("broker_unreachable", "broker_connected")
+        event for event in events(caplog) if event in ("broker_unreachable", "broker_connected")
     ]
     assert about_the_broker[-1] == "broker_connected", "the end of the outage is said"
     assert about_the_broker.count("broker_connected") == 1
@@ -83,7 +84,7 @@ def test_a_broker_that_never_answers_is_waited_for_or_not(opened, caplog, monkey
     with caplog.at_level(logging.WARNING):
         nothing_comes(adapter, 1.5)
     assert not adapter.connected
-    assert "broker_unreachable" in caplog.messages
+    assert "broker_unreachable" in events(caplog)
     with pytest.raises(AdapterError, match=r"cannot connect to Kafka at 127\.0\.0\.1:1"):
         KafkaAdapter("127.0.0.1:1", fail_fast=True, client_config={"socket.timeout.ms": 500}).open(
             [Registry().consumer("orders", group=GROUP, checker=MemoryChecker())(nothing)]
@@ -98,7 +99,7 @@ def test_a_missing_topic_is_waited_for_or_not(broker, opened, caplog):
     hasty.close()
     adapter = opened(topic, consumer_config=quick)
     with caplog.at_level(logging.WARNING):
-        until(lambda: adapter.receive(1, 0.2) or "kafka_waits" in caplog.messages, "a warning")
+        until(lambda: adapter.receive(1, 0.2) or "kafka_waits" in events(caplog), "a warning")
     broker.make(topic)
     send(broker, topic, 1)
     assert bodies(receive(adapter)) == [0]

@@ -12,6 +12,7 @@ from idempotent.errors import AdapterError, PublishError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import GROUP, receive, working
+from tests.support.logs import logged
 
 
 def test_a_message_larger_than_a_fetch_still_comes(broker, topic, opened):
@@ -90,9 +91,7 @@ def test_a_dead_letter_that_is_too_large_waits_for_a_topic_that_takes_it(broker,
     with working(adapter, topic, handle, max_attempts=1):
         until(lambda: len(done) == 2, "both")
         until(
-            lambda: [
-                getattr(record, "error", "") for record in caplog.records if record.msg == "copy_failed"
-            ][1:],
+            lambda: [getattr(record, "error", "") for record in logged(caplog, "copy_failed")][1:],
             "several attempts",
         )
         assert broker.committed(GROUP, topic) is None

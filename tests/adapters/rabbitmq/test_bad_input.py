@@ -17,6 +17,7 @@ from idempotent.adapters import adapter_from_url
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.errors import AdapterError, ConfigurationError
 from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
+from tests.support.logs import logged
 
 ACK = Result(Outcome.PROCESSED)
 SECRET = "hunter2"
@@ -164,7 +165,7 @@ def test_a_queue_that_a_message_makes_is_told(rabbit, caplog):
         adapter.publish_many([Message(missing, id="1"), Message(missing, id="2")])
         adapter.publish(Message(missing, id="3"))
     adapter.close()
-    created = [record.queue for record in caplog.records if record.msg == "queue_created"]
+    created = [record.queue for record in logged(caplog, "queue_created")]
     assert created == [missing]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from idempotent import Message
 from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
+from tests.support.logs import events
 from tests.support.services import PrivateRabbitMq
 
 
@@ -37,7 +38,7 @@ def test_a_broker_that_is_frozen_at_the_start_is_waited_for(spare, caplog):
     try:
         adapter.open([consumer_of(queue)])
         deadline = time.monotonic() + 120
-        while "broker_unreachable" not in caplog.messages:
+        while "broker_unreachable" not in events(caplog):
             assert time.monotonic() < deadline
             assert adapter.receive(1, 0.2) == []
     finally:

@@ -15,6 +15,7 @@ from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import DEAD
 from tests.adapters.rabbitmq.rabbit import SOON, Rabbit, consumer_of, keep_working, numbered, receive
+from tests.support.logs import events, logged
 from tests.support.services import PrivateRabbitMq
 from tests.support.services.process import free_port
 
@@ -83,7 +84,7 @@ def test_a_broker_that_is_away_is_named_with_the_reason(caplog, place, reason):
 
 def publisher_lines(caplog):
     """What the log says of attempts to connect, those of the publisher's own connection."""
-    told = [record for record in caplog.records if record.message == "broker_unreachable"]
+    told = logged(caplog, "broker_unreachable")
     return [record.error for record in told if "publishing" in record.broker]
 
 
@@ -136,8 +137,8 @@ def test_a_broker_short_of_memory_still_gets_acknowledgements_and_delivers(spare
     worker = Worker(hopeless_and_good(queue, done), rabbit.adapter(), gc_interval_s=None)
     with broker.short_of_memory(), working(worker):
         until(lambda: len(done) == 10, "the others")
-        until(lambda: "broker_blocks" in caplog.messages, "the alarm in the log")
-    (said,) = [record for record in caplog.records if record.message == "broker_blocks"]
+        until(lambda: "broker_blocks" in events(caplog), "the alarm in the log")
+    (said,) = logged(caplog, "broker_blocks")
     assert "memory" in said.error
     letters = {letter.id for letter in rabbit.look(f"{queue}.dead")}
     left = {message.id for message in rabbit.look(queue)}

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 from idempotent import Message
 from idempotent.errors import ConfigurationError
 from idempotent.outbox import Outbox
+from tests.support.logs import events, logged
 
 NOTE = Message("invoices", b"1")
 
@@ -21,7 +22,7 @@ def test_an_outbox_of_another_database_is_told_once(sql_store, outbox, tables, c
             with Session(sql_store.admin_engine) as session, session.begin():
                 one.send(session, NOTE)
     elsewhere.close()
-    (told,) = [record for record in caplog.records if record.msg == "outbox_elsewhere"]
+    (told,) = logged(caplog, "outbox_elsewhere")
     assert sql_store.admin_engine.url.database in told.written_to
     assert "***" in told.written_to or sql_store.kind == "sqlite"
 
@@ -33,7 +34,7 @@ def test_a_host_of_another_name_is_not_told(sql_store, tables, caplog):
     with Session(sql_store.admin_engine) as session, session.begin():
         there.send(session, NOTE)
     there.close()
-    assert "outbox_elsewhere" not in caplog.messages
+    assert "outbox_elsewhere" not in events(caplog)
 
 
 def test_dedup_outside_of_a_handler_is_refused(outbox, sql_store):

@@ -18,6 +18,7 @@ from idempotent.worker.handlers import threads
 from tests.checkers.combining.rounds import Calls, held, request
 from tests.checkers.combining.test_locked_rows import locked
 from tests.support.hooks import answering, unreachable
+from tests.support.logs import logged
 from tests.support.stores import Store
 from tests.worker.parked.stage import Crowd, Gate, completions_wait
 from tests.worker.running import SUBJECT, publish, until
@@ -61,7 +62,7 @@ def test_the_log_names_parked_lives_that_outlast_the_drain(
         completing.until("")
         running.worker.stop()
         assert running.join().summary.abandoned == 2
-        (said,) = [vars(record) for record in caplog.records if record.message == "drain_timed_out"]
+        (said,) = [vars(record) for record in logged(caplog, "drain_timed_out")]
         assert said["running"] == 2
         assert {key.rpartition(":")[2] for key in said["keys"]} == {"a", "b"}
     until(
@@ -129,7 +130,7 @@ def test_a_locked_key_holds_up_no_other(
     until(lambda: not crowd.checker.desk.unrecorded)
     for name in crowd.effects:
         assert crowd.consumer.process(Message(SUBJECT, id=name)).outcome is Outcome.DUPLICATE
-    assert not [record for record in caplog.records if record.message == "completion_lost"]
+    assert not logged(caplog, "completion_lost")
 
 
 def test_lapsed_keys_are_taken_over(shared_store: Store, broker: MemoryBroker) -> None:

@@ -18,13 +18,14 @@ from idempotent.migrations import upgrade
 from idempotent.observe import Observer
 from idempotent.worker.handlers.loop_watch import LoopWatch, blocked_after_s, where
 from idempotent.worker.handlers.own_loop import OwnLoop
+from tests.support.logs import events, logged
 from tests.worker.running import SUBJECT, WAIT_S, Running, emptying, publish, until
 
 LEASE_S = 0.6
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
-    return [vars(record) for record in caplog.records if record.message == "event_loop_blocked"]
+    return [vars(record) for record in logged(caplog, "event_loop_blocked")]
 
 
 def run(worker: Worker) -> object:
@@ -161,4 +162,4 @@ def test_the_leases_of_a_blocked_loop_are_renewed_and_no_other_worker_takes_its_
     assert runs == ["ran"]
     assert max(refused) - began > 1.5 * LEASE_S, "nothing was tried after the first lease"
     assert warnings(caplog)
-    assert not [record for record in caplog.records if record.message in ("lease_lost", "completion_lost")]
+    assert not {"lease_lost", "completion_lost"} & {*events(caplog)}

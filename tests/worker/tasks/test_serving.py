@@ -14,6 +14,7 @@ from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.worker import WorkerSummary
+from tests.support.logs import logged
 from tests.worker.running import SUBJECT, Recording, assert_nothing_is_left, emptying, eventually, publish
 
 
@@ -198,7 +199,7 @@ def test_a_worker_that_fails_is_in_the_log_before_anything_awaits_it(
     async def main() -> None:
         serving = asyncio.create_task(Worker(registry, Broken(broker)).serve())
         await asyncio.wait([serving])
-        (failed,) = [vars(record) for record in caplog.records if record.message == "worker_failed"]
+        (failed,) = [vars(record) for record in logged(caplog, "worker_failed")]
         assert "refuses the login" in failed["error"]
         with pytest.raises(AdapterError):
             await serving

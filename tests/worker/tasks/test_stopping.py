@@ -10,6 +10,7 @@ from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
+from tests.support.logs import logged
 from tests.worker.running import (
     SUBJECT,
     WAIT_S,
@@ -75,7 +76,7 @@ def test_what_runs_at_the_end_of_the_drain_is_cancelled_freed_and_requeued(
     assert broker._queues[SUBJECT].unsettled == 0
     assert not checker.keys.attempts
     assert_nothing_is_left(checker)
-    (said,) = [vars(record) for record in caplog.records if record.message == "drain_timed_out"]
+    (said,) = [vars(record) for record in logged(caplog, "drain_timed_out")]
     assert said["running"] == (30 if batch_size == 1 else 100)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -14,11 +13,12 @@ from idempotent.checkers.sql.offsets.table import OffsetTable
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Released, Verdict
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
+from idempotent.logs import EventLog
 from idempotent.message import Position
 from idempotent.observe.fields import about_key
 from idempotent.stores.sql.cursor import DriverConnection
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 # An earlier message of the partition is not done.
 _WAIT: Final = Decision(Verdict.IN_PROGRESS, retry_after_s=0.1)

@@ -75,7 +75,7 @@ def test_at_least_once_goes_on_and_logs_an_error(broker, topic, open_as, caplog,
     with caplog.at_level(logging.ERROR):
         until(lambda: adapter.receive(0, 0.1) or caplog.records, "an error in the log")
     (record,) = caplog.records
-    assert record.message == "records_lost"
+    assert record.event == "records_lost"
     assert (record.topic, record.partition, record.position, record.first, record.end) == (topic, 0, 2, 4, 6)
     broker.send(topic, b"6")
     broker.flush()

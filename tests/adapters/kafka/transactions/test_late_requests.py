@@ -13,6 +13,7 @@ from tests.adapters.kafka.line import Line
 from tests.adapters.kafka.member import receive
 from tests.adapters.kafka.through_proxy import through_proxy
 from tests.adapters.kafka.transactions.test_failing import ERRORS, Unreliable
+from tests.support.logs import events
 
 # API keys and versions, as the header of a request begins.
 END_TXN = struct.pack(">hh", 26, 1)
@@ -58,7 +59,7 @@ def was_sent_again(broker, caplog) -> bool:
         line.settle(adapter, *receive(adapter))
         until(lambda: adapter.receive(0, 0.05) == [] and line.committed() == 1, "the first offset")
         assert seen.is_set()
-        if "transaction_failed" in caplog.messages:
+        if "transaction_failed" in events(caplog):
             return False
         until(lambda: adapter.receive(0, 0.05) == [] and producer._is_ready, "a producer")
         late = producer.client = Late(producer.client, proxy.deliver)

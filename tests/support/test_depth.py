@@ -1,4 +1,4 @@
-from tests.support.samples import is_sampled
+from tests.support.depth import is_sampled
 
 
 def test_of_each_few_cases_one_is_chosen_and_never_none_of_a_test():

@@ -1,0 +1,36 @@
+"""EventLog: logs events whose message reads well with any handler of Python's `logging`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from idempotent.errors import LONGEST, mask
+
+_FIRST: Final = ("consumer", "key", "error")
+
+
+class EventLog(logging.LoggerAdapter[logging.Logger]):
+    """A module's logger. An event is a constant word, its data are given as `extra`.
+
+    The message of the record is the event with its data, `message_dead consumer='orders:default' key=... error=...`,
+    each value as Python writes it, so that a line stays one, and without the passwords of URLs. What does not apply is
+    left out. The data stay attributes of the record, and the word alone is its attribute `event`.
+
+    Args:
+        name: the module's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.getLogger(name))
+
+    def log(self, level: int, msg: object, *_: object, **kwargs: Any) -> None:
+        """Log an event: `msg` is its word. All other methods call this one."""
+        if not self.isEnabledFor(level):
+            return
+        given = kwargs.pop("extra", {})
+        names = [*filter(given.__contains__, _FIRST), *(name for name in given if name not in _FIRST)]
+        shown = {name: mask(repr(given[name])[:LONGEST]) for name in names if given[name] is not None}
+        # What differs from record to record are arguments: who groups records by their text finds one for an event.
+        text = " ".join([str(msg), *(f"{name}=%s" for name in shown)])
+        self.logger.log(level, text, *shown.values(), extra={**given, "event": msg}, stacklevel=2, **kwargs)
