@@ -33,10 +33,10 @@ def url_in(word: str) -> str:
 
 
 def defaults_in(path: Path, group: TyperGroup, context: typer.Context) -> dict[str, dict[str, Any]]:
-    """The options of a TOML file: a table for each command, in it the long options with _ in place of -.
+    """The options of a TOML file: a table for each command, in it the long options without --; _ may stand for -.
 
     Raises:
-        ConfigurationError: no TOML, or a command or option that does not exist.
+        ConfigurationError: no TOML, a command or option that does not exist, or an option that is there twice.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -54,13 +54,18 @@ def _options(path: Path, name: str, given: object, command: Any) -> dict[str, An
         raise ConfigurationError(
             f"{path}: write the options of a command as a table: [run], then {name} = ..."
         )
-    known = {option.name for option in command.params}
-    unknown = sorted(given.keys() - known)
-    if unknown:
-        listed = ", ".join(sorted(str(option) for option in known))
-        raise ConfigurationError(f"{path}: {name} has no option {unknown[0]!r}; known: {listed}")
-    repeated = {option.name for option in command.params if getattr(option, "multiple", False)}
-    return {option: _value(value, repeated=option in repeated) for option, value in given.items()}
+    known = {word: option for option in command.params for word in option.opts if word.startswith("--")}
+    options: dict[str, Any] = {}
+    for written, value in given.items():
+        word = f"--{written.replace('_', '-')}"
+        if word not in known:
+            listed = ", ".join(sorted(known))
+            raise ConfigurationError(f"{path}: {name} has no option {written!r}; known: {listed}")
+        option = known[word]
+        if option.name in options:
+            raise ConfigurationError(f"{path}: {name} has {word} twice")
+        options[option.name] = _value(value, repeated=option.multiple)
+    return options
 
 
 def _value(given: object, *, repeated: bool) -> object:

@@ -39,7 +39,8 @@ def test_a_file_may_give_every_option(cli, shop, monkeypatch):
         [run]
         broker = "file://{file}"
         concurrency = 2
-        as_json = true
+        json = true
+        health-file = "health"
 
         [run.checker]
         db = "env:ORDERS_DB"
@@ -49,6 +50,13 @@ def test_a_file_may_give_every_option(cli, shop, monkeypatch):
     assert answer.code == 0
     assert answer.line["processed"] == 2
     assert effects(shop) == ["1", "2"]
+
+
+@pytest.mark.parametrize("written", ["batch-size", "batch_size"])
+def test_a_file_spells_options_as_the_command_line_does(cli, shop, written):
+    (shop / "worker.toml").write_text(f"[run]\n{written} = 0\nbroker = 'memory://x'")
+    answer = cli("--config", "worker.toml", "run", "shop_consumers", "--checker", f"db={URL}")
+    assert "Invalid value for '--batch-size'" in answer.err
 
 
 def test_an_option_that_may_be_repeated_may_have_one_value(cli, shop, monkeypatch):
@@ -64,6 +72,12 @@ def test_an_option_that_may_be_repeated_may_have_one_value(cli, shop, monkeypatc
     ("text", "said"),
     [
         ("[run]\nconcurency = 2", "no option 'concurency'"),
+        (
+            "[run]\nas_json = true",
+            "no option 'as_json'; known: --batch-size, --broker, --checker, --concurrency, ",
+        ),
+        ("[run]\nhealth-file = 'a'\nhealth_file = 'b'", "--health-file twice"),
+        ("[run]\nlog-levle = 'info'", "no option 'log-levle'"),
         ("[runs]\nconcurrency = 2", "no command 'runs'"),
         ("broker = 'file://x'", "no command 'broker'"),
         ("run = 3", "as a table"),

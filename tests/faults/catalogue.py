@@ -1263,6 +1263,13 @@ FAULTS: Final = (
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
+        "an option that is in the file twice has one of its values",
+        "idempotent/cli/configuration.py",
+        "        if option.name in options:\n",
+        "        if False:\n",
+        "tests/cli/test_configuration.py -k mistake_in_the_file",
+    ),
+    Fault(
         "a log message has a password",
         "idempotent/logs.py",
         "mask(repr(given[name])[:LONGEST])",
