@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +25,7 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.terminal.logs import LogFormat
 from idempotent.cli.terminal.output import Unit, note, plain
-from idempotent.cli.terminal.tally import show_outcomes, watched
+from idempotent.cli.terminal.tally import Tally, show_outcomes, watched
 from idempotent.outcomes import Outcome
 from idempotent.worker import Worker
 
@@ -32,9 +34,9 @@ def run(
     target: Annotated[
         str,
         typer.Argument(
-            metavar=r"MODULE\[:REGISTRY]",
+            metavar="MODULE",
             show_default=False,
-            help="The module of the consumers; without a registry, those of the default one.",
+            help="The module of the consumers, those of the default registry. MODULE:REGISTRY: those of another one.",
         ),
     ],
     broker: BrokerOption,
@@ -95,12 +97,8 @@ def run(
                 consumers=consumers,
                 health_file=health_file,
                 on_result=tally,
+                services=() if quiet else [_announced(tally, consumers or registry.consumers, broker)],
             )
-            if not quiet:
-                names = ", ".join(map(plain, sorted(consumers or registry.consumers)))
-                tally.bar.console.print(
-                    f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
-                )
             summary = worker.run()
     finally:
         registry.close()
@@ -121,3 +119,13 @@ def run(
         raise typer.Exit(ExitCode.ATTENTION)
     if adapter.finished and (summary[Outcome.DEAD] or summary[Outcome.REJECTED]):
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+@contextmanager
+def _announced(tally: Tally, consumers: Iterable[str], broker: str) -> Iterator[None]:
+    """Say what is served, once the worker has checked all of it and has begun."""
+    names = ", ".join(map(plain, sorted(consumers)))
+    tally.bar.console.print(
+        f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
+    )
+    yield

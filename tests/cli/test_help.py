@@ -30,6 +30,14 @@ def test_every_command_has_an_example_and_exit_codes(cli, words):
     assert "Exit codes" in answer.out
 
 
+@pytest.mark.parametrize("words", [words for words, _ in commands()], ids=" ".join)
+def test_help_shows_no_markup_and_every_placeholder(cli, words):
+    answer = cli(*words, "--help")
+    assert "\\" not in answer.out
+    for parameter in dict(commands())[words].params:
+        assert (parameter.metavar or "") in answer.out
+
+
 def test_examples_use_only_options_that_exist():
     found = dict(commands())
     # Programs beside the product may be deleted; the page names their commands all the same.

@@ -47,6 +47,20 @@ def test_one_of_two_groups_can_be_chosen(cli, shop):
     assert "letters:two" in unknown.err
 
 
+def test_what_is_served_is_said_when_it_is_served(cli, shop):
+    command = ("run", "shop_consumers", "--broker", "memory://x?until_empty=true", *CHECKER)
+    # A checker that nobody has registered, a misspelt name, another registry's two groups of one subject.
+    for mistake in (
+        command[: -len(CHECKER)],
+        (*command, "--consumers", "orders.paid:biling"),
+        (*command[:1], "shop_consumers:letters", *command[2:]),
+    ):
+        refused = cli(*mistake)
+        assert refused.code == 3
+        assert "Serving" not in refused.err
+    assert "Serving orders.paid:billing from" in cli(*command).err
+
+
 def test_dead_messages_of_a_file_show_in_the_code(cli, shop):
     file = write(shop / "orders.jsonl", ("1", {"bad": True}))
     assert cli("run", "shop_consumers", *broker(file), *CHECKER).code == 1
