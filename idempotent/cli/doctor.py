@@ -15,6 +15,7 @@ from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
+from idempotent.cli.redrive import REDRIVE
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, outbox_at, store_words
 from idempotent.cli.terminal.output import Unit, console, count, emit, plain, progress, say
 from idempotent.cli.terminal.output import table as new_table
@@ -151,7 +152,7 @@ def _waiting(admin: KeyAdmin, named: str) -> Iterator[Finding]:
     if dead:
         yield Finding(
             Level.WARNING,
-            f"dead, waiting for a person: {count(dead, 'key')}",
+            f"dead, waiting for a person: {count(dead, 'key')}; their messages are dead letters of the broker",
             f"idempotent keys list --status dead{named}",
         )
     if lapsed:
@@ -162,6 +163,13 @@ def _waiting(admin: KeyAdmin, named: str) -> Iterator[Finding]:
         )
     if not dead and not lapsed:
         yield Finding(Level.OK, "no key waits for a person")
+    if not dead:
+        # Their keys are gone once a person has reopened them.
+        yield Finding(
+            Level.OK,
+            "dead letters are not looked at: a message whose key was reopened stays one",
+            f"return them: {REDRIVE}",
+        )
 
 
 def _show(findings: list[Finding], url: str, *, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +15,9 @@ from idempotent.cli.stores import limit_waits
 from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress, say
 from idempotent.redrive import Redriven
 from idempotent.redrive import redrive as return_letters
+
+REDRIVE: Final = "idempotent redrive MODULE:CONSUMER --broker URL"
+"""What other commands advise for a dead letter."""
 
 
 def redrive(

@@ -60,6 +60,8 @@ def test_show_tells_everything_and_what_can_be_done(cli, store):
     assert answer.code == 0
     assert "ValueError: no such customer" in answer.out
     assert "keys resolve 'orders.paid:billing:dead' --done" in answer.out
+    assert "return its message, a dead letter of the broker: idempotent redrive" in answer.out
+    assert "redrive" not in cli("keys", "show", "orders.paid:billing:lapsed", *at(store)).out
     answer = cli("keys", "show", BILLING.key("done").token, *at(store), "--json")
     assert answer.line["key"] == "orders.paid:billing:done"
     assert answer.line["result"] == {"charged": 7}
@@ -139,6 +141,16 @@ def test_what_is_still_to_do_about_a_dead_letter_is_said(cli, sqlite_store, word
     answer = cli("keys", *words, *key, *at(sqlite_store))
     assert answer.code == 0
     assert "idempotent redrive" in answer.err
+
+
+def test_doctor_does_not_call_a_dead_letter_healthy_whose_key_is_gone(cli, sqlite_store):
+    dead(sqlite_store, BILLING.key("1"))
+    assert "their messages are dead letters" in cli("doctor", *at(sqlite_store)).out
+    assert cli("keys", "resolve", "orders.paid:billing:1", "--retry", *at(sqlite_store)).code == 0
+    answer = cli("doctor", *at(sqlite_store))
+    assert answer.code == 0
+    assert "dead letters are not looked at" in answer.out
+    assert "idempotent redrive" in answer.out
 
 
 def test_after_done_nothing_is_to_do(cli, sqlite_store):

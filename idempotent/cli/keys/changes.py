@@ -22,6 +22,7 @@ from idempotent.cli.options import (
     UrlOption,
     YesOption,
 )
+from idempotent.cli.redrive import REDRIVE
 from idempotent.cli.stores import checker_at, parsed_key
 from idempotent.cli.terminal.output import Unit, confirm, count, note, plain, progress, tell
 from idempotent.keys import consumer_named
@@ -54,8 +55,7 @@ _DONE = _Change(
 
 
 _STILL_DEAD_LETTER: Final = (
-    "[yellow]Still to do:[/yellow] the message of a dead key is a dead letter of the broker. Return it: "
-    "idempotent redrive MODULE:CONSUMER --broker URL"
+    f"[yellow]Still to do:[/yellow] a dead key's message is a dead letter of the broker. Return it: {REDRIVE}"
 )
 
 

@@ -30,6 +30,7 @@ from idempotent.cli.options import (
     TableOption,
     UrlOption,
 )
+from idempotent.cli.redrive import REDRIVE
 from idempotent.cli.stores import checker_at, parsed_key, store_words
 from idempotent.cli.terminal.output import Unit, console, emit, note, plain, progress, say
 from idempotent.cli.terminal.output import table as new_table
@@ -119,6 +120,8 @@ def show(
         named = plain(store_words(url, table=table, prefix=prefix))
         say(f"[dim]It happened:        [/dim]idempotent keys resolve {quoted} --done{named}")
         say(f"[dim]Let it run again:   [/dim]idempotent keys resolve {quoted} --retry{named}")
+    if record.status is KeyStatus.DEAD:
+        say(f"[dim]and then return its message, a dead letter of the broker: [/dim]{REDRIVE}")
 
 
 @app.command(epilog=epilog("idempotent keys stats --url redis://localhost", "idempotent keys stats --json"))
