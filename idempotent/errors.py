@@ -43,7 +43,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 # To the last @ of the word: a password may contain an unquoted @.
 _USERINFO: Final = re.compile(r"(://[^:/@\s]*:)[^\s'\"]*@")
@@ -123,6 +123,10 @@ class MissingExtraError(ConfigurationError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         """Name the missing `package` and the pip command that installs it with its `extra`."""
         super().__init__(f'{package} is not installed. Type: pip install "idempotent-consumer[{extra}]"')
+        self._made_of: Final = (package, extra)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str], dict[str, object]]:
+        return type(self), self._made_of, vars(self)
 
 
 class StoreError(IdempotentError):

@@ -1312,6 +1312,13 @@ FAULTS: Final = (
         f"{_OUTBOX}/sending/test_send.py -k runs_without_protection",
     ),
     Fault(
+        "an error cannot be pickled",
+        "idempotent/errors.py",
+        "return type(self), self._made_of, vars(self)",
+        "return type(self), self.args, vars(self)",
+        "tests/test_pickling.py -k process_pool_with_all",
+    ),
+    Fault(
         "a consumer is pickled under the name of another object",
         "idempotent/consumer.py",
         "        if found is not self:\n",
