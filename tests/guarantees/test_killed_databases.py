@@ -39,7 +39,7 @@ def group():
 
 def check(results, caplog):
     assert {result.outcome for result in results} == {Outcome.UNAVAILABLE}
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    told = [record.event for record in caplog.records if record.levelname == "WARNING"]
     assert "release_failed" not in told, "the database has rolled back: nothing is left to free"
     assert told.count("store_failed") == 1
     assert len(told) <= 3, told

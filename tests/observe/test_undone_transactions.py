@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from idempotent import Message, Outcome, Registry
 from tests.checkers.sql.booking import messages
+from tests.support.logs import logged
 from tests.support.stores import open_store
 
 WORDS = {"mysql": "Deadlock found", "postgres": "deadlock detected"}
@@ -105,7 +106,7 @@ def together(consumer, *groups):
 
 
 def told(caplog):
-    return [record for record in caplog.records if record.getMessage() == "transaction_undone"]
+    return logged(caplog, "transaction_undone")
 
 
 def check(record, store, consumer, *keys):
