@@ -33,7 +33,7 @@ def bulk_dedup(
     claims: str,
     key: str | Sequence[str],
     run: IdempotentRun,
-    order_by: Sequence[str | Column] = (),
+    order_by: str | Column | Sequence[str | Column] = (),
     unique: bool = False,
 ) -> DataFrame:
     """The rows whose keys are in no committed run of the consumer, one of each key; the same in every evaluation.

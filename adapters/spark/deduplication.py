@@ -32,8 +32,8 @@ def new_rows(
     handle: RunHandle,
     *,
     key: str | Sequence[str],
-    order_by: Sequence[str | Column],
-    payload: Sequence[str],
+    order_by: str | Column | Sequence[str | Column],
+    payload: str | Sequence[str],
     status: bool,
     unique: bool,
 ) -> DataFrame:
@@ -69,7 +69,7 @@ def new_rows(
     return filtered.toDF(*schema.names)
 
 
-def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
+def one_per_key(df: DataFrame, order_by: str | Column | Sequence[str | Column]) -> DataFrame:
     """The first row of each key by `order_by`, and then by all columns.
 
     With `PAYLOAD_COLUMN`, also the rows of a key whose payload is not the first one's.
@@ -85,11 +85,15 @@ def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
         for field in df.schema
         if field.name != HASH_COLUMN and not _contains(field.dataType, _UNSORTABLE)
     ]
-    if len(rest) + 1 < len(df.columns) and not order_by:
+    # Neither a text nor a Column is a sequence of columns.
+    columns: list[Any] = [order_by]
+    if isinstance(order_by, Sequence) and not isinstance(order_by, str):
+        columns = [*order_by]
+    if len(rest) + 1 < len(df.columns) and not columns:
         raise ConfigurationError(
             "maps and variants have no order: name in order_by the columns that decide which row of a key stays"
         )
-    order = [F.col(quoted(each)) if isinstance(each, str) else each for each in order_by]
+    order = [F.col(quoted(each)) if isinstance(each, str) else each for each in columns]
     ties = [F.col(quoted(name)) for name in rest]
     window = Window.partitionBy(HASH_COLUMN).orderBy(*order, *ties)
     stays = F.row_number().over(window) == 1
@@ -98,11 +102,11 @@ def one_per_key(df: DataFrame, order_by: Sequence[str | Column]) -> DataFrame:
     return df.withColumn(STAYS_COLUMN, stays).where(STAYS_COLUMN).drop(STAYS_COLUMN)
 
 
-def with_payload(df: DataFrame, payload: Sequence[str]) -> DataFrame:
+def with_payload(df: DataFrame, payload: str | Sequence[str]) -> DataFrame:
     """The frame with a fingerprint of these columns in `PAYLOAD_COLUMN`."""
     from pyspark.sql import functions as F
 
-    return df.withColumn(PAYLOAD_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in payload)))
+    return df.withColumn(PAYLOAD_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in names_of(payload))))
 
 
 def _contains(kind: Any, names: frozenset[str]) -> bool:

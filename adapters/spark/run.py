@@ -114,8 +114,8 @@ class IdempotentRun(RunFacts):
         df: DataFrame,
         *,
         key: str | Sequence[str],
-        order_by: Sequence[str | Column] = (),
-        payload: Sequence[str] = (),
+        order_by: str | Column | Sequence[str | Column] = (),
+        payload: str | Sequence[str] = (),
         emit: Literal["rows", "status"] = "rows",
         unique: bool = False,
         frame: str | None = None,
@@ -128,9 +128,9 @@ class IdempotentRun(RunFacts):
         Args:
             df: the frame, not a streaming one. Spark may evaluate it any number of times.
             key: columns of texts, integers, dates or bytes. A null fails the job.
-            order_by: the first row of a key by this order stays. Ties are broken by all columns.
-            payload: columns that duplicates of a key must have in common. A row with another payload fails the job,
-                or has the status "changed".
+            order_by: one column or several; the first row of a key by this order stays. Ties are broken by all columns.
+            payload: one column or several, which duplicates of a key must have in common. A row with another payload
+                fails the job, or has the status "changed".
             emit: `rows`: the new ones, with the frame's schema. `status`: one row of each key, with the column `_idem`
                 that says new, duplicate, conflict or changed.
             unique: promises that the frame has one row of each key, which saves a shuffle. If it has more, all rows

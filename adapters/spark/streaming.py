@@ -27,7 +27,7 @@ def foreach_batch(
     key: str | Sequence[str],
     handler: Callable[[DataFrame, Publication], object],
     staging: str,
-    order_by: Sequence[str | Column] = (),
+    order_by: str | Column | Sequence[str | Column] = (),
     fingerprint: Callable[[DataFrame], bytes] | None = None,
     on_conflict: OnConflict | Literal["wait", "fail", "divert"] = OnConflict.WAIT,
     wait_s: float = 600.0,

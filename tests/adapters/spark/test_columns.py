@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import functions as F
 
 from idempotent.adapters.spark import IdempotentRun, bulk_dedup
 
@@ -36,3 +37,17 @@ def test_bulk_dedup_takes_such_columns_too(run, odd, tmp_path):
     new = bulk_dedup(odd, claims=str(tmp_path / "claims"), key="shop.id", run=run, order_by=["shop"])
     assert sorted(tuple(row)[:2] for row in new.collect()) == [(at, at) for at in range(5)]
     assert new.columns == ODD
+
+
+def test_a_text_is_the_name_of_one_column(spark, run):
+    schema = "k string, ab int, a int, b int"
+    alike_in_a_and_b = spark.createDataFrame([("k", 1, 0, 0), ("k", 2, 0, 0)], schema)
+    marked = run.dedup(alike_in_a_and_b, key="k", payload="ab", order_by=["ab"], emit="status").collect()
+    assert sorted((row["ab"], row["_idem"]) for row in marked) == [(1, "new"), (2, "changed")]
+    otherwise_in_a = spark.createDataFrame([("l", 1, 2, 0), ("l", 2, 1, 0)], schema)
+    assert run.dedup(otherwise_in_a, key="k", order_by="ab").first()["ab"] == 1
+
+
+def test_a_column_may_be_the_whole_order(spark, run):
+    rows = spark.createDataFrame([("k", 1), ("k", 2)], "k string, v int")
+    assert run.dedup(rows, key="k", order_by=F.col("v").desc()).first()["v"] == 2
