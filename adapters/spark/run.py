@@ -228,7 +228,13 @@ class IdempotentRun(RunFacts):
                 f"{ref} is COMMITTED, and its output is published: look at is_committed first, or use publish(), which "
                 "skips such a run"
             )
-        self._ledger.prepare(ref, rows=self._output.claims(rows), manifest=self._output.manifest)
+        output = self._output
+        self._ledger.prepare(
+            ref,
+            rows=output.rows if rows is None else rows,
+            manifest=output.manifest,
+            elsewhere=output.elsewhere,
+        )
         self.state = RunState.PREPARED
         staged = self._output.staged
         publication = Publication(ref.run_id, ref.generation, self._attempt, staged, self.output_ref)

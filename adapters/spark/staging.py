@@ -72,15 +72,15 @@ class Output:
         """What is staged, as the ledger stores it."""
         return json.dumps([asdict(each) for each in self.staged]).encode()
 
-    def claims(self, rows: int | None) -> int:
-        """The number of keys that are claimed if all of them are published.
+    @property
+    def rows(self) -> int:
+        """The rows that are staged, or else those whose keys were claimed."""
+        return sum(each.rows for each in self.staged) or sum(self._claimed.values())
 
-        Args:
-            rows: to be published; None: those that are staged, or else those that were claimed.
-        """
-        if rows is None:
-            rows = sum(each.rows for each in self.staged) or sum(self._claimed.values())
-        return rows - self.bulk_rows + self.has_turn
+    @property
+    def elsewhere(self) -> int:
+        """How many rows have their key in Parquet and not in the ledger, less the claim there that is no row's."""
+        return self.bulk_rows - self.has_turn
 
     def staged_in(self, folder: str) -> Staged:
         """What is staged in this folder.

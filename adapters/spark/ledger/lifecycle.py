@@ -74,7 +74,9 @@ class RunLifecycle(ABC):
         """Let the lease end now, if this attempt has it: the next driver need not wait."""
         self._change_run(ref.token, RunChange(UNFINISHED, lease_us=_ENDED_US, epoch=ref.epoch))
 
-    def prepare(self, ref: RunRef, *, rows: int | None = None, manifest: bytes | None = None) -> None:
+    def prepare(
+        self, ref: RunRef, *, rows: int | None = None, manifest: bytes | None = None, elsewhere: int = 0
+    ) -> None:
         """OPEN -> PREPARED: all claims are made, and the run cannot be aborted any more. No change if it was past OPEN.
 
         Args:
@@ -82,6 +84,8 @@ class RunLifecycle(ABC):
             rows: the number of rows to publish, which must be the number of keys that this attempt has claimed, counted
                 in the same atomic step. None: not counted; a key that was claimed and is not published is lost.
             manifest: what was staged; every later attempt publishes this and evaluates nothing.
+            elsewhere: how many of the rows have their key elsewhere than in this ledger, less the claims here that are
+                no row's.
 
         Raises:
             UnpublishedClaimsError: the number of claims is another one.
@@ -93,11 +97,13 @@ class RunLifecycle(ABC):
             within=frozenset({RunState.OPEN}),
             to=RunState.PREPARED,
             epoch=ref.epoch,
-            owned=rows,
+            owned=None if rows is None else rows - elsewhere,
             max_age_us=self._max_age_us,
             manifest=manifest,
         )
-        self._change(ref, change, done=frozenset({RunState.PREPARED, RunState.COMMITTED}))
+        self._change(
+            ref, change, done=frozenset({RunState.PREPARED, RunState.COMMITTED}), elsewhere=elsewhere
+        )
 
     def commit(self, ref: RunRef, output_ref: str | None = None, *, accept_loss: bool = False) -> None:
         """PREPARED -> COMMITTED: the claims count for ever. No change if it was COMMITTED.
@@ -142,8 +148,17 @@ class RunLifecycle(ABC):
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
         return self._change_run(token, change)
 
-    def _change(self, ref: RunRef, change: RunChange, done: frozenset[RunState] = frozenset()) -> None:
-        """Make the change, or raise the reason why not. `done`: states in which it has been made already."""
+    def _change(
+        self, ref: RunRef, change: RunChange, done: frozenset[RunState] = frozenset(), elsewhere: int = 0
+    ) -> None:
+        """Make the change, or raise the reason why not.
+
+        Args:
+            ref: the run.
+            change: to make.
+            done: states in which it has been made already.
+            elsewhere: see `prepare`.
+        """
         lost = None if change.max_age_us is None else self._lost(ref.token)
         if lost is None and self._change_run(ref.token, change):
             return
@@ -158,8 +173,9 @@ class RunLifecycle(ABC):
             raise RunFencedError(f"{ref} is {row.state.name}" + _ADVICE.get(row.state, ""))
         if change.owned is not None and (owned := self._owned(ref)) != change.owned:
             raise UnpublishedClaimsError(
-                f"{ref} has claimed {owned} keys, and {change.owned} rows are to be published. Publish all rows that "
-                "`dedup` returns, one for each key, or say what happens to the other keys: see `stage`"
+                f"{ref} has claimed {_counted(owned + elsewhere, 'key')}, and "
+                f"{_counted(change.owned + elsewhere, 'row')} would be published. Publish all rows that `dedup` "
+                "returns, one for each key, or say what happens to the other keys: see `stage`"
             )
         age_us = row.now_us - row.began_at_us
         if lost is None and (change.max_age_us is None or age_us <= change.max_age_us):
@@ -225,6 +241,10 @@ class RunLifecycle(ABC):
         """Why the store may have lost claims of this run; None if it knows of no loss."""
         del token
         return None
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 _ADVICE: Final = {

@@ -9,7 +9,12 @@ from pyspark.sql import functions as F
 
 from idempotent.adapters.spark import IdempotentRun, bulk_dedup
 from idempotent.adapters.spark.ledger import open_ledger
-from idempotent.errors import RunConflictError, RunFencedError, StoreReplacedError
+from idempotent.errors import (
+    RunConflictError,
+    RunFencedError,
+    StoreReplacedError,
+    UnpublishedClaimsError,
+)
 
 
 @pytest.fixture
@@ -66,6 +71,14 @@ def test_keys_of_committed_runs_are_duplicates_in_every_evaluation(begin, frame,
     assert commit(begin, "r3", frame(0, 200), claims) == Counter(range(150, 200))
     with begin("r2") as again:
         assert ids_of(new_of(again, frame(50, 150), claims)) == Counter(range(100, 150))
+
+
+@pytest.mark.slow
+def test_rows_that_are_not_published_are_counted_with_the_keys_in_parquet(begin, frame, claims):
+    with begin("r1") as run:
+        assert new_of(run, frame(0, 15), claims).count() == 15
+        with pytest.raises(UnpublishedClaimsError, match="claimed 15 keys, and 0 rows would"):
+            run.publish(lambda _: None)
 
 
 @pytest.mark.slow

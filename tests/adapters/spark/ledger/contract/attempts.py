@@ -129,6 +129,9 @@ class AttemptsContract(LedgerContract):
         self.claims(second).decide(hashes[:2])
         with pytest.raises(UnpublishedClaimsError, match="claimed 2 keys, and 4 rows"):
             self.ledger.prepare(second, rows=4)
+        # Ten keys are in Parquet, and one of the claims here is no row's.
+        with pytest.raises(UnpublishedClaimsError, match="claimed 11 keys, and 1 row would"):
+            self.ledger.prepare(second, rows=1, elsewhere=9)
         for _ in range(2):
             self.ledger.prepare(second, rows=2)
         assert self.ledger.counts(second)[ClaimState.OWNED] == 4
