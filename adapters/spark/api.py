@@ -88,7 +88,7 @@ def idempotent_batches(
         mode: see above.
         schema: replay: of the output rows, as given to `mapInArrow`.
         chunk: keys in one round trip; default: the run's.
-        frame: dedup: see `IdempotentRun.dedup`. What this call returns is for one frame, and not for a stream.
+        frame: dedup: see `IdempotentRun.dedup`. What this call returns is for one frame; in a stream tasks refuse it.
 
     Raises:
         ConfigurationError: arguments that contradict each other, or a key without a column.

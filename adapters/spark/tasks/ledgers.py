@@ -42,7 +42,7 @@ def claims_for(handle: RunHandle) -> RunClaims:
         ConfigurationError: the frame was not made for this micro-batch.
         StoreError: the store did not answer.
     """
-    _refuse_another_batch(handle)
+    refuse_another_batch(handle)
     ledger = ledger_for(handle.store)
     check_store(ledger, handle)
     return RunClaims(
@@ -56,8 +56,12 @@ def check_store(ledger: Ledger, handle: RunHandle) -> None:
     require_alive(handle.ref, standing, ledger.where)
 
 
-def _refuse_another_batch(handle: RunHandle) -> None:
-    """Refuse a frame of which each micro-batch of a stream is a part: they would drop nothing of each other."""
+def refuse_another_batch(handle: RunHandle) -> None:
+    """Refuse a frame of which each micro-batch of a stream is a part: all would be one run.
+
+    Raises:
+        ConfigurationError: the frame was not made for this micro-batch.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()

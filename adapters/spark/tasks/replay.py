@@ -11,6 +11,7 @@ import pyarrow as pa
 from idempotent.adapters.spark.tasks.chunks import chunks
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.handlers import Handlers
+from idempotent.adapters.spark.tasks.ledgers import refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
 from idempotent.errors import ConfigurationError
 
@@ -35,6 +36,8 @@ class BatchReplay:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Map one partition."""
+        # A run, and with it the stored results, would be as old as the stream, and in time older than their retention.
+        refuse_another_batch(self._handle)
         handlers = Handlers(self._handle)
         for batch in batches:
             hashes = self._keys.of_batch(batch)

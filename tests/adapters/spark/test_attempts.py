@@ -172,13 +172,15 @@ def test_an_empty_frame_is_staged_and_published(begin, frame, staging, out):
 
 
 @pytest.mark.slow
-def test_a_streaming_frame_is_refused_with_what_to_use(spark, begin, frame, tmp_path):
+@pytest.mark.parametrize("mode", ["dedup", "replay"])
+def test_a_streaming_frame_is_refused_with_what_to_use(spark, begin, frame, tmp_path, mode):
     frame.write.parquet(str(tmp_path / "in"))
     stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
     run = begin()
     with pytest.raises(ConfigurationError, match="foreach_batch"):
         run.dedup(stream, key="k")
-    filtered = stream.mapInArrow(idempotent_batches(run, key="k"), frame.schema)
+    options = {} if mode == "dedup" else {"mode": mode, "handler": dict, "schema": frame.schema}
+    filtered = stream.mapInArrow(idempotent_batches(run, key="k", **options), frame.schema)
     query = (
         filtered.writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
