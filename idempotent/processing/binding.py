@@ -131,11 +131,15 @@ class Binding:
             return None
         return encoded
 
-    def decode(self, result: bytes | None) -> Any:
-        """The value of a stored result, if the consumer stores results."""
+    def decode(self, result: bytes | None, message: Message) -> Any:
+        """The value of a stored result, if the consumer stores results; None if it cannot be read."""
         if result is None or not self.options.store_result:
             return None
-        return json.loads(result)
+        try:
+            return json.loads(result)
+        except (ValueError, RecursionError) as error:  # the message is a duplicate all the same
+            log.warning("result_not_read", extra={**self.about(message), "error": described(error)})
+            return None
 
     def _result_not_stored(self, message: Message, why: str) -> None:
         self.observers.count(self.name, Event.RESULT_NOT_STORED)

@@ -44,13 +44,13 @@ def unavailable(error: BaseException | None) -> Result:
     return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
 
 
-def answered(binding: Binding, request: ClaimRequest, decision: Decision) -> Result:
+def answered(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
     """The result of a claim that was not acquired."""
     if request.differs(decision.fingerprint):
         return Result(Outcome.REJECTED, error=mismatch(request, decision.fingerprint))
     match decision.verdict:
         case Verdict.DUPLICATE:
-            value = binding.decode(decision.result)
+            value = binding.decode(decision.result, message)
             return _DUPLICATE if value is None else Result(Outcome.DUPLICATE, value=value)
         case Verdict.DEAD:
             return Result(Outcome.DEAD, error=DeadKeyError(f"{request.key} is dead: {decision.reason}"))

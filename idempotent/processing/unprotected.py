@@ -28,7 +28,7 @@ def refused(binding: Binding, message: Message, request: ClaimRequest, decision:
     """The result of a message whose key was not acquired; with the kill switch on, run it unprotected."""
     if binding.disabled:
         return (yield from run_unprotected(binding, message, Event.RAN_DISABLED))
-    return answered(binding, request, decision)
+    return answered(binding, message, request, decision)
 
 
 def store_failed(binding: Binding, message: Message, error: StoreError) -> Life[Result]:

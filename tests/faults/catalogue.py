@@ -1312,6 +1312,13 @@ FAULTS: Final = (
         f"{_OUTBOX}/sending/test_send.py -k runs_without_protection",
     ),
     Fault(
+        "a stored result that cannot be read is an exception of process()",
+        "idempotent/processing/binding.py",
+        "except (ValueError, RecursionError) as error:  # the message is a duplicate all the same",
+        "except TimeoutError as error:",
+        "tests/checkers/test_stored_results.py",
+    ),
+    Fault(
         "an error cannot be pickled",
         "idempotent/errors.py",
         "return type(self), self._made_of, vars(self)",

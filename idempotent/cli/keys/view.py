@@ -162,5 +162,5 @@ def record_table(record: KeyRecord) -> Table:
 def _loaded(result: bytes) -> Any:
     try:
         return json.loads(result)
-    except ValueError:
+    except (ValueError, RecursionError):
         return result.decode("utf-8", "backslashreplace")
