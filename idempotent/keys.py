@@ -173,15 +173,26 @@ def key_from_text(text: str) -> Key | None:
 
 def consumer_named(name: str) -> str | None:
     """The name of a consumer, `KeySpace.name`, that a person wrote as `subject:group`; None: not of this form."""
-    if len(name) == SHOWN and name[: -2 * HASH_BYTES].endswith(_CUT_NAME):
+    if _is_cut(name):
         return name
+    space = space_named(name)
+    return None if space is None else space.name
+
+
+def space_named(name: str) -> KeySpace | None:
+    """The keys of a consumer that a person wrote as `subject:group`; None: not of this form, or cut to a hash."""
     subject, _, group = name.partition(_SEPARATOR)
-    if not subject or not group or _SEPARATOR in group:
+    if not subject or not group or _SEPARATOR in group or _is_cut(name):
         return None
     try:
-        return _space_of(subject, group).name
+        return _space_of(subject, group)
     except UnicodeDecodeError:
         return None  # %XX that is not UTF-8
+
+
+def _is_cut(name: str) -> bool:
+    """Whether a consumer's name ends in a hash, because it was too long."""
+    return len(name) == SHOWN and name[: -2 * HASH_BYTES].endswith(_CUT_NAME)
 
 
 def _space_of(subject: str, group: str) -> KeySpace:

@@ -1263,6 +1263,13 @@ FAULTS: Final = (
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
+        "an imported key is only claimed",
+        "idempotent/cli/keys/importing.py",
+        "        checker.desk.complete_many([Completion(claim) for claim in claims])\n",
+        "        claims.clear()\n",
+        "tests/cli/test_import.py -k 'sqlite and processed_before'",
+    ),
+    Fault(
         "an option that is in the file twice has one of its values",
         "idempotent/cli/configuration.py",
         "        if option.name in options:\n",

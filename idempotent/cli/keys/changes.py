@@ -9,8 +9,9 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
-from idempotent.claims import KeyStatus
+from idempotent.claims import KeyStatus, Verdict
 from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.keys.importing import mark_done
 from idempotent.cli.keys.view import Status, span, status_word
 from idempotent.cli.options import (
     ConsumerOption,
@@ -71,6 +72,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=epilog(
             "idempotent keys resolve orders.paid:billing:4711 --done",
+            "idempotent keys resolve orders.paid:billing:4712 --done --create",
             "idempotent keys resolve --consumer orders.paid:billing --status dead --retry --yes",
         )
     )(resolve)
@@ -106,6 +108,12 @@ def resolve(
             "--done/--retry", show_default=False, help="Its effect happened / did not: let it run again."
         ),
     ] = None,
+    create: Annotated[
+        bool,
+        typer.Option(
+            "--create", help="With KEY and --done: also a key that is not stored, processed elsewhere."
+        ),
+    ] = False,
     consumer: ConsumerOption = None,
     status: StatusOption = None,
     lapsed: LapsedOption = False,
@@ -121,8 +129,16 @@ def resolve(
     """
     if done is None:
         raise typer.BadParameter("look whether the effect happened, then say --done or --retry")
+    if create and (key is None or not done):
+        raise typer.BadParameter(
+            "--create goes with one KEY and --done; for many keys: idempotent keys import"
+        )
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with checker_at(url, table=table, prefix=prefix) as checker:
+        if create and key is not None and [*mark_done(checker, [parsed_key(key)])] == [Verdict.ACQUIRED]:
+            text = f"[green]Done:[/green] {plain(key)} marked done (was: not stored, or its lease had ended)."
+            tell(text, as_json=json, key=key, was=None, changed=True)
+            return
         _change(checker.admin(), _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
 
 
@@ -140,7 +156,10 @@ def selection(consumer: str | None, status: list[Status] | None, *, lapsed: bool
 
 def not_stored(key: str, *, as_json: bool) -> NoReturn:
     """Say that the key is not stored, and end the command."""
-    text = f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs, if no open transaction has the key."
+    text = (
+        f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs, if no open transaction has the key. "
+        "If it was processed elsewhere: idempotent keys resolve KEY --done --create"
+    )
     tell(text, as_json=as_json, key=key, status=None)
     raise typer.Exit(ExitCode.ATTENTION)
 

@@ -11,6 +11,7 @@ from idempotent.admin import KeyFilter
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import epilog
 from idempotent.cli.keys import changes as keys_changes
+from idempotent.cli.keys import importing
 from idempotent.cli.keys.view import (
     add_record,
     as_json,
@@ -159,3 +160,4 @@ def stats(
 
 
 keys_changes.register(app)
+importing.register(app)

@@ -1,0 +1,121 @@
+"""`idempotent keys import`: marks as done what was processed before the library came."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.claims import ClaimRequest, Completion, KeyStatus, Verdict
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.options import (
+    BatchSizeOption,
+    ConsumerOption,
+    JsonOption,
+    PrefixOption,
+    TableOption,
+    UrlOption,
+)
+from idempotent.cli.stores import checker_at, parsed_key
+from idempotent.cli.terminal.output import Unit, count, note, progress, tell
+from idempotent.keys import Key, KeySpace, id_of, space_named
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "import",
+        epilog=epilog(
+            "idempotent keys import processed.jsonl --consumer orders.paid:billing --url sqlite:///app.db",
+            "idempotent keys list --status done --json --url sqlite:///old.db | idempotent keys import -",
+        ),
+    )(import_keys)
+
+
+def import_keys(
+    file: Annotated[
+        typer.FileBinaryRead,
+        typer.Argument(metavar="FILE", show_default=False, help="JSON Lines; - is standard input."),
+    ],
+    url: UrlOption,
+    consumer: ConsumerOption = None,
+    batch_size: BatchSizeOption = 500,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Mark keys as done whose messages were processed before: their next delivery is a duplicate.
+
+    A line is {"id": "4711"}, a message id of --consumer, or {"key": "subject:group:id"}, as `keys list --json` writes
+    it; other fields are passed over. A key with a live lease and a dead one stay as they are. Run it as often as you
+    like. Keys are kept as long as the checker of --url keeps them: sqlite:///app.db?retention_s=2592000.
+
+    Exit code 1: keys were left alone; 2: a line is wrong, and the batches before it are done.
+    """
+    space = None if consumer is None else space_named(consumer)
+    if consumer is not None and space is None:
+        raise typer.BadParameter("--consumer takes subject:group, as `idempotent keys stats` shows it")
+    path = Path(getattr(file, "name", ""))  # standard input may have none
+    size = path.stat().st_size if path.is_file() else None
+    counted: Counter[Verdict] = Counter()
+    with (
+        checker_at(url, table=table, prefix=prefix) as checker,
+        progress(Unit.UNBOUNDED if size is None else Unit.BYTES, quiet=json) as bar,
+    ):
+        task = bar.add_task("importing", total=size)
+        keys = _keys(file, space)
+        while batch := list(islice(keys, batch_size)):
+            counted.update(mark_done(checker, [key for key, _ in batch]))
+            bar.advance(task, sum(length for _, length in batch))
+    done, known = counted[Verdict.ACQUIRED], counted[Verdict.DUPLICATE]
+    dead, busy = counted[Verdict.DEAD], counted[Verdict.IN_PROGRESS]
+    text = f"[green]Done:[/green] {count(done, 'key')} marked done, {known:,} were done before."
+    tell(text, as_json=json, imported=done, done_before=known, dead=dead, in_progress=busy)
+    if dead or busy:
+        if not json:
+            note(
+                f"[yellow]Left alone:[/yellow] {dead:,} dead, {busy:,} in progress. "
+                "`idempotent keys list --status dead` and `--status in_progress` show them."
+            )
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def mark_done(checker: AbstractIdempotentChecker, keys: Iterable[Key]) -> Iterable[Verdict]:
+    """Make keys DONE that are new, or whose lease has lapsed.
+
+    Returns the answers to their claims: ACQUIRED for those that are DONE now. A key that comes twice has one.
+    """
+    distinct = {key.hash: key for key in keys}.values()
+    requests = [ClaimRequest(key, status=KeyStatus.IN_PROGRESS_GROUP) for key in distinct]
+    decisions = checker.desk.claim_many(requests)
+    claims = [decision.claim for decision in decisions if decision.claim is not None]
+    if claims:
+        checker.desk.complete_many([Completion(claim) for claim in claims])
+    return [decision.verdict for decision in decisions]
+
+
+def _keys(lines: Iterable[bytes], space: KeySpace | None) -> Iterator[tuple[Key, int]]:
+    """The key of each line, and the length of the line. Raises typer.BadParameter: a line has none."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield _key(json.loads(line), space), len(line)
+            except (ValueError, TypeError, RecursionError, typer.BadParameter) as error:
+                raise typer.BadParameter(f"line {number}: {error}") from None
+
+
+def _key(record: Any, space: KeySpace | None) -> Key:
+    match record:
+        case {"key": str(text)}:
+            return parsed_key(text)
+        case {"id": given} if space is not None:
+            return space.key(id_of(given, "an id"))
+        case {"id": _}:
+            raise TypeError("an id needs --consumer, to say whose it is")
+    raise TypeError('write {"id": "4711"}, or {"key": "subject:group:id"}')
