@@ -11,7 +11,7 @@ from idempotent import Message
 from idempotent.errors import ConfigurationError
 from idempotent.outbox import Relay
 from tests.outbox.picky import Picky, Silent, relay, until
-from tests.support.logs import events
+from tests.support.logs import events, logged
 
 
 def test_what_has_committed_is_published_and_deleted(outbox, send, waiting):
@@ -246,7 +246,7 @@ def test_a_relay_that_died_is_replaced_when_its_lease_has_ended(outbox, send, wa
     with relay(outbox, adapter, lease_s=2.0):
         until(lambda: adapter.bodies == ["1"])
         ended = "relay_leases_ended"
-        until(lambda: sum(each.buckets for each in caplog.records if each.message == ended) == 64)
+        until(lambda: sum(each.buckets for each in logged(caplog, ended)) == 64)
 
 
 def test_it_waits_for_its_tables_and_goes_on(outbox, send, waiting, tables, sql_store, caplog):

@@ -9,7 +9,7 @@ from idempotent import Registry, Worker
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.errors import ConfigurationError
 from tests.outbox.picky import Picky, Silent, relay, until
-from tests.support.logs import events
+from tests.support.logs import events, logged
 
 
 def test_a_silent_broker_does_not_hold_up_another_one(outbox, send, waiting):
@@ -73,7 +73,7 @@ def test_a_broker_that_hangs_is_told_and_shown(outbox, send, waiting, tmp_path, 
         until(lambda: path.exists() and path.read_text() == "ready\n")
         send("1")
         until(lambda: path.read_text() == "connecting\n")
-        (record,) = [each for each in caplog.records if each.message == "relay_hangs"]
+        (record,) = logged(caplog, "relay_hangs")
         assert (record.destination, record.server) == ("", "broker")
         silent.answer.set()
         until(lambda: path.read_text() == "ready\n")
@@ -97,7 +97,7 @@ def test_an_interrupted_relay_does_not_wait_for_a_broker(outbox, send, waiting, 
 
     with pytest.raises(KeyboardInterrupt):
         interrupt()
-    (record,) = [each for each in caplog.records if each.message == "relay_abandoned"]
+    (record,) = logged(caplog, "relay_abandoned")
     assert record.waited_s == 0
     silent.answer.set()
     until(lambda: not waiting())

@@ -12,6 +12,7 @@ from idempotent.adapters.rabbitmq import keeping
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import DEAD, failed
 from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
+from tests.support.logs import logged
 from tests.support.services import PrivateRabbitMq
 
 EXPIRY_MS = 6000
@@ -33,7 +34,7 @@ def expiring(broker: PrivateRabbitMq):
 
 
 def deleted(caplog):
-    return {record.queue: record for record in caplog.records if record.msg == "queue_deleted"}
+    return {record.queue: record for record in logged(caplog, "queue_deleted")}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from idempotent.adapters.rabbitmq import session as rabbitmq_session
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import ACK, failed
 from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
+from tests.support.logs import logged
 from tests.support.services import PrivateRabbitMq
 
 # The first of them come back while the last are sent.
@@ -73,7 +74,7 @@ def test_a_message_that_its_queue_refused_comes_back_with_a_line_in_the_log(
 
 
 def late(caplog):
-    return [record for record in caplog.records if record.msg == "delayed_message_late"]
+    return logged(caplog, "delayed_message_late")
 
 
 def make_delay_queue(rabbit: Rabbit, queue: str, queue_type: str) -> str:
