@@ -1,4 +1,4 @@
-"""For tests of checkers, adapters and consumers: contracts, crash points, and a generator of duplicates."""
+"""For tests of checkers, adapters and consumers: contracts, crash points, lapsed leases, a generator of duplicates."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if "pytest" in sys.modules:
         f"{__name__}.adapter_contract", f"{__name__}.checker_contract"
     )
 
+from idempotent.testing.abandoned import abandon_claim
 from idempotent.testing.adapter_contract import AdapterContract
 from idempotent.testing.checker_contract import Capability, CheckerContract
 from idempotent.testing.crashpoints import AckPoints, CrashPlan, arm, around, crash_points, reach
@@ -21,6 +22,7 @@ __all__ = [
     "Capability",
     "CheckerContract",
     "CrashPlan",
+    "abandon_claim",
     "arm",
     "around",
     "crash_points",

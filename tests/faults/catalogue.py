@@ -1256,6 +1256,13 @@ FAULTS: Final = (
         "tests/processing/test_unfinished.py -k test_an_answer_about_a_lapsed_lease",
     ),
     Fault(
+        "a claim that a test abandons is renewed",
+        "idempotent/testing/abandoned.py",
+        "    binding.desk.abandon(decision.claim)\n",
+        "",
+        "tests/testing/test_abandoned.py -k short_lease",
+    ),
+    Fault(
         "attributes of a handler replace those of its consumer",
         "idempotent/consumer.py",
         'functools.update_wrapper(cast("Any", self), handler.function, updated=())',
