@@ -19,7 +19,9 @@ async def send(message: Message) -> None:
 
 
 async def on_message(given: AbstractIncomingMessage) -> None:
-    result = await send.process(Message("mail", given.body, id=given.message_id, headers=given.headers))
+    result = await send.process(
+        Message("mail", given.body, id=given.message_id, headers=given.headers, raw=given)
+    )
     if result.action is Action.ACK:
         await given.ack()
     elif result.action is Action.DEAD_LETTER:
