@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from idempotent import Outcome
+from idempotent import Outcome, Registry
+from idempotent.checkers import MemoryChecker
 from idempotent.errors import HandlerCancelledError
 from tests.processing.tasks import (
+    LONGEST_S,
     Counted,
     Entered,
     async_consumer,
@@ -261,3 +264,23 @@ def test_a_group_that_is_cancelled_while_it_is_recorded_has_processed_its_messag
         assert {result.outcome for result in results} == {Outcome.DUPLICATE}
 
     run(main)
+
+
+def test_a_plain_handler_in_a_thread_goes_on_when_the_task_that_waits_for_it_is_cancelled():
+    entered, gate, ran = threading.Event(), threading.Event(), []
+
+    @Registry().consumer("orders", checker=MemoryChecker())
+    def handle(given):
+        entered.set()
+        gate.wait(LONGEST_S)
+        ran.append(given.id)
+
+    async def cancel_it():
+        task = asyncio.ensure_future(asyncio.to_thread(handle.process, message()))
+        await asyncio.to_thread(entered.wait, LONGEST_S)
+        await cancelled(task)
+        gate.set()
+
+    asyncio.run(cancel_it())  # waits for the loop's threads
+    assert ran == [message().id]
+    assert handle.process(message()).outcome is Outcome.DUPLICATE
