@@ -38,6 +38,19 @@ STAND_INS = {
     "amqp://localhost": "memory://docs?until_empty=true",
     "/data/orders.jsonl": "orders.jsonl",
 }
+# Calls the test functions of a page, those with the fixtures of this repository left out.
+RUN_TESTS = """
+import inspect, pathlib
+for name, test in list(globals().items()):
+    if name.startswith("test_"):
+        match list(inspect.signature(test).parameters):
+            case []:
+                test()
+            case ["tmp_path"]:
+                folder = pathlib.Path(name).absolute()
+                folder.mkdir()
+                test(folder)
+"""
 
 
 def _run(paths: list[Path]) -> list[Any]:
@@ -69,7 +82,7 @@ def test_the_python_of_a_page_runs(page: Path, shop: Path) -> None:
     document = Sybil([PythonCodeBlockParser()]).parse(page)
     program = "\n".join(str(example.parsed) for example in document.examples())
     if program:
-        run_python("-c", program, timeout_s=300)
+        run_python("-c", program + RUN_TESTS, timeout_s=300)
 
 
 @pytest.mark.slow
