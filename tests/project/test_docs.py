@@ -72,6 +72,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     lines = '{"id": "1", "subject": "orders.paid", "body": {"cents": 100}}\n'
     (tmp_path / "orders.jsonl").write_text(lines)
+    (tmp_path / "processed.jsonl").write_text(lines)
     (tmp_path / "dump.gz").write_bytes(gzip.compress(lines.encode()))
     return tmp_path
 

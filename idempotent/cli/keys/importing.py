@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
         "import",
         epilog=epilog(
             "idempotent keys import processed.jsonl --consumer orders.paid:billing --url sqlite:///app.db",
-            "idempotent keys list --status done --json --url sqlite:///old.db | idempotent keys import -",
+            "idempotent keys list --status done --json --url redis://localhost | idempotent keys import -",
         ),
     )(import_keys)
 
