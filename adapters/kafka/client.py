@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from idempotent.errors import ConfigurationError, MissingExtraError
+from idempotent.logs import EventLog
+from idempotent.observe.sparse import Sparse
 
 try:
     from confluent_kafka import (
@@ -34,6 +37,7 @@ __all__ = [
     "OF_THE_BATCH",
     "OF_THE_TOPIC",
     "AdminClient",
+    "Callback",
     "ConsumerGroupTopicPartitions",
     "KafkaConsumer",
     "KafkaError",
@@ -51,6 +55,13 @@ __all__ = [
 
 Raw: TypeAlias = "KafkaMessage[Any, Any]"
 C = TypeVar("C")
+Callback: TypeAlias = Callable[..., object]
+log = EventLog(__name__)
+# What an `oauth_cb` raises tells the client library that there is no token.
+_CALLBACKS: Final = ("error_cb", "stats_cb", "throttle_cb", "on_commit")
+_INTERVAL: Final = "statistics.interval.ms"
+# The statistics alone tell that a broker is back.
+_STATISTICS_MS: Final = 2_000
 # Codes of errors that the client library itself raises: public, despite their names.
 ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
 AUTHENTICATION: Final = KafkaError._AUTHENTICATION  # noqa: SLF001
@@ -80,16 +91,53 @@ OF_THE_BATCH: Final = frozenset(
 _library_log = logging.getLogger("idempotent.adapters.kafka.adapter.librdkafka")
 
 
-def make_client(kind: Callable[..., C], config: Mapping[str, Any]) -> C:
+def make_client(
+    kind: Callable[..., C], config: Mapping[str, Any], ours: Mapping[str, Callback] = MappingProxyType({})
+) -> C:
     """Create a client, which connects in the background.
+
+    Args:
+        kind: its class.
+        config: its settings; callbacks among them are the application's, and what they raise is logged.
+        ours: the adapter's callbacks by setting, which are called before the application's.
 
     Raises:
         ConfigurationError: librdkafka does not know a setting, or refuses its value.
     """
+    own = {name: config[name] for name in _CALLBACKS if config.get(name) is not None}
+    safe = {name: _safe(name, call) if callable(call) else call for name, call in own.items()}
+    callbacks = {**safe, **{name: _chain(call, safe.get(name)) for name, call in ours.items()}}
     try:
-        return kind({**config, "logger": _library_log})
+        if "stats_cb" in ours:
+            callbacks[_INTERVAL] = min(int(config.get(_INTERVAL, 0)) or _STATISTICS_MS, _STATISTICS_MS)
+        return kind({"logger": _library_log, **config, **callbacks})
     except (KafkaException, TypeError, ValueError) as error:
         raise ConfigurationError(f"Kafka client: {error_of(error)}") from None
+
+
+def _safe(name: str, callback: Callback) -> Callback:
+    """A callback of the application that raises nothing: the client library would raise it from any of its calls."""
+    sparse = Sparse()
+
+    def call(*arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception:
+            if (more := sparse.take()) is not None:
+                log.exception("callback_failed", extra={"callback": name, "more": more})
+
+    return call
+
+
+def _chain(first: Callback, second: Callback | None) -> Callback:
+    if second is None:
+        return first
+
+    def call(*arguments: Any) -> None:
+        first(*arguments)
+        second(*arguments)
+
+    return call
 
 
 def error_of(error: BaseException | KafkaError) -> str:

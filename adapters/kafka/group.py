@@ -12,6 +12,7 @@ from idempotent.adapters.base import Delivery
 from idempotent.adapters.kafka.assignment import Assignment
 from idempotent.adapters.kafka.client import (
     ALL_BROKERS_DOWN,
+    Callback,
     KafkaConsumer,
     KafkaError,
     KafkaException,
@@ -33,7 +34,6 @@ _BLOCKED_WAIT_S: Final = 0.02
 _UPKEEP_S: Final = 0.1
 _ANSWER_S: Final = 10.0
 _LOOK_S: Final = 0.5
-_STATISTICS_MS: Final = 2_000
 _CLOSE_S: Final = 10.0
 _LEAVE_S: Final = 8.0
 _SILENCE_S: Final = 10.0
@@ -84,13 +84,12 @@ class KafkaGroup:
         self._was_up = False
         self._last_error: KafkaError | None = None
         self._has_complained, self._complained_at = False, -_SILENCE_S
-        callbacks = {
+        callbacks: dict[str, Callback] = {
             "on_commit": commits.on_commit,
             "error_cb": self._on_error,
             "stats_cb": self._on_statistics,
-            "statistics.interval.ms": _STATISTICS_MS,
         }
-        self.consumer: Final = make_client(KafkaConsumer, {**callbacks, **config})
+        self.consumer: Final = make_client(KafkaConsumer, config, callbacks)
         if fail_fast:
             self._meet()
         self._topics = list(topics)

@@ -58,6 +58,8 @@ _FETCHED_BYTES: Final = 16 * 1024 * 1024
 _ISOLATION: Final = "isolation.level"
 # Settlements and the watermark decide what is committed; an automatic commit would cover messages still running.
 _AUTOMATIC: Final = ("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store")
+# Each would leave messages without the report that `publish` and dead letters wait for.
+_REPORTS: Final = ("on_delivery", "delivery.report.only.error")
 _OURS: Final = {
     "bootstrap.servers": "the first argument",
     "metadata.broker.list": "the first argument",
@@ -219,9 +221,15 @@ def check_own(**configs: Mapping[str, Any] | None) -> None:
     """
     settings = [(name, *item) for name, own in configs.items() for item in (own or {}).items()]
     for name, setting, value in settings:
-        if setting in _AUTOMATIC and str(value).lower() not in ("false", "0"):
+        is_off = str(value).lower() in ("false", "0", "none")
+        if setting in _AUTOMATIC and not is_off:
             raise ConfigurationError(
                 f"{name}: {setting} must stay off: it would commit messages that are still being processed"
+            )
+        if setting in _REPORTS and not is_off:
+            raise ConfigurationError(
+                f"{name}: {setting} would take the broker's confirmations from the adapter; `publish` returns when a "
+                "message is confirmed"
             )
         if setting in _OURS:
             raise ConfigurationError(f"{name}: {setting} is given by {_OURS[setting]}")

@@ -12,6 +12,7 @@ from idempotent.adapters.kafka.client import (
     ALL_BROKERS_DOWN,
     OF_THE_BATCH,
     OF_THE_TOPIC,
+    Callback,
     KafkaError,
     KafkaException,
     Producer,
@@ -26,7 +27,6 @@ log = EventLog(__name__)
 _ANSWER_S: Final = 10.0
 _LOOK_S: Final = 0.5
 _SILENCE_S: Final = 10.0
-_STATISTICS_MS: Final = 1_000
 
 # The record itself is refused. Every other error may go away by itself, and some come after the record was written.
 _REFUSALS: Final = OF_THE_TOPIC | OF_THE_BATCH | {KafkaError.CLUSTER_AUTHORIZATION_FAILED}
@@ -59,6 +59,7 @@ class ConfirmedProducer:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
+        self._callbacks: Mapping[str, Callback] = {}
         self._client: Producer | None = None
         self.connected = False
         """Whether a broker answers, since `connect`; `upkeep` and `flush` update it."""
@@ -76,12 +77,7 @@ class ConfirmedProducer:
         Raises:
             KafkaException: no broker answers, with `fail_fast`.
         """
-        watched = {
-            "error_cb": self._on_error,
-            "stats_cb": self._on_statistics,
-            "statistics.interval.ms": _STATISTICS_MS,
-        }
-        self._config = {**watched, **self._config}
+        self._callbacks = {"error_cb": self._on_error, "stats_cb": self._on_statistics}
         self._client = self.complaint = self.fault = self._last_error = None
         self.connected = self._was_up = False
         client = self._made()
@@ -135,7 +131,7 @@ class ConfirmedProducer:
 
     def _made(self) -> Producer:
         if self._client is None:
-            self._client = make_client(Producer, self._config)
+            self._client = make_client(Producer, self._config, self._callbacks)
         return self._client
 
     def _on_statistics(self, text: str) -> None:

@@ -938,6 +938,13 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_offsets.py -k test_an_offset_is_committed_only_when",
     ),
     Fault(
+        "Kafka: a callback of the application replaces the adapter's own",
+        "adapters/kafka/client.py",
+        "callbacks = {**safe, **{name: _chain(call, safe.get(name)) for name, call in ours.items()}}",
+        "callbacks = {**ours, **safe}",
+        "tests/adapters/kafka/test_reports.py -k 'beside_the_adapters_own and consumer_config'",
+    ),
+    Fault(
         "Kafka: lost records are skipped without a word",
         "adapters/kafka/options.py",
         'return {**config, **own, _RESET: "error"}',
