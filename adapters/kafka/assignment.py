@@ -111,6 +111,10 @@ class Assignment:
         if topic is not None and number is not None and (partition := self._partitions.get((topic, number))):
             self._resets.add(partition, raw.offset(), reason)
 
+    def note_missing(self, topic: str) -> None:
+        """Handle the client's error that a topic does not exist."""
+        self._resets.note_missing(topic)
+
     def _begin_again(self, partition: Partition) -> Partition:
         log.warning("offsets_began_anew", extra={"topic": partition.topic, "partition": partition.number})
         self._end([partition])

@@ -130,7 +130,7 @@ class OffsetCommits(Commits):
                 consumer.commit(offsets=offsets, asynchronous=True)
                 self._asked_at = time.monotonic()
             else:
-                _raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
+                raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
             # The next commit repeats these offsets, or the partitions have another owner.
             log.log(_level_of(error.args[0]), "commit_failed", extra={"error": error_of(error)})
@@ -162,7 +162,8 @@ def _none_if_unknown(epoch: int) -> int | None:
     return None if epoch < 0 else epoch
 
 
-def _raise_if_refused(committed: Sequence[TopicPartition]) -> None:
+def raise_if_refused(committed: Sequence[TopicPartition]) -> None:
+    """Raise the error of a partition, which the client library only notes beside its offset."""
     for tp in committed:
         if tp.error is not None:
             raise KafkaException(tp.error)

@@ -198,6 +198,8 @@ class KafkaGroup:
             what = {"topic": raw.topic(), "error": error_of(error)}
             if self._fail_fast and error.code() in _REFUSED:
                 raise ConfigurationError(f"Kafka at {self._where}, topic {what['topic']}: {what['error']}")
+            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and (topic := raw.topic()) is not None:
+                self.assignment.note_missing(topic)
             log.warning("kafka_waits", extra=what)
 
     def _on_error(self, error: KafkaError) -> None:

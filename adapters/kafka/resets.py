@@ -1,15 +1,15 @@
-"""Resets: where to continue when the broker does not have a partition's position."""
+"""Resets: where to begin or continue when there is no position of a partition, or the broker does not have it."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from idempotent.adapters.kafka.client import (
     OFFSET_BEGINNING,
-    OFFSET_END,
     KafkaConsumer,
     KafkaError,
     KafkaException,
@@ -17,6 +17,7 @@ from idempotent.adapters.kafka.client import (
     TopicPartition,
     error_of,
 )
+from idempotent.adapters.kafka.commits import raise_if_refused
 from idempotent.adapters.kafka.options import Reset
 from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.records import epoch_of
@@ -27,6 +28,7 @@ from idempotent.logs import EventLog
 log = EventLog(__name__)
 _ANSWER_S: Final = 5.0
 _RETRY_S: Final = 1.0
+_PATIENCE_S: Final = 10.0
 # The client library gives no offset then, and one error code for all.
 _TRUNCATED: Final = "log truncation detected"
 
@@ -38,6 +40,12 @@ class _Lost:
     reason: str
     topic_id: TopicId | None
     retry_at: float = 0.0
+    complain_at: float = field(default_factory=lambda: time.monotonic() + _PATIENCE_S)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the group has no offset of the partition."""
+        return self.topic_id is None
 
     @property
     def is_due(self) -> bool:
@@ -53,9 +61,11 @@ class _Lost:
 class Resets:
     """Decides where partitions without a position continue; librdkafka would choose without a word.
 
-    A partition without a committed offset is new to the group, and a topic that was deleted and created again is read
-    from its beginning. Otherwise the broker has lost records, by retention or with the end of its log: the policy
-    decides, and an error says so.
+    A partition without a committed offset is new to the group, and is read from its beginning. Only with the policy
+    `latest`, a group that begins a topic begins at the ends of all its partitions, and commits them at once: so
+    partitions that are added later are known by their missing offsets, to every member and at any time. A topic that
+    was deleted and created again is read from its beginning. Otherwise the broker has lost records, by retention or
+    with the end of its log: the policy decides, and an error says so.
 
     Args:
         policy: what to do when records are lost.
@@ -67,6 +77,7 @@ class Resets:
         self._topic_ids = topic_ids
         self._lost: list[_Lost] = []
         self._doubtful: list[Partition] = []
+        self._missing: set[str] = set()
 
     def begin(self, consumer: KafkaConsumer, partitions: Iterable[Partition]) -> None:
         """Learn the leader epochs of the committed offsets, which the client library does not verify at the start."""
@@ -97,8 +108,13 @@ class Resets:
     def add(self, partition: Partition, offset: int | None, reason: str) -> None:
         """Note a partition that stands still at `offset`; None: no offset was committed, or the log was truncated."""
         is_new = offset is None and _TRUNCATED not in reason
+        self._lost = [one for one in self._lost if one.partition is not partition]
         topic_id = None if is_new else self._topic_ids.ask({partition.topic})[partition.topic]
         self._lost.append(_Lost(partition, offset, reason, topic_id))
+
+    def note_missing(self, topic: str) -> None:
+        """Note that a topic does not exist: when it is created, the group was there before it."""
+        self._missing.add(topic)
 
     def upkeep(self, consumer: KafkaConsumer, partitions: Iterable[Partition]) -> list[Partition]:
         """Let them continue as soon as possible. Returns those whose topic was created again.
@@ -117,15 +133,21 @@ class Resets:
         due = [one for one in lost if one.is_due]
         self._lost = [one for one in lost if one not in due]
         try:
-            starts = {one.partition: self._start(consumer, one) for one in due}
+            starts = {one.partition: self._start(consumer, one) for one in due if not one.is_new}
+            starts |= self._beginnings(consumer, [one.partition for one in due if one.is_new], partitions)
             _restart(consumer, starts, partitions)
         except KafkaException as error:
             log.warning("seek_failed", extra={"error": error_of(error)})
-            for one in due:
-                one.retry_at = time.monotonic() + _RETRY_S
-            self._lost += due
-            return []
-        return [one.partition for one in due if one.is_recreated]
+            starts = {}
+        waiting = [one for one in due if one.partition not in starts]
+        for one in waiting:
+            one.retry_at = time.monotonic() + _RETRY_S
+            if one.is_new and time.monotonic() > one.complain_at:
+                one.complain_at = math.inf
+                about = {"topic": one.partition.topic, "partition": one.partition.number}
+                log.warning("beginning_awaited", extra=about)
+        self._lost += waiting
+        return [one.partition for one in due if one.is_recreated and one.partition in starts]
 
     def _verify(self, consumer: KafkaConsumer) -> None:
         doubtful, self._doubtful = self._doubtful, []
@@ -141,11 +163,52 @@ class Resets:
                     partition.unverified = offset, epoch
                     self._doubtful.append(partition)
 
+    def _beginnings(
+        self, consumer: KafkaConsumer, new: Iterable[Partition], assigned: Iterable[Partition]
+    ) -> dict[Partition, int]:
+        """Where partitions begin of which the group has no offset; without those for which another member decides."""
+        starts: dict[Partition, int] = {}
+        added: list[Partition] = []
+        owned = {partition.topic for partition in assigned if partition.number == 0}
+        offsets: dict[str, Mapping[int, int]] = {}
+        for partition in new:
+            topic = partition.topic
+            if self._policy is not Reset.LATEST or topic != partition.subject:  # copies of failed messages
+                starts[partition] = OFFSET_BEGINNING
+                continue
+            if topic not in offsets:
+                offsets[topic] = self._group_offsets(consumer, topic, is_ours=topic in owned)
+            if offsets[topic]:
+                starts[partition] = offsets[topic].get(partition.number, OFFSET_BEGINNING)
+                added += [] if partition.number in offsets[topic] else [partition]
+        if added:
+            log.info("partitions_are_new", extra={"partitions": [f"{p.topic}/{p.number}" for p in added]})
+        return starts
+
+    def _group_offsets(self, consumer: KafkaConsumer, topic: str, *, is_ours: bool) -> dict[int, int]:
+        """The group's offsets of a topic, by partition; none: another member has to begin it.
+
+        Only the owner of partition 0 begins a topic: two that did might commit over each other's progress.
+        """
+        numbers = consumer.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions
+        everything = [TopicPartition(topic, number) for number in numbers]
+        found = consumer.committed(everything, timeout=_ANSWER_S)
+        raise_if_refused(found)
+        offsets = {tp.partition: tp.offset for tp in found if tp.offset >= 0}
+        is_younger = topic in self._missing  # than the group
+        if not offsets and (is_ours or is_younger):
+            for tp in everything:
+                first, end = consumer.get_watermark_offsets(tp, timeout=_ANSWER_S)
+                offsets[tp.partition] = first if is_younger else end
+            begun = [TopicPartition(topic, *place) for place in offsets.items()]
+            raise_if_refused(consumer.commit(offsets=begun, asynchronous=False))
+            log.info("topic_begun", extra={"topic": topic, "offsets": offsets})
+        self._missing.discard(topic)
+        return offsets
+
     def _start(self, consumer: KafkaConsumer, one: _Lost) -> int:
         """The offset to continue from."""
         partition = one.partition
-        if one.topic_id is None:
-            return OFFSET_END if self._policy is Reset.LATEST else OFFSET_BEGINNING
         is_truncated = _TRUNCATED in one.reason
         if one.is_recreated or not (partition.is_begun or is_truncated):
             return OFFSET_BEGINNING

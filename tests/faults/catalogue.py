@@ -952,6 +952,13 @@ FAULTS: Final = (
         "tests/adapters/kafka/records/test_lost_records.py -k test_records_that_were_removed_stop",
     ),
     Fault(
+        "Kafka: a group does not keep where it began, and skips partitions that are added",
+        "adapters/kafka/resets.py",
+        "            raise_if_refused(consumer.commit(offsets=begun, asynchronous=False))\n",
+        "",
+        "tests/adapters/kafka/records/test_new_partitions.py -k test_a_worker_that_starts_after",
+    ),
+    Fault(
         "Kafka: a truncated log that has grown again goes unnoticed",
         "adapters/kafka/resets.py",
         "if partition.unverified is not None and epoch_of(raw) <= partition.unverified[1]:",

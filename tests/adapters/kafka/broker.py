@@ -8,6 +8,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     OffsetSpec,
 )
@@ -26,12 +27,19 @@ class Broker:
         # Without its complaints about a server that a test has stopped.
         self._config = {"bootstrap.servers": bootstrap, "log_level": 0}
         self.admin = AdminClient(self._config)
+        self._producer = self._new_producer()
+
+    def _new_producer(self):
         # A new topic's first messages may be sent twice, and without this come to lie behind the next ones.
-        self._producer = Producer({**self._config, "enable.idempotence": True})
+        return Producer({**self._config, "enable.idempotence": True})
 
     def make(self, topic, partitions=1, **config):
         new = NewTopic(topic, partitions, 1, config=config)
         self.admin.create_topics([new])[topic].result(TIMEOUT_S)
+
+    def add_partitions(self, topic, total):
+        self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(TIMEOUT_S)
+        self._producer = self._new_producer()  # the old one learns of them in minutes
 
     def configure(self, topic, **config):
         entries = [
