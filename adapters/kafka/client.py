@@ -50,6 +50,7 @@ __all__ = [
     "TopicPartition",
     "Uuid",
     "error_of",
+    "is_fatal",
     "make_client",
 ]
 
@@ -138,6 +139,14 @@ def _chain(first: Callback, second: Callback | None) -> Callback:
         second(*arguments)
 
     return call
+
+
+def is_fatal(error: KafkaError) -> bool:
+    """Whether the client will never work again.
+
+    Only the error that `poll` raises says so itself; in a message, a report or another call it is a code.
+    """
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - public, despite its name
 
 
 def error_of(error: BaseException | KafkaError) -> str:

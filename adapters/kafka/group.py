@@ -18,6 +18,7 @@ from idempotent.adapters.kafka.client import (
     KafkaException,
     Raw,
     error_of,
+    is_fatal,
     make_client,
 )
 from idempotent.adapters.kafka.commits import Commits
@@ -121,7 +122,12 @@ class KafkaGroup:
         return [delivery for delivery in deliveries if delivery.token.partition.is_open]
 
     def fetch(self, wait_s: float, woken: threading.Event) -> None:
-        """Receive messages, and wait at most `wait_s` seconds for the first. Rebalances happen in this call."""
+        """Receive messages, and wait at most `wait_s` seconds for the first. Rebalances happen in this call.
+
+        Raises:
+            AdapterError: the client cannot work any more, the broker refuses it, or it has lost records.
+        """
+        self._check()
         self.assignment.upkeep(self.consumer)
         if wait_s > 0 and self.assignment.has_unfinished:
             # A settlement may release a message, and the client cannot be woken.
@@ -142,6 +148,9 @@ class KafkaGroup:
             else:
                 self._notice(raw, problem)
         self.assignment.begin_stored(self.consumer)
+        self._check()
+
+    def _check(self) -> None:
         fault = self._commits.fault if self._fault is None else why_unreachable(self._fault, was_up=True)
         if fault is not None:
             raise AdapterError(f"Kafka at {self._where}: {fault}")
@@ -162,7 +171,8 @@ class KafkaGroup:
 
     def close(self) -> None:
         """Commit finished messages, and leave the group."""
-        self.assignment.commit_last(self.consumer, _CLOSE_S if self._is_up else 0.0)
+        if self._fault is None:  # else no commit can succeed
+            self.assignment.commit_last(self.consumer, _CLOSE_S if self._is_up else 0.0)
         self.assignment.end()
         # Without a broker the client library tries for the length of a session.
         leaving = threading.Thread(target=self._leave, name="idempotent-kafka-close", daemon=True)
@@ -176,9 +186,13 @@ class KafkaGroup:
         wait for this member as long as for a dead one. `unsubscribe` waits for the end of the rebalance.
         """
         until = time.monotonic() + _LEAVE_S
-        self.consumer.unsubscribe()
-        while self._has_member_id and self.consumer.memberid() and time.monotonic() < until:
-            self.consumer.poll(_BLOCKED_WAIT_S)
+        try:
+            if self._fault is None:  # else there is no membership to end
+                self.consumer.unsubscribe()
+                while self._has_member_id and self.consumer.memberid() and time.monotonic() < until:
+                    self.consumer.poll(_BLOCKED_WAIT_S)
+        except KafkaException as error:
+            log.warning("close_failed", extra={"broker": self._where, "error": error_of(error)})
         self.consumer.close()
 
     def _subscribe(self) -> None:
@@ -192,7 +206,7 @@ class KafkaGroup:
     def _notice(self, raw: Raw, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - public, despite its name
             self.assignment.reset(raw, error_of(error))
-        elif error.fatal():
+        elif is_fatal(error):
             self._fault = error
         else:
             what = {"topic": raw.topic(), "error": error_of(error)}
@@ -206,7 +220,7 @@ class KafkaGroup:
         all_down = error.code() == ALL_BROKERS_DOWN
         if not all_down or self._last_error is None:
             self._last_error = error
-        if error.fatal() or (not self._was_up and is_for_good(error)):
+        if is_fatal(error) or (not self._was_up and is_for_good(error)):
             self._fault = error
         else:
             # The library reconnects automatically, and reports it only in its statistics.

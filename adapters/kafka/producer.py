@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from idempotent.adapters.kafka.client import (
@@ -17,6 +18,7 @@ from idempotent.adapters.kafka.client import (
     KafkaException,
     Producer,
     error_of,
+    is_fatal,
     make_client,
 )
 from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
@@ -61,6 +63,7 @@ class ConfirmedProducer:
         self._config = config
         self._callbacks: Mapping[str, Callback] = {}
         self._client: Producer | None = None
+        self._broken: list[Producer] = []
         self.connected = False
         """Whether a broker answers, since `connect`; `upkeep` and `flush` update it."""
         self.complaint: str | None = None
@@ -109,7 +112,8 @@ class ConfirmedProducer:
     ) -> None:
         """Send without waiting. A message that cannot be queued is reported at once."""
         record = (topic, value, key, headers)
-        send(self._made(), record, on_report, on_error=self._forget_if_fatal, partition=partition)
+        client = self._made()
+        send(client, record, on_report, on_error=partial(self._replace_if_fatal, client), partition=partition)
 
     def count_partitions(self, topic: str, timeout_s: float) -> int:
         """How many partitions a topic has; 0: there is no such topic.
@@ -121,13 +125,25 @@ class ConfirmedProducer:
 
     def upkeep(self) -> None:
         """Deliver the reports that have arrived."""
-        if self._client is not None:
-            self._client.poll(0)
+        self._serve(0.0)
 
     def flush(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` seconds until all messages are reported."""
-        if self._client is not None:
-            self._client.flush(timeout_s)
+        until = time.monotonic() + timeout_s
+        # The client library's `flush` goes on calling after a fatal error, with that error raised.
+        while any(map(len, self._clients())) and (left_s := until - time.monotonic()) > 0:
+            self._serve(min(left_s, _LOOK_S))
+
+    def _clients(self) -> list[Producer]:
+        return self._broken if self._client is None else [*self._broken, self._client]
+
+    def _serve(self, wait_s: float) -> None:
+        for client in self._clients():
+            try:
+                client.poll(wait_s)
+            except KafkaException as error:  # raised instead of a call of `error_cb`
+                self._replace_if_fatal(client, error.args[0])
+        self._broken = [client for client in self._broken if len(client)]
 
     def _made(self) -> Producer:
         if self._client is None:
@@ -157,10 +173,11 @@ class ConfirmedProducer:
             where = self._config["bootstrap.servers"]
             log.warning("broker_unreachable", extra={"broker": where, "error": self.complaint})
 
-    def _forget_if_fatal(self, error: KafkaError) -> None:
-        # After a fatal error an idempotent producer never sends again.
-        if error.fatal():
+    def _replace_if_fatal(self, client: Producer, error: KafkaError) -> None:
+        # After a fatal error an idempotent producer never sends again, but reports what it has.
+        if is_fatal(error) and client is self._client:
             log.error("kafka_producer_broken", extra={"error": error_of(error)})
+            self._broken.append(client)
             self._client = None
 
 

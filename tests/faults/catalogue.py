@@ -945,6 +945,20 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_reports.py -k 'beside_the_adapters_own and consumer_config'",
     ),
     Fault(
+        "Kafka: a fatal error is taken for one that may pass",
+        "adapters/kafka/client.py",
+        "return error.fatal() or error.code() == KafkaError._FATAL",
+        "return error.fatal()",
+        "tests/adapters/kafka/test_reports.py -k 'two_workers_with_one and classic'",
+    ),
+    Fault(
+        "Kafka: a broken producer stays",
+        "adapters/kafka/producer.py",
+        "            self._broken.append(client)\n            self._client = None\n",
+        "            pass\n",
+        "tests/adapters/kafka/test_reports.py -k 'broken_for_good and publisher'",
+    ),
+    Fault(
         "Kafka: lost records are skipped without a word",
         "adapters/kafka/options.py",
         'return {**config, **own, _RESET: "error"}',

@@ -1,13 +1,16 @@
 """What librdkafka reports: the callbacks of the application, and errors that end a client."""
 
+import threading
 from collections import Counter
 
 import pytest
 
+from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.errors import ConfigurationError
+from idempotent.checkers import AttemptChecker, MemoryChecker
+from idempotent.errors import AdapterError, ConfigurationError, PublishError
 from idempotent.testing.adapter_contract import until
-from tests.adapters.kafka.member import ACK, receive, send
+from tests.adapters.kafka.member import ACK, IMPATIENT, receive, send
 from tests.adapters.kafka.through_proxy import through_proxy
 from tests.support.logs import logged
 
@@ -77,3 +80,102 @@ def test_statistics_come_often_enough_for_the_adapter(broker, topic, opened, int
 def test_what_would_take_the_brokers_confirmations_is_refused(place, setting):
     with pytest.raises(ConfigurationError, match=f"{place}: {setting} .*confirm"):
         KafkaAdapter("localhost:9092", **{place: {setting: True}})
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "checker", "words"),
+    [
+        pytest.param(IMPATIENT, {}, MemoryChecker, "fenced by other consumer", id="classic"),
+        pytest.param(
+            IMPATIENT,
+            {"semantics": "exactly_once"},
+            AttemptChecker,
+            "fenced by other consumer",
+            id="exactly_once",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"group.protocol": "consumer"},
+            {},
+            MemoryChecker,
+            "instance ID is still used",
+            id="KIP-848",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_of_two_workers_with_one_group_instance_id_one_ends_and_says_why(
+    broker, topic, caplog, own, options, checker, words
+):
+    done, raised = [], []
+
+    def new_worker():
+        registry = Registry()
+        registry.consumer(topic, group=topic, checker=checker())(lambda message: done.append(message.body))
+        config = {**own, "group.instance.id": "one"}
+        adapter = KafkaAdapter(broker.bootstrap, commit_interval_s=0.1, consumer_config=config, **options)
+        return Worker(registry, adapter, gc_interval_s=None)
+
+    def run(worker):
+        try:
+            worker.run()
+        except AdapterError as error:
+            raised.append(str(error))
+
+    workers = [new_worker(), new_worker()]
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+    send(broker, topic, 1)
+    threads[0].start()
+    until(lambda: broker.committed(topic, topic) == 1, "the first commit")
+    threads[1].start()
+    until(lambda: raised, "the end of one of them")
+    send(broker, topic, 1)
+    until(lambda: broker.committed(topic, topic) == 2, "the other one goes on")
+    for worker in workers:
+        worker.stop()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    (reason,) = raised
+    assert words in reason
+    assert len(done) == 2
+    assert [record for record in caplog.records if record.exc_info] == []
+    assert not logged(caplog, "close_failed")
+
+
+def too_large(broker, topic):
+    """The settings of a producer that a refused record breaks."""
+    broker.configure(topic, **{"max.message.bytes": "1000"})
+    return {"producer_config": {"enable.gapless.guarantee": True}, "publish_timeout_s": 10.0}
+
+
+@pytest.mark.parametrize("consumes", [False, True], ids=["publisher", "consumer"])
+def test_a_producer_that_is_broken_for_good_is_replaced(broker, topic, opened, caplog, consumes):
+    options = too_large(broker, topic)
+    adapter = opened(topic, group=topic, **options) if consumes else KafkaAdapter(broker.bootstrap, **options)
+    if not consumes:
+        adapter.open([])
+    adapter.publish(Message(topic, b"1", id="1"))
+    with pytest.raises(PublishError, match="too large"):
+        adapter.publish(Message(topic, b"2" * 5000, id="2"))
+    for number in (3, 4):
+        adapter.publish(Message(topic, b"%d" % number, id=f"{number}"))
+    adapter.close()
+    assert [raw.value() for raw in broker.read_raw(topic)] == [b"1", b"3", b"4"]
+    (told,) = [record.error for record in logged(caplog, "kafka_producer_broken")]
+    assert "gap-less" in told
+
+
+def test_a_dead_letter_that_breaks_the_producer_holds_back_no_other_one(broker, topic, opened):
+    options = too_large(broker, f"{topic}.dlq")
+    adapter = opened(topic, group=topic, ordering="none", max_in_flight_per_partition=1, **options)
+    for body in (b"1", b"2" * 5000, b"3", b"4"):
+        broker.send(topic, body)
+    broker.flush()
+
+    def letters():
+        for delivery in adapter.receive(1, 0.1):
+            adapter.settle(delivery, Result(Outcome.DEAD, error=ValueError("no")))
+        return {raw.value() for raw in broker.read_raw(f"{topic}.dlq")} == {b"1", b"3", b"4"}
+
+    until(letters, "the other letters")
