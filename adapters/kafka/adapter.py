@@ -26,6 +26,7 @@ from idempotent.adapters.kafka.options import (
     check_consumers,
     check_own,
     check_semantics,
+    check_topics,
     consumer_config,
     place_of,
     reset_policy,
@@ -193,12 +194,14 @@ class KafkaAdapter(Adapter):
             raise ConfigurationError("with fenced=True an adapter only publishes: give consumers another one")
         group_id = group_of(consumers)
         check_consumers(self._semantics, self._limits.ordering, consumers)
-        self.close()
-        stored = StoredOffsets(consumers)
         subjects = subjects_of(consumers)
         retry_topics = {
             subject: f"{subject}.{group_id}.retry" for subject in subjects if self._has_retry_topics
         }
+        topics = [*subjects, *retry_topics.values()]
+        check_topics(topics)
+        self.close()
+        stored = StoredOffsets(consumers)
         self._copies = Copies(self._sender, self.dead_letter_subject, retry_topics, stored, self._finish)
         commits = self._commits(group_id)
         topic_ids = TopicIds(make_client(AdminClient, self._security))
@@ -213,7 +216,6 @@ class KafkaAdapter(Adapter):
             every=self._commit_every,
         )
         config = consumer_config(self._security, group_id, self._consumer_config)
-        topics = [*subjects, *retry_topics.values()]
         self._group = KafkaGroup(config, topics, assignment, commits, fail_fast=self._fail_fast)
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -51,6 +52,7 @@ class Reset(Enum):
 
 
 _SCHEME: Final = "kafka://"
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _RESET: Final = "auto.offset.reset"
 _LARGEST: Final = "message.max.bytes"
 # Received and not yet taken over by the adapter, and again in an answer on its way, of each broker.
@@ -233,6 +235,20 @@ def check_own(**configs: Mapping[str, Any] | None) -> None:
             )
         if setting in _OURS:
             raise ConfigurationError(f"{name}: {setting} is given by {_OURS[setting]}")
+
+
+def check_topics(topics: Sequence[str]) -> None:
+    """Refuse names that no topic can have; the client would take one that begins with `^` for a pattern.
+
+    Raises:
+        ConfigurationError: Kafka allows no such name.
+    """
+    for topic in topics:
+        if not _NAME.fullmatch(topic) or topic in (".", ".."):
+            raise ConfigurationError(
+                f"{topic!r} cannot be a topic: names are made of letters, digits, '.', '_' and '-'. There are no "
+                "patterns: declare a consumer for each topic"
+            )
 
 
 def check_semantics(

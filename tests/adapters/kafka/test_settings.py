@@ -122,3 +122,14 @@ def test_without_the_client_library_the_error_says_what_to_type():
     code = "import sys; sys.modules['confluent_kafka'] = None; import idempotent.adapters.kafka"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert 'pip install "idempotent-consumer[kafka]"' in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("subject", ["^orders.*", "orders/paid", "orders paid", "orders\n", ".."])
+def test_a_subject_that_no_topic_can_have_is_refused(opened, subject):
+    with pytest.raises(ConfigurationError, match="cannot be a topic"):
+        opened(subject)
+
+
+def test_a_group_whose_retry_topic_cannot_exist_is_refused(opened):
+    with pytest.raises(ConfigurationError, match=r"'orders\.my group\.retry' cannot be a topic"):
+        opened("orders", group="my group", ordering="none", retry_topic=True)
