@@ -204,7 +204,9 @@ class KafkaGroup:
         )
 
     def _notice(self, raw: Raw, error: KafkaError) -> None:
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - public, despite its name
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - public, despite its name
+            return  # asked for with `enable.partition.eof`
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             self.assignment.reset(raw, error_of(error))
         elif is_fatal(error):
             self._fault = error

@@ -11,7 +11,8 @@ from idempotent import Message
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.errors import ConfigurationError
-from tests.adapters.kafka.member import receive
+from tests.adapters.kafka.member import nothing_comes, receive
+from tests.support.logs import logged
 
 
 @pytest.mark.parametrize(
@@ -133,3 +134,12 @@ def test_a_subject_that_no_topic_can_have_is_refused(opened, subject):
 def test_a_group_whose_retry_topic_cannot_exist_is_refused(opened):
     with pytest.raises(ConfigurationError, match=r"'orders\.my group\.retry' cannot be a topic"):
         opened("orders", group="my group", ordering="none", retry_topic=True)
+
+
+def test_the_end_of_a_partition_is_no_warning_where_it_is_asked_for(broker, topic, opened, caplog):
+    broker.send(topic, b"1")
+    broker.flush()
+    adapter = opened(topic, consumer_config={"enable.partition.eof": True})
+    receive(adapter)
+    nothing_comes(adapter, 0.5)
+    assert not logged(caplog, "kafka_waits")
