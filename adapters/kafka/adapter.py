@@ -229,7 +229,7 @@ class KafkaAdapter(Adapter):
         deliveries = group.receive(limit, timeout_s, self.full_subjects, self._woken, self._sender.upkeep)
         if self._semantics is Semantics.AT_MOST_ONCE:
             deliveries = group.assignment.give_up(group.consumer, deliveries)
-        return self._copies.readable(deliveries)
+        return group.assignment.in_turn(deliveries)
 
     def _wait(self, timeout_s: float) -> None:
         """Do the upkeep of an adapter that only publishes, until that time has passed or it is woken."""

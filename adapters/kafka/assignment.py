@@ -23,6 +23,7 @@ from idempotent.logs import EventLog
 log = EventLog(__name__)
 Name = tuple[str, int]
 _HALF: Final = 0.5
+_TURN_S: Final = 0.1
 
 
 class Assignment:
@@ -240,6 +241,15 @@ class Assignment:
                 token.partition.retry_at(token.record, 0.0)
         return []
 
+    def in_turn(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Keep back those that will be rejected before their turn: the store takes offsets in their order."""
+        early = [delivery for delivery in deliveries if _is_early(delivery)]
+        for delivery in early:
+            token = delivery.token
+            token.partition.take_back(token)
+            token.partition.retry_at(token.record, time.monotonic() + _TURN_S)
+        return [delivery for delivery in deliveries if delivery not in early] if early else deliveries
+
     def end(self) -> None:
         """End the epochs of all partitions."""
         self._end(list(self._turns))
@@ -278,6 +288,11 @@ class Assignment:
     def _of(self, names: Sequence[TopicPartition]) -> list[Partition]:
         found = (self._partitions.get((tp.topic, tp.partition)) for tp in names)
         return [partition for partition in found if partition is not None]
+
+
+def _is_early(delivery: Delivery) -> bool:
+    partition = delivery.token.partition
+    return delivery.error is not None and partition.is_stored and not partition.is_next(delivery.token.record)
 
 
 def _named(partitions: Sequence[TopicPartition]) -> dict[str, list[str]]:

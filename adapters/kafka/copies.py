@@ -16,7 +16,7 @@ from idempotent.adapters.kafka.producer import Unconfirmed
 from idempotent.adapters.kafka.records import DUE_HEADER, origin_text, ours_of
 from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.transactions.attempt import Refusal
-from idempotent.errors import MessageError, OutputError
+from idempotent.errors import OutputError
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
@@ -25,7 +25,6 @@ from idempotent.policy import Backoff
 
 log = EventLog(__name__)
 _BACKOFF: Final = Backoff(initial_s=2.0, maximum_s=300.0)
-_TURN_S: Final = 0.1
 
 
 class Copies:
@@ -82,22 +81,6 @@ class Copies:
             headers,
             lambda: self._stored.skip(partition.subject, message.position),
         )
-
-    def readable(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Those that can be decoded. Of each other one a dead letter is sent, in its turn."""
-        garbled = [delivery for delivery in deliveries if delivery.token.record.problem is not None]
-        for delivery in garbled:
-            self._reject(delivery, delivery.token.record.problem)
-        return [delivery for delivery in deliveries if delivery not in garbled] if garbled else deliveries
-
-    def _reject(self, delivery: Delivery, problem: str) -> None:
-        partition, record = delivery.token.partition, delivery.token.record
-        partition.take_back(delivery.token)
-        if partition.is_stored and not partition.is_next(record):
-            partition.retry_at(record, time.monotonic() + _TURN_S)  # the store takes offsets in their order
-        else:
-            log.error("message_rejected", extra={**about_message(delivery.message), "error": problem})
-            self.dead_letter(delivery, Result(Outcome.REJECTED, error=MessageError(problem)))
 
     def dead_letter_of_input(self, produced: Produced, refusal: Refusal) -> None:
         """Send a dead letter of a finished message whose outputs the broker refuses."""

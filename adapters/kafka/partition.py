@@ -17,7 +17,7 @@ from idempotent.adapters.kafka.records import due_in_s, epoch_of, message_of, pr
 from idempotent.adapters.kafka.topics import TopicId
 from idempotent.adapters.watermark import Watermark
 from idempotent.choices import choice
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, MessageError
 from idempotent.message import Position
 from idempotent.outcomes import Outcome
 
@@ -149,7 +149,8 @@ class Partition:
         # Kafka marks no redelivery, but a group goes on where its last process died: what is delivered before the first
         # new effect may have killed it, and is counted before it runs only with this mark.
         redelivered = record.turns > 1 or self.subject != self.topic or not self._has_effect
-        return Delivery(message_of(record.raw, self.subject, position, redelivered), token)
+        error = None if record.problem is None else MessageError(record.problem)
+        return Delivery(message_of(record.raw, self.subject, position, redelivered), token, error)
 
     def take_back(self, token: Token) -> bool:
         """Take a delivery back; `finish` or `retry_at` follows. False: the delivery is stale."""

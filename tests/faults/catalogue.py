@@ -966,6 +966,13 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_settings.py -k test_a_subject_that_no_topic",
     ),
     Fault(
+        "Kafka: a record that cannot be decoded reaches its handler",
+        "adapters/kafka/partition.py",
+        "error = None if record.problem is None else MessageError(record.problem)",
+        "error = None",
+        "tests/adapters/kafka/records/test_unreadable.py",
+    ),
+    Fault(
         "Kafka: lost records are skipped without a word",
         "adapters/kafka/options.py",
         'return {**config, **own, _RESET: "error"}',
