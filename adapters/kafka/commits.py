@@ -148,7 +148,7 @@ def offsets_of(marks: Marks) -> list[TopicPartition]:
             partition.topic,
             partition.number,
             mark,
-            leader_epoch=_none_if_unknown(partition.epoch_before(mark)),
+            leader_epoch=partition.epoch_before(mark),
         )
         for partition, mark in marks.items()
     ]
@@ -156,10 +156,6 @@ def offsets_of(marks: Marks) -> list[TopicPartition]:
 
 def _level_of(problem: KafkaError) -> int:
     return logging.INFO if problem.code() in _REBALANCING else logging.WARNING
-
-
-def _none_if_unknown(epoch: int) -> int | None:
-    return None if epoch < 0 else epoch
 
 
 def raise_if_refused(committed: Sequence[TopicPartition]) -> None:

@@ -25,6 +25,8 @@ DUE_HEADER: Final = "x-idempotent-due"
 """When a copy in a retry topic is due, in milliseconds since 1970."""
 ANY_PARTITION: Final = -1
 """The client library's partitioner chooses by the key."""
+NO_EPOCH: Final = -1
+"""The client library's word for a leader epoch that is not known."""
 # confluent-kafka 2.16 does not report a name that is not UTF-8; the interpreter notices it only in calls like this.
 _decode_headers: Final = methodcaller("headers")
 Headers = list[tuple[str, bytes | None]]
@@ -54,9 +56,9 @@ def origin_of(raw: Raw) -> tuple[str, int, int]:
 
 
 def epoch_of(raw: Raw) -> int:
-    """The leader epoch in which the record was written; -1 from brokers that have none."""
+    """The leader epoch in which the record was written; NO_EPOCH from brokers that have none."""
     epoch = raw.leader_epoch()
-    return -1 if epoch is None else epoch
+    return NO_EPOCH if epoch is None else epoch
 
 
 def problem_of(raw: Raw) -> str | None:

@@ -4,10 +4,14 @@ import secrets
 import time
 
 import pytest
+from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import Producer
 
 from idempotent import Outcome, Result
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.kafka.commits import offsets_of
+from idempotent.adapters.kafka.partition import Partition, limits_of
+from idempotent.adapters.kafka.topics import TopicId
 from idempotent.checkers import AttemptChecker, MemoryChecker
 from idempotent.observe import counters
 from idempotent.testing.adapter_contract import until
@@ -117,6 +121,13 @@ def test_what_becomes_of_each_outcome(broker, topic, opened, outcome, again, let
     assert len(seen) == again
     assert len(broker.read(f"{topic}.dlq")) == letters
     assert broker.committed(GROUP, topic) == committed
+
+
+def test_offsets_of_records_that_have_no_leader_epoch_are_committed():
+    partition = Partition(TopicId("orders", "an id"), 0, limits_of("none", None, 10, 1000), "orders")
+    partition.add(KafkaMessage(topic="orders", partition=0, offset=3, value=b""), 3)
+    (tp,) = offsets_of({partition: 4})
+    assert (tp.offset, tp.leader_epoch) == (4, None)
 
 
 def test_held_messages_are_the_workers_affair(broker, topic, opened):
