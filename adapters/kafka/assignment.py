@@ -114,7 +114,7 @@ class Assignment:
 
     def note_missing(self, topic: str) -> None:
         """Handle the client's error that a topic does not exist."""
-        self._resets.note_missing(topic)
+        self._resets.beginnings.note_missing(topic)
 
     def _begin_again(self, partition: Partition) -> Partition:
         log.warning("offsets_began_anew", extra={"topic": partition.topic, "partition": partition.number})

@@ -22,6 +22,8 @@ from idempotent.logs import EventLog
 log = EventLog(__name__)
 Marks = Mapping[Partition, int]
 """The offset to commit, by partition."""
+BEGUN: Final = "idempotent"
+"""The metadata of a commit by a group that has begun the topic: a partition without an offset is new then."""
 RETRY_S: Final = 1.0
 _ANSWER_S: Final = 30.0
 # Expected in every rebalance: the commit is repeated, or the messages belong to another member.
@@ -115,7 +117,7 @@ class OffsetCommits(Commits):
             if problem is None or problem.code() == KafkaError._NO_OFFSET:  # noqa: SLF001 - public, despite its name
                 continue
             log.log(
-                _level_of(problem),
+                level_of(problem),
                 "commit_failed",
                 extra={"topic": tp.topic, "partition": tp.partition, "error": error_of(problem)},
             )
@@ -133,7 +135,7 @@ class OffsetCommits(Commits):
                 raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
             # The next commit repeats these offsets, or the partitions have another owner.
-            log.log(_level_of(error.args[0]), "commit_failed", extra={"error": error_of(error)})
+            log.log(level_of(error.args[0]), "commit_failed", extra={"error": error_of(error)})
             self._owe(marks)
             return False
         for partition, mark in marks.items():
@@ -148,13 +150,15 @@ def offsets_of(marks: Marks) -> list[TopicPartition]:
             partition.topic,
             partition.number,
             mark,
+            metadata=BEGUN if partition.has_begun_topic else "",
             leader_epoch=partition.epoch_before(mark),
         )
         for partition, mark in marks.items()
     ]
 
 
-def _level_of(problem: KafkaError) -> int:
+def level_of(problem: KafkaError) -> int:
+    """The level at which a failed commit is logged."""
     return logging.INFO if problem.code() in _REBALANCING else logging.WARNING
 
 

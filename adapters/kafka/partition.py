@@ -82,6 +82,8 @@ class Partition:
         self._received = -1
         self.unverified: tuple[int, int] | None = None
         """The group's offset and its leader epoch, until it is certain that the log has the records before it."""
+        self.has_begun_topic = False
+        """Whether it is known that the group has begun the topic, which commits tell other members."""
         self._start = OFFSET_INVALID
         self._first: int | None = None
         self._next: int | None = None

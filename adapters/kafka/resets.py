@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from idempotent.adapters.kafka.beginnings import Beginnings
 from idempotent.adapters.kafka.client import (
     OFFSET_BEGINNING,
     KafkaConsumer,
@@ -17,7 +18,6 @@ from idempotent.adapters.kafka.client import (
     TopicPartition,
     error_of,
 )
-from idempotent.adapters.kafka.commits import raise_if_refused
 from idempotent.adapters.kafka.options import Reset
 from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.records import epoch_of
@@ -61,23 +61,22 @@ class _Lost:
 class Resets:
     """Decides where partitions without a position continue; librdkafka would choose without a word.
 
-    A partition without a committed offset is new to the group, and is read from its beginning. Only with the policy
-    `latest`, a group that begins a topic begins at the ends of all its partitions, and commits them at once: so
-    partitions that are added later are known by their missing offsets, to every member and at any time. A topic that
-    was deleted and created again is read from its beginning. Otherwise the broker has lost records, by retention or
-    with the end of its log: the policy decides, and an error says so.
+    A partition without a committed offset has a beginning. A topic that was deleted and created again is read from its
+    beginning. Otherwise the broker has lost records, by retention or with the end of its log: the policy decides, and
+    an error says so.
 
     Args:
-        policy: what to do when records are lost.
+        policy: what to do when records are lost, and where the group begins a topic.
         topic_ids: looks up whether a topic was created again.
     """
 
     def __init__(self, policy: Reset, topic_ids: TopicIds) -> None:
         self._policy = policy
         self._topic_ids = topic_ids
+        self.beginnings: Final = Beginnings(policy)
+        """Decides where partitions begin."""
         self._lost: list[_Lost] = []
         self._doubtful: list[Partition] = []
-        self._missing: set[str] = set()
 
     def begin(self, consumer: KafkaConsumer, partitions: Iterable[Partition]) -> None:
         """Learn the leader epochs of the committed offsets, which the client library does not verify at the start."""
@@ -89,6 +88,7 @@ class Resets:
         except KafkaException as error:
             log.warning("epoch_unknown", extra={"error": error_of(error)})
             return
+        self.beginnings.learn(found)
         for tp in found:
             if tp.error is None and tp.offset >= 0 and tp.leader_epoch is not None:
                 named[tp.topic, tp.partition].unverified = tp.offset, tp.leader_epoch
@@ -112,11 +112,7 @@ class Resets:
         topic_id = None if is_new else self._topic_ids.ask({partition.topic})[partition.topic]
         self._lost.append(_Lost(partition, offset, reason, topic_id))
 
-    def note_missing(self, topic: str) -> None:
-        """Note that a topic does not exist: when it is created, the group was there before it."""
-        self._missing.add(topic)
-
-    def upkeep(self, consumer: KafkaConsumer, partitions: Iterable[Partition]) -> list[Partition]:
+    def upkeep(self, consumer: KafkaConsumer, partitions: Collection[Partition]) -> list[Partition]:
         """Let them continue as soon as possible. Returns those whose topic was created again.
 
         Args:
@@ -127,6 +123,7 @@ class Resets:
             AdapterError: the broker has lost records, and the policy is `error`.
         """
         self._verify(consumer)
+        self.beginnings.upkeep(consumer, partitions)
         if not self._lost:
             return []
         lost = [one for one in self._lost if one.partition.is_open]
@@ -134,7 +131,8 @@ class Resets:
         self._lost = [one for one in lost if one not in due]
         try:
             starts = {one.partition: self._start(consumer, one) for one in due if not one.is_new}
-            starts |= self._beginnings(consumer, [one.partition for one in due if one.is_new], partitions)
+            new = [one.partition for one in due if one.is_new]
+            starts |= self.beginnings.find(consumer, new, partitions)
             _restart(consumer, starts, partitions)
         except KafkaException as error:
             log.warning("seek_failed", extra={"error": error_of(error)})
@@ -162,49 +160,6 @@ class Resets:
                     log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
                     partition.unverified = offset, epoch
                     self._doubtful.append(partition)
-
-    def _beginnings(
-        self, consumer: KafkaConsumer, new: Iterable[Partition], assigned: Iterable[Partition]
-    ) -> dict[Partition, int]:
-        """Where partitions begin of which the group has no offset; without those for which another member decides."""
-        starts: dict[Partition, int] = {}
-        added: list[Partition] = []
-        owned = {partition.topic for partition in assigned if partition.number == 0}
-        offsets: dict[str, Mapping[int, int]] = {}
-        for partition in new:
-            topic = partition.topic
-            if self._policy is not Reset.LATEST or topic != partition.subject:  # copies of failed messages
-                starts[partition] = OFFSET_BEGINNING
-                continue
-            if topic not in offsets:
-                offsets[topic] = self._group_offsets(consumer, topic, is_ours=topic in owned)
-            if offsets[topic]:
-                starts[partition] = offsets[topic].get(partition.number, OFFSET_BEGINNING)
-                added += [] if partition.number in offsets[topic] else [partition]
-        if added:
-            log.info("partitions_are_new", extra={"partitions": [f"{p.topic}/{p.number}" for p in added]})
-        return starts
-
-    def _group_offsets(self, consumer: KafkaConsumer, topic: str, *, is_ours: bool) -> dict[int, int]:
-        """The group's offsets of a topic, by partition; none: another member has to begin it.
-
-        Only the owner of partition 0 begins a topic: two that did might commit over each other's progress.
-        """
-        numbers = consumer.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions
-        everything = [TopicPartition(topic, number) for number in numbers]
-        found = consumer.committed(everything, timeout=_ANSWER_S)
-        raise_if_refused(found)
-        offsets = {tp.partition: tp.offset for tp in found if tp.offset >= 0}
-        is_younger = topic in self._missing  # than the group
-        if not offsets and (is_ours or is_younger):
-            for tp in everything:
-                first, end = consumer.get_watermark_offsets(tp, timeout=_ANSWER_S)
-                offsets[tp.partition] = first if is_younger else end
-            begun = [TopicPartition(topic, *place) for place in offsets.items()]
-            raise_if_refused(consumer.commit(offsets=begun, asynchronous=False))
-            log.info("topic_begun", extra={"topic": topic, "offsets": offsets})
-        self._missing.discard(topic)
-        return offsets
 
     def _start(self, consumer: KafkaConsumer, one: _Lost) -> int:
         """The offset to continue from."""

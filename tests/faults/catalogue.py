@@ -981,10 +981,24 @@ FAULTS: Final = (
     ),
     Fault(
         "Kafka: a group does not keep where it began, and skips partitions that are added",
-        "adapters/kafka/resets.py",
-        "            raise_if_refused(consumer.commit(offsets=begun, asynchronous=False))\n",
+        "adapters/kafka/beginnings.py",
+        "        raise_if_refused(consumer.commit(offsets=begun, asynchronous=False))\n",
         "",
         "tests/adapters/kafka/records/test_new_partitions.py -k test_a_worker_that_starts_after",
+    ),
+    Fault(
+        "Kafka: a group reads old records that another client has skipped",
+        "adapters/kafka/beginnings.py",
+        "if tp.offset >= 0 and tp.metadata == BEGUN}",
+        "if tp.offset >= 0}",
+        "tests/adapters/kafka/records/test_new_partitions.py -k test_old_records_that_another_client",
+    ),
+    Fault(
+        "Kafka: a group of another client, of which no offset is missing, does not begin",
+        "adapters/kafka/resets.py",
+        "        self.beginnings.upkeep(consumer, partitions)\n",
+        "",
+        "tests/adapters/kafka/records/test_new_partitions.py -k test_a_partition_that_is_added_to_a_group",
     ),
     Fault(
         "Kafka: a truncated log that has grown again goes unnoticed",

@@ -76,6 +76,14 @@ class Broker:
 
     def committed(self, group, topic, partition=0):
         """The group's next offset; None before the first commit."""
+        found = self._committed(group, topic, partition)
+        return None if found.offset < 0 else found.offset
+
+    def metadata(self, group, topic, partition=0):
+        """What the last commit of the group says beside the offset."""
+        return self._committed(group, topic, partition).metadata
+
+    def _committed(self, group, topic, partition):
         # Otherwise the broker answers when an open transaction ends, and its owner may be the thread that waits here.
         own = {"group.id": group, "isolation.level": "read_uncommitted"}
         consumer = Consumer({**self._config, **own})
@@ -84,14 +92,13 @@ class Broker:
             while True:
                 try:
                     (tp,) = consumer.committed([TopicPartition(topic, partition)], timeout=TIMEOUT_S)
-                    break
+                    return tp
                 except KafkaException:  # a broker that is starting
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.1)
         finally:
             consumer.close()
-        return None if tp.offset < 0 else tp.offset
 
     def group(self, name):
         """The state of a group, and the number of its members."""

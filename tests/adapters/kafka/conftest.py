@@ -29,10 +29,10 @@ def opened(broker):
     """`opened(topic, **options)`: an adapter that is a member of the group."""
     adapters = []
 
-    def open_(topic, group=GROUP, bootstrap=None, **options):
+    def open_(topic, group=GROUP, bootstrap=None, checker=None, **options):
         adapter = KafkaAdapter(bootstrap or broker.bootstrap, **options)
         adapters.append(adapter)
-        adapter.open([Registry().consumer(topic, group=group, checker=MemoryChecker())(nothing)])
+        adapter.open([Registry().consumer(topic, group=group, checker=checker or MemoryChecker())(nothing)])
         return adapter
 
     yield open_
