@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
@@ -12,13 +13,16 @@ from idempotent.policy import Backoff
 
 log = EventLog(__name__)
 
+# So that a fleet does not reconnect at once.
+_JITTER: Final = 0.5
+
 
 class Reconnecting:
     """The waits between attempts to connect. The owner asks for the remaining time and never sleeps here.
 
     Args:
         where: the broker, without credentials, for logs and errors.
-        backoff: the waits; each is shortened at random by up to half, so that a fleet does not reconnect at once.
+        backoff: the waits; without a jitter, each is shortened at random by up to half.
         fail_fast: raise when the very first attempt fails.
         clock: seconds; injectable for tests.
     """
@@ -33,7 +37,7 @@ class Reconnecting:
     ) -> None:
         """The first attempt is due at once."""
         self.where = where
-        self._backoff = backoff
+        self._backoff = backoff if backoff.jitter else replace(backoff, jitter=_JITTER)
         self._fail_fast = fail_fast
         self._clock = clock
         self._failures = 0
@@ -68,7 +72,7 @@ class Reconnecting:
         if self._fail_fast and not self._was_connected:
             raise AdapterError(f"cannot connect to {self.where}: {describe(error)}") from error
         self._failures += 1
-        wait_s = self._backoff.delay_s(self._failures) * random.uniform(0.5, 1.0)
+        wait_s = self._backoff.delay_s(self._failures)
         self._next = self._clock() + wait_s
         log.warning(
             "broker_unreachable",

@@ -86,6 +86,19 @@ def number(value: object, option: str, *, least: float) -> float:
     return found
 
 
+def fraction(value: object, option: str) -> float:
+    """A number from 0 to 1.
+
+    Raises:
+        ConfigurationError: another type, or out of range.
+    """
+    wanted = f"{option} must be a number from 0 to 1"
+    found = _real(value, wanted)
+    if not 0 <= found <= 1:  # NaN fails every comparison
+        raise ConfigurationError(f"{wanted}, not {value!r}")
+    return found
+
+
 def whole(value: object, option: str, *, least: int | None = 1, most: int | None = None) -> int:
     """A whole number from `least` to `most`; None: without that bound.
 

@@ -193,6 +193,8 @@ class Failure:
         keep_claim: count the attempt but stay the owner (unless the key is DEAD now).
         counted: the attempt was counted before the handler ran; only for checkers with transactions.
         backoff: how long the key stays unavailable to every delivery; None: it is free at once.
+        share: the share of the backoff's longest delay that this failure waits, drawn once: the store and the broker
+            wait equally long.
     """
 
     error: str
@@ -201,9 +203,11 @@ class Failure:
     keep_claim: bool = False
     counted: bool = False
     backoff: Backoff | None = None
+    share: float = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make the error storable: PostgreSQL refuses NUL, and every column has a maximum length."""
+        """Draw the share. Make the error storable: PostgreSQL refuses NUL, and columns have a maximum length."""
+        object.__setattr__(self, "share", 1.0 if self.backoff is None else self.backoff.draw())
         text = without_values(self.error)[:ERROR_LIMIT]
         line = "".join(char if char.isprintable() else " " for char in text)
         object.__setattr__(self, "error", line)
@@ -214,11 +218,17 @@ class Failure:
 
     def delay_s(self, attempts: int) -> float:
         """Seconds until the key may be claimed again after this many attempts; 0: it is free at once."""
-        return 0.0 if self.backoff is None else self.backoff.delay_s(attempts)
+        return 0.0 if self.backoff is None else self.backoff.longest_s(attempts) * self.share
 
     def delay_us(self, attempts: int) -> int:
         """`delay_s` in whole microseconds."""
         return int(self.delay_s(attempts) * 1_000_000)
+
+    def shortest_us(self, attempts: int) -> int:
+        """What another failure of the key waits at least after this many attempts, in whole microseconds."""
+        if self.backoff is None:
+            return 0
+        return int(self.backoff.longest_s(attempts) * (1.0 - self.backoff.jitter) * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from idempotent.choices import number, seconds
+from idempotent.choices import fraction, number, seconds
 from idempotent.errors import (
     ConfigurationError,
     HandlerCancelledError,
@@ -55,24 +56,36 @@ class Backoff:
         initial_s: seconds before the second attempt.
         maximum_s: the longest delay, in seconds.
         multiplier: growth from one delay to the next.
+        jitter: each delay is shortened at random by up to this fraction of it, from 0 (exactly as written) to 1
+            (anything down to no delay). It spreads messages that failed together.
 
     Raises:
-        ConfigurationError: a duration is negative or not finite, the maximum below the initial, or the multiplier
-            below 1.
+        ConfigurationError: a duration is negative or not finite, the maximum below the initial, the multiplier below 1,
+            or the jitter not between 0 and 1.
     """
 
     initial_s: float = 1.0
     maximum_s: float = 300.0
     multiplier: float = 2.0
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         if seconds(self.initial_s, "initial_s", zero=True) > seconds(self.maximum_s, "maximum_s", zero=True):
             raise ConfigurationError(f"Backoff needs 0 <= initial_s <= maximum_s, not {self}")
         number(self.multiplier, "multiplier", least=1)
+        fraction(self.jitter, "jitter")
 
     def delay_s(self, attempts: int) -> float:
-        """Seconds to wait after this many failed attempts."""
+        """Seconds to wait after this many failed attempts; with a jitter, each call draws another number."""
+        return self.longest_s(attempts) * self.draw()
+
+    def draw(self) -> float:
+        """A share of the longest delay, drawn at random: 1 without jitter."""
+        return 1.0 - self.jitter * random.random() if self.jitter else 1.0
+
+    def longest_s(self, attempts: int) -> float:
+        """The delay after this many failed attempts, in seconds, before jitter shortens it."""
         # The limit on the exponent prevents a float overflow after thousands of attempts.
         exponent = min(max(attempts - 1, 0), 64)
         return min(self.initial_s * self.multiplier**exponent, self.maximum_s)

@@ -173,6 +173,7 @@ REFUSED = {
         "initial_s": SECONDS,
         "maximum_s": SECONDS,
         "multiplier": ("2", None, True, math.inf, math.nan, 0.5, []),
+        "jitter": ("0.5", None, True, math.inf, math.nan, -0.1, 1.1, []),
     },
     "Worker": {
         "registry": (None, "shop:registry", Registry),

@@ -8,7 +8,7 @@ from idempotent.claims import ClaimRequest, Decision, Failure, Released, Verdict
 from idempotent.errors import DeadKeyError, FingerprintMismatchError, described
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
-from idempotent.policy import Handling
+from idempotent.policy import Backoff, Handling
 from idempotent.processing.binding import Binding
 
 STORE_RETRY_S: Final = 1.0
@@ -30,13 +30,18 @@ def raised_by_handler(result: Result) -> BaseException | None:
     return None
 
 
-def failed(binding: Binding, error: BaseException | None, released: Released | None) -> Result:
+def failed(
+    binding: Binding, error: BaseException | None, failure: Failure | None, released: Released | None
+) -> Result:
     """The result of a handler that raised. `released`: None if the store did not record the failure."""
     attempt = None if released is None else released.attempts
     if released is not None and released.dead:
         return Result(Outcome.DEAD, error=error, attempt=attempt)
-    wait_s = binding.options.backoff.delay_s(attempt or 1)
-    return Result(Outcome.FAILED, error=error, retry_after_s=wait_s, attempt=attempt)
+    # What the store keeps the key for, if it keeps it: of a backoff with jitter another draw would be another delay.
+    backoff: Backoff | Failure = binding.options.backoff
+    if failure is not None and failure.backoff is not None:
+        backoff = failure
+    return Result(Outcome.FAILED, error=error, retry_after_s=backoff.delay_s(attempt or 1), attempt=attempt)
 
 
 def unavailable(error: BaseException | None) -> Result:

@@ -221,10 +221,10 @@ class GroupRun:
             for member in raised:
                 about = self._binding.about(member.message)
                 log.warning("failure_not_recorded", extra={**about, "error": str(error)})
-                self.results[member.index] = failed(self._binding, member.error, None)
+                self.results[member.index] = failed(self._binding, member.error, member.failure, None)
             return
         for member, answer in zip(raised, released, strict=True):
-            self.results[member.index] = failed(self._binding, member.error, answer)
+            self.results[member.index] = failed(self._binding, member.error, member.failure, answer)
 
     def _interrupted(self, claimed: Sequence[Member]) -> Life[None]:
         yield STORE, self._binding.transactions.interrupted, (claimed[0].claim,)

@@ -289,8 +289,8 @@ def after_exception(
         released = yield STORE, binding.desk.release, (claim, failure)
     except StoreError as store_error:
         log.warning("failure_not_recorded", extra={**binding.about(message), "error": str(store_error)})
-        return failed(binding, error, None)
-    return failed(binding, error, released)
+        return failed(binding, error, failure, None)
+    return failed(binding, error, failure, released)
 
 
 def count_lost(binding: Binding, message: Message, claim: Claim) -> None:

@@ -733,6 +733,27 @@ FAULTS: Final = (
         "tests/guarantees/test_backoff.py -k 'use_up and processes and postgres'",
     ),
     Fault(
+        "a backoff with jitter is drawn again for the broker",
+        "idempotent/processing/results.py",
+        "        backoff = failure\n",
+        "        pass\n",
+        "tests/guarantees/test_backoff.py -k 'equally_long and memory'",
+    ),
+    Fault(
+        "Redis: a backoff is not shortened by its jitter",
+        "idempotent/checkers/redis/layout.py",
+        "int(s * failure.share * 1_000_000)",
+        "int(s * 1_000_000)",
+        "tests/guarantees/test_backoff.py -k 'equally_long and redis'",
+    ),
+    Fault(
+        "a retry after a backoff that jitter made short uses up no attempt",
+        _KEYTABLE,
+        "note.failure.shortest_us(attempts)",
+        "note.failure.delay_us(attempts)",
+        "tests/guarantees/test_backoff.py -k 'equally_long and sqlite-transactional'",
+    ),
+    Fault(
         "a person may not reopen a key that waits for its retry",
         "idempotent/checkers/sql/admin.py",
         " OR owner = {nobody})",

@@ -8,12 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from idempotent import Backoff, Message, Outcome, Registry
+from idempotent.admin import KeyFilter
 from idempotent.errors import DeadKeyError
 from tests.support.stores import ALL, SQL, open_store
 
 MAX_ATTEMPTS = 3
 BACKOFF = Backoff(initial_s=600.0, maximum_s=900.0)
 PLACES = [(kind, "leased") for kind in ALL] + [(kind, "transactional") for kind in SQL]
+# So long that two draws do not agree by chance, to a minute.
+JITTERED = Backoff(initial_s=1e6, maximum_s=2e6, jitter=0.9)
 IDS = ("a", "b", "c")
 STEPS = 40
 
@@ -25,12 +28,12 @@ def received(message_id):
 class Outage:
     """A consumer that fails while its effect is away, and what the model knows of its messages."""
 
-    def __init__(self, store, checker):
+    def __init__(self, store, checker, *, backoff=BACKOFF, max_attempts=MAX_ATTEMPTS):
         self.store, self.broken, self.now_s = store, True, 0.0
         self.ran, self.attempts, self.retry_at = [], Counter(), Counter()
         self.final = {}
         registry = Registry()
-        options = {"checker": checker, "max_attempts": MAX_ATTEMPTS, "backoff": BACKOFF}
+        options = {"checker": checker, "max_attempts": max_attempts, "backoff": backoff}
 
         @registry.consumer("orders", **options)
         def ship(message):
@@ -86,6 +89,35 @@ def test_copies_of_a_message_neither_hurry_nor_kill_it(kind, guarantee, request)
             outage.wait(chosen.choice([0.0, 0.0, 10.0, 595.0, 610.0]))
         assert outage.final
         assert outage.attempts.total() > MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize("size", [1, 6])
+@pytest.mark.parametrize(("kind", "guarantee"), PLACES)
+def test_the_store_and_the_broker_wait_equally_long_however_the_backoff_is_shortened(
+    kind, guarantee, size, request
+):
+    """A broker that is quicker meets a key that is not free; after its own wait each message runs, and counts."""
+    for store in open_store(kind, request, reuse=True):
+        checker = getattr(store, guarantee)(retention_s=1e8)
+        outage = Outage(store, checker, backoff=JITTERED, max_attempts=100)
+        sent = [received(f"id-{number}") for number in range(size)]
+        named = []
+        for attempt in range(1, 7):
+            results = outage.ship.process_many(sent)
+            assert [result.attempt for result in results] == [attempt] * size
+            waits_s = [result.retry_after_s for result in results]
+            named += waits_s
+            records = {record.text.rpartition(":")[2]: record for record in checker.admin().list(KeyFilter())}
+            for message, wait_s in zip(sent, waits_s, strict=True):
+                record = records[message.id]
+                assert -1 < wait_s - (record.lease_until_us - record.now_us) / 1e6 < 60
+            store.age(min(waits_s) - 60)
+            assert {each.outcome for each in outage.ship.process_many(sent)} == {Outcome.IN_PROGRESS}
+            store.age(max(waits_s) - min(waits_s) + 61)
+        longest = [JITTERED.longest_s(attempt) for attempt in range(1, 7) for _ in sent]
+        shares = [wait_s / most_s for wait_s, most_s in zip(named, longest, strict=True)]
+        assert all(0.1 <= share <= 1 for share in shares)
+        assert len({round(share, 6) for share in shares}) > len(shares) / 2
 
 
 @pytest.mark.parametrize("kind", ALL)

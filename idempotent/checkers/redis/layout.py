@@ -87,7 +87,7 @@ def release_body(claim: Claim, failure: Failure | None, token: bytes) -> bytes:
     flags = _FATAL * failure.fatal | _KEEP_CLAIM * failure.keep_claim
     limit = max(0, min(failure.max_attempts, _MAX_ATTEMPTS))
     backoff = failure.backoff or _AT_ONCE
-    first_us, most_us = int(backoff.initial_s * 1_000_000), int(backoff.maximum_s * 1_000_000)
+    first_us, most_us = (int(s * failure.share * 1_000_000) for s in (backoff.initial_s, backoff.maximum_s))
     head = _RELEASE.pack(claim.owner, flags, limit, token, first_us, most_us, backoff.multiplier)
     return head + failure.error.encode()
 

@@ -126,7 +126,7 @@ class KeyTable:
         if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(note.claim)])):
             return self._counted_before(connection, note)
         attempts, failed_at = self.failures.last(connection, note.claim.key)
-        early = note.failure.backoff and note.claim.fence < failed_at + note.failure.delay_us(attempts)
+        early = note.failure.backoff and note.claim.fence < failed_at + note.failure.shortest_us(attempts)
         self.failures.count(connection, note, more=0 if early else 1)
         return note.released
 
