@@ -169,6 +169,7 @@ class Decision:
         result: what the handler of the first delivery returned, as stored.
         fingerprint: the stored content hash.
         reason: why the key is DEAD.
+        held: nobody owns the key: its handler failed, and `retry_after_s` is the rest of its backoff.
     """
 
     verdict: Verdict
@@ -179,6 +180,7 @@ class Decision:
     result: bytes | None = None
     fingerprint: bytes | None = None
     reason: str | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,8 @@ class Result(Generic[T_co]):
         error: the exception behind an outcome that is not PROCESSED.
         retry_after_s: seconds to wait before the next check or delivery; None when the outcome is final.
         attempt: how many executions of the message have failed, this one included; None: unknown, or none failed.
+        delayed: the message is IN_PROGRESS because its handler has failed in another delivery: deliver it again after
+            `retry_after_s`, as that one.
     """
 
     outcome: Outcome
@@ -93,8 +95,9 @@ class Result(Generic[T_co]):
     error: BaseException | None = None
     retry_after_s: float | None = None
     attempt: int | None = None
+    delayed: bool = False
 
     @property
     def action(self) -> Action:
         """What the adapter must do with the delivery."""
-        return _ACTIONS[self.outcome]
+        return Action.DELAY if self.delayed else _ACTIONS[self.outcome]

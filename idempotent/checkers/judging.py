@@ -101,6 +101,8 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
     if stored.status is KeyStatus.DEAD:
         return Judgement(Decision(Verdict.DEAD, reason=stored.reason, fingerprint=stored.fingerprint))
     waiting = Decision(Verdict.IN_PROGRESS, retry_after_s=stored.rest_s, fingerprint=stored.fingerprint)
+    if stored.owner == NOBODY:
+        return Judgement(changed(waiting, held=True))
     if stored.rest_s >= 0:
         return Judgement(waiting)
     if request.on_lapsed is Lapsed.LEAVE or request.differs(stored.fingerprint):

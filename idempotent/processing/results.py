@@ -14,6 +14,8 @@ from idempotent.processing.binding import Binding
 STORE_RETRY_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 60.0
 _SHORTEST_WAIT_S: Final = 0.05
+# A copy of a message that waits for its retry longer goes back to the broker: what is held takes the place of others.
+_LONGEST_HOLD_S: Final = 5.0
 _PROCESSED: Final = Result(Outcome.PROCESSED)
 _DUPLICATE: Final = Result(Outcome.DUPLICATE)
 
@@ -60,6 +62,8 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
         case Verdict.DEAD:
             return Result(Outcome.DEAD, error=DeadKeyError(f"{request.key} is dead: {decision.reason}"))
         case _:
+            if decision.held and decision.retry_after_s > _LONGEST_HOLD_S:
+                return Result(Outcome.IN_PROGRESS, retry_after_s=decision.retry_after_s, delayed=True)
             wait_s = min(max(decision.retry_after_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
             return Result(Outcome.IN_PROGRESS, retry_after_s=wait_s)
 

@@ -77,7 +77,7 @@ def _process_again(binding: Binding, message: Message, request: ClaimRequest) ->
         return (yield from store_failed(binding, message, error))
     if unended:
         result = yield from _process(binding, message, request, suspected=True)
-        if result is not None and result.action is not HOLD:
+        if result is not None and _has_ended(result):
             yield STORE, binding.transactions.forget_starts, (keys,)
         return result
     result = None
@@ -96,12 +96,17 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
         yield from runs.by_itself(run)
         result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
         assert result is not None
-        if message.redelivered and binding.counts_starts and result.action is not HOLD:
+        if message.redelivered and binding.counts_starts and _has_ended(result):
             yield STORE, binding.transactions.forget_starts, ((request.key,),)
         return result
     finally:
         runs.running.pop(run, None)
         runs.end_alone(run)
+
+
+def _has_ended(result: Result) -> bool:
+    """Whether the handler ran, or need not run: a start that was noted before has its end."""
+    return result.action is not HOLD and not result.delayed
 
 
 def _process(

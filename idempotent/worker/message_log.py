@@ -41,7 +41,9 @@ class MessageLog:
             None if self._redact or error is None or isinstance(error, IdempotentError) else _hidden(error)
         )
         extra = self._about(consumer, message, result)
-        if result.action is Action.DELAY:
+        if result.delayed:
+            log.info("message_waits", extra={**extra, "waited_s": 0.0})
+        elif result.action is Action.DELAY:
             log.warning("message_failed", extra=extra, exc_info=shown)
         else:
             log.warning("message_dead", extra=extra, exc_info=shown)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from idempotent import Backoff, Message, Outcome, Registry
+from idempotent import Action, Backoff, Message, Outcome, Registry
 from idempotent.admin import KeyFilter
 from idempotent.errors import DeadKeyError
 from tests.support.stores import ALL, SQL, open_store
@@ -57,7 +57,8 @@ class Outage:
             assert result.outcome is self.final[each]
         elif result.outcome is Outcome.IN_PROGRESS:
             assert self.retry_at[each] > self.now_s, "nothing holds it"
-            assert 0 < result.retry_after_s <= 60.0
+            assert 0 < result.retry_after_s <= self.retry_at[each] - self.now_s
+            assert result.action is (Action.DELAY if result.retry_after_s > 5.0 else Action.HOLD)
         elif result.outcome is Outcome.PROCESSED:
             self.final[each] = Outcome.DUPLICATE
         else:

@@ -1,6 +1,7 @@
 """Messages that have to wait are held, within a bound, and none is lost."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -110,4 +111,27 @@ def test_copies_of_a_failed_message_are_held_until_its_retry_is_due(
     assert dict(summary.outcomes) == {Outcome.FAILED: 1, Outcome.PROCESSED: 1, Outcome.DUPLICATE: 2}
     assert len(ran) == 2
     assert ran[1] - ran[0] > 0.9
+    assert not broker.dead_letters(SUBJECT)
+
+
+def test_copies_that_wait_for_a_long_backoff_take_no_place_from_others(
+    registry: Registry, broker: MemoryBroker
+) -> None:
+    ran: Counter[str] = Counter()
+
+    def refuse(message: Message) -> None:
+        ran[str(message.id)] += 1
+        if message.id == "bad":
+            raise ConnectionError("away")
+
+    registry.consumer(SUBJECT, checker=MemoryChecker(), backoff=Backoff(3600.0, 3600.0))(refuse)
+    publish(broker, *["bad"] * 50, *range(20))
+    running = Running(Worker(registry, MemoryAdapter(broker), max_held=5, concurrency=2, gc_interval_s=None))
+    until(lambda: len(ran) == 21)
+    until(lambda: broker.backlog(SUBJECT) == 50)
+    running.worker.stop()
+    summary = running.join().summary
+    assert ran["bad"] == 1
+    assert summary[Outcome.FAILED] == 1
+    assert summary[Outcome.IN_PROGRESS] == 49
     assert not broker.dead_letters(SUBJECT)

@@ -202,4 +202,10 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
         return _UNREADABLE
     _, fingerprint, rest_us, lapsed = answer
     rest_s = float("inf") if rest_us < 0 else rest_us / _MICROSECONDS
-    return Decision(Verdict.IN_PROGRESS, retry_after_s=rest_s, lapsed=lapsed == 1, fingerprint=fingerprint)
+    return Decision(
+        Verdict.IN_PROGRESS,
+        retry_after_s=rest_s,
+        lapsed=lapsed == 1,
+        fingerprint=fingerprint,
+        held=lapsed == 2,  # noqa: PLR2004 - the script's number
+    )

@@ -1,7 +1,7 @@
 -- KEYS: names. ARGV: for each key the text that claim_body (layout.py) makes.
 -- Returns the fence alone if all keys were free. Else for each key its fence if it was free, or
 -- {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result}, {2 dead, fingerprint, reason},
--- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), lapsed}, {4 unreadable}.
+-- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), 1 lapsed or 2 held}, {4 unreadable}.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -63,7 +63,7 @@ local function judge(key, body)
   end
   if status < DONE and value:sub(36, 51) == NOBODY then
     if until_ >= now then
-      return {3, false, until_ - now, 0}
+      return {3, false, until_ - now, 2}
     end
     put(key, fresh .. body, forget_at(body:byte(1), lease_until, now + RETENTION))
     return now

@@ -32,6 +32,7 @@ class BackoffContract(ContractBase):
                     None,
                     False,
                 )
+                assert decision.held
                 assert decision.fingerprint is None
                 assert 0 < decision.retry_after_s <= _FIRST_S
         together = checker.desk.claim_many([self.request("m-0"), self.request(), self.request("m-2")])
