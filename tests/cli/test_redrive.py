@@ -11,6 +11,7 @@ from idempotent.adapters.memory.broker import named_broker
 from idempotent.checkers import SqlChecker
 from idempotent.claims import UNKNOWN_EFFECT
 from idempotent.migrations import upgrade
+from tests.support.stores import ASYNC, open_store
 
 CONSUMERS = """
 from idempotent import Message, Registry
@@ -85,3 +86,43 @@ def test_a_broker_that_keeps_no_letters_is_told(cli, shop):
     )
     assert answer.code == 3
     assert "cannot receive dead letters" in answer.err
+
+
+ASYNC_CONSUMER = """
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from idempotent import Message, Registry
+
+registry = Registry()
+
+
+@registry.consumer("orders", group="billing", checker="db", max_attempts=1)
+async def on_order(message: Message, session: AsyncSession) -> None:
+    raise ValueError("no such customer")
+"""
+SCHEMES = {"mysql": "mysql+asyncmy", "postgres": "postgresql+psycopg_async"}
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+def test_the_dead_letters_of_an_async_consumer_go_back(cli, project, kind, request):
+    """Its checker has an asyncio driver, which takes other settings."""
+    for store in open_store(kind, request, reuse=True):
+        module = f"shop_{secrets.token_hex(4)}"
+        (project / f"{module}.py").write_text(ASYNC_CONSUMER)
+        url = sa.make_url(store.url).set(drivername=SCHEMES[kind]).difference_update_query(["ssl_disabled"])
+        checker = f"transactional+{url.render_as_string(hide_password=False)}"
+        checker += f"{'&' if url.query else '?'}table={store.table}"
+        broker = named_broker(module)
+        broker.publish(Message("orders", id="1"))
+        namespace = {}
+        exec(ASYNC_CONSUMER, namespace)
+        registry = namespace["registry"]
+        registry.checker("db", checker)
+        Worker(registry, MemoryAdapter(broker, until_empty=True)).run()
+        registry.close()
+        assert len(broker.dead_letters("orders")) == 1
+        words = ("--broker", f"memory://{module}", "--checker", f"db={checker}", "--idle", "0.2")
+        answer = cli("redrive", f"{module}:on_order", *words)
+        assert (answer.code, answer.err) == (0, "")
+        assert "1 message of orders:billing returned, 1 key reopened" in answer.out
+        assert not broker.dead_letters("orders")

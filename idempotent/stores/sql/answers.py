@@ -34,7 +34,9 @@ def limit_answers(engine: Engine, seconds: int, *, lock_waits: bool = True) -> N
         seconds: how long an answer may take.
         lock_waits: limit the waits for locks too.
     """
-    if engine.dialect.name in ("mysql", "mariadb"):
+    if engine.dialect.is_async:
+        _limit_async(engine, seconds, lock_waits=lock_waits)
+    elif engine.dialect.name in ("mysql", "mariadb"):
 
         @event.listens_for(engine, "do_connect")
         def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
@@ -49,6 +51,22 @@ def limit_answers(engine: Engine, seconds: int, *, lock_waits: bool = True) -> N
         def _connect(_dialect: Any, _record: Any, args: Any, params: dict[str, Any]) -> Any:
             known = {"connect_timeout": _CONNECT_TIMEOUT_S, **params}
             return _locked_briefly(args, known, seconds) if lock_waits else _watched(args, known, seconds)
+
+
+def _limit_async(engine: Engine, seconds: int, *, lock_waits: bool) -> None:
+    """The limits that asyncio drivers know: psycopg's has none for an answer."""
+
+    @event.listens_for(engine, "do_connect")
+    def _limit(_dialect: Any, _record: Any, _args: Any, params: dict[str, Any]) -> None:
+        params.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
+        if engine.dialect.name == "postgresql":
+            own = params.get("options") or os.environ.get("PGOPTIONS", "")
+            if lock_waits:
+                params["options"] = f"-c lock_timeout={LOCK_WAIT_S}s {own}".rstrip()
+        else:
+            params.setdefault("read_timeout", seconds)
+            if lock_waits:
+                params.setdefault("init_command", _MYSQL_LIMIT.format(LOCK_WAIT_S))
 
 
 def _locked_briefly(args: Any, params: dict[str, Any], seconds: int) -> Any:
