@@ -32,11 +32,12 @@ __all__ = [
     "current_claim",
 ]
 
+if not TYPE_CHECKING:  # else type checkers would take any name for one of this module
 
-def __getattr__(name: str) -> Any:
-    # The worker imports threads, signals and adapters; a consumer that is called directly needs none of them.
-    if name == "Worker":
-        from idempotent.worker import Worker
+    def __getattr__(name: str) -> Any:
+        # The worker imports threads, signals and adapters; a consumer that is called directly needs none of them.
+        if name == "Worker":
+            from idempotent.worker import Worker
 
-        return Worker
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return Worker
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -50,13 +50,14 @@ _MODULES: Final = {
     "key_hash": "keys",
 }
 
+if not TYPE_CHECKING:  # else type checkers would take any name for one of this module
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        try:
-            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        except ModuleNotFoundError as error:
-            if error.name in ("pandas", "pyarrow", "pyspark"):
-                raise MissingExtraError(error.name, "spark") from error
-            raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            try:
+                return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+            except ModuleNotFoundError as error:
+                if error.name in ("pandas", "pyarrow", "pyspark"):
+                    raise MissingExtraError(error.name, "spark") from error
+                raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,8 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+import idempotent
+import idempotent.checkers
 from idempotent import Message, Registry
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
@@ -163,3 +165,8 @@ async def use(message: Message) -> Any:
     counted(message).value + 1  # refused: operator reportOptionalOperand
     counted(message).value.upper()  # refused: union-attr reportAttributeAccessIssue
     counted.__wrapped__(message).upper()  # refused: attr-defined reportAttributeAccessIssue
+
+
+def misspelt() -> None:
+    print(idempotent.Workr)  # refused: attr-defined reportAttributeAccessIssue
+    print(idempotent.checkers.TransactionalSQLChecker)  # refused: attr-defined reportAttributeAccessIssue

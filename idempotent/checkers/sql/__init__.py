@@ -19,8 +19,9 @@ _MODULES: Final = {
     "TransactionalSqlChecker": "transactional",
 }
 
+if not TYPE_CHECKING:  # else type checkers would take any name for one of this module
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
