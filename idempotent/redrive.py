@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Final
 from idempotent.claims import UNKNOWN_EFFECT, KeyStatus
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.logs import EventLog
 from idempotent.message import received_message
+from idempotent.observe.fields import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
 
+log = EventLog(__name__)
 _ACK: Final = Result(Outcome.PROCESSED)
 _MAX_RECEIVED: Final = 100
 _WAIT_S: Final = 0.2
@@ -33,6 +36,7 @@ class Redriven:
         unknown: letters that stay because their effect may have happened; a person decides with `keys resolve`.
         again: letters that stay because they died after the redrive began.
         others: letters of other subjects, which share the dead-letter target.
+        unreadable: letters that stay as they are because a part of them cannot be decoded, and would be lost.
     """
 
     returned: int = 0
@@ -41,6 +45,7 @@ class Redriven:
     unknown: int = 0
     again: int = 0
     others: int = 0
+    unreadable: int = 0
 
 
 def redrive(
@@ -121,6 +126,9 @@ class _Redrive:
         from idempotent.adapters.copies import came_from
 
         letter = delivery.message
+        if delivery.error is not None:
+            log.warning("letter_unreadable", extra={**about_message(letter), "error": str(delivery.error)})
+            return self._leave(unreadable=1)
         if not came_from(self._adapter.origin_of(delivery), self._consumer.subject):
             return self._leave(others=1)
         message = received_message(
@@ -153,7 +161,7 @@ class _Redrive:
         self.done = replace(done, returned=done.returned + 1, reopened=done.reopened + (dead is not None))
         return True
 
-    def _leave(self, *, unknown: int = 0, again: int = 0, others: int = 0) -> bool:
+    def _leave(self, *, unknown: int = 0, again: int = 0, others: int = 0, unreadable: int = 0) -> bool:
         done = self.done
         self.done = replace(
             done,
@@ -161,6 +169,7 @@ class _Redrive:
             unknown=done.unknown + unknown,
             again=done.again + again,
             others=done.others + others,
+            unreadable=done.unreadable + unreadable,
         )
         return False
 

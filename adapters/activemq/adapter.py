@@ -177,6 +177,9 @@ class StompAdapter(Adapter):
         return self._copy(token, lambda epoch: epoch.replaced(token, lambda: frame))
 
     def _give_back(self, delivery: Delivery) -> bool:
+        token: Token = delivery.token
+        if delivery.error is not None:  # a copy would not have its body
+            return self._settle(token, lambda epoch: epoch.keep(token, 0.0))
         return self._replace(delivery, 0.0)
 
     def publish(self, message: Message) -> None:

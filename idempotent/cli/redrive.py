@@ -47,7 +47,8 @@ def redrive(
     then is the letter removed: an interruption loses nothing, and a message that is returned twice still runs once.
 
     Beside a running worker, a message that dies again stays. Exit code 1: some letters stay dead, because they have no
-    key, their key changed during the redrive, they died after it began, or their effect is unknown.
+    key, their key changed during the redrive, they died after it began, their effect is unknown, or they cannot be
+    decoded.
     """
     registry, consumer = consumer_at(target)
     try:
@@ -92,6 +93,8 @@ def _why_left(done: Redriven) -> str:
         reasons.append(f"{done.again} died after the redrive began")
     if done.others:
         reasons.append(f"{done.others} of other consumers, which share the dead-letter target")
-    if rest := done.left - done.unknown - done.again - done.others:
+    if done.unreadable:
+        reasons.append(f"{done.unreadable} with a part that cannot be decoded; the log says which, and why")
+    if rest := done.left - done.unknown - done.again - done.others - done.unreadable:
         reasons.append(f"{rest} without a key, or it changed during the redrive")
     return "; ".join(reasons) + "."

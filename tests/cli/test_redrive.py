@@ -61,7 +61,7 @@ def test_it_says_what_went_back_and_what_stays(cli, shop):
 
 def test_for_machines(cli, shop):
     answer = cli(*words(shop, "--json"))
-    counts = {"returned": 1, "reopened": 1, "left": 1, "unknown": 0, "again": 0, "others": 0}
+    counts = {"returned": 1, "reopened": 1, "left": 1, "unknown": 0, "again": 0, "others": 0, "unreadable": 0}
     assert answer.line == {"consumer": "orders:billing", **counts}
 
 

@@ -14,7 +14,7 @@ from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import OffsetChecker
 from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError
 from idempotent.policy import Backoff
-from tests.adapters.kafka.records.test_unreadable import garbled
+from tests.adapters.kafka.through_proxy import garbled
 from tests.support.stores import open_store
 
 WAIT_S = 60

@@ -21,3 +21,10 @@ def through_proxy(broker, change=bytes):
         yield proxy, f"127.0.0.1:{proxy.port}"
     finally:
         proxy.close()
+
+
+@contextmanager
+def garbled(broker):
+    """The `host:port` of a broker that sends the header `colour` with a name that is not UTF-8."""
+    with through_proxy(broker, lambda packet: packet.replace(b"colour", b"\xff\xfelour")) as (_, bootstrap):
+        yield bootstrap

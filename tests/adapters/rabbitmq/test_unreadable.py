@@ -8,7 +8,7 @@ import pytest
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.rabbitmq.reading import fault_in, readable_properties
 from idempotent.checkers import MemoryChecker
-from idempotent.redrive import redrive
+from idempotent.redrive import Redriven, redrive
 from tests.adapters.rabbitmq.member import run_for
 from tests.adapters.rabbitmq.rabbit import SOON, receive
 
@@ -145,6 +145,21 @@ def test_an_id_that_is_neither_text_nor_a_whole_number_rejects_its_message(rabbi
     reasons = {letter.headers["number"]: letter.headers["x-idempotent-reason"] for letter in letters}
     assert all("a key must be str, bytes, int or UUID, not" in reasons[number] for number in "01245")
     assert letters[0].headers["x-idempotent-key"] == "1.2"
+
+
+def test_a_letter_that_another_client_made_and_that_cannot_be_read_stays_as_it_is(rabbit, queue, opened):
+    opened(queue).close()
+    with rabbit.channel() as channel:
+        rabbit.publish(channel, f"{queue}.dead", b"whole", Raw("bad", at=MILLISECONDS))
+    consumer = Registry().consumer(queue, group="g", checker=MemoryChecker())(lambda _: None)
+    assert redrive(consumer, rabbit.adapter(), limit=1, idle_s=60) == Redriven(left=1, unreadable=1)
+    assert rabbit.depth(queue) == 0
+    again = rabbit.adapter()
+    again.open([Registry().consumer(f"{queue}.dead", group="g", checker=MemoryChecker())(lambda _: None)])
+    (letter,) = receive(again, 1)
+    again.close()
+    assert (letter.message.id, letter.message.headers["at"]) == ("bad", MILLISECONDS)
+    assert letter.error is not None
 
 
 @pytest.mark.slow

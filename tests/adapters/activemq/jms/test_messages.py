@@ -11,7 +11,7 @@ from idempotent.adapters.copies import OUTCOME_HEADER, REASON_HEADER
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import UndecodableMessageError
 from idempotent.observe import Observer
-from idempotent.redrive import redrive
+from idempotent.redrive import Redriven, redrive
 from tests.adapters.activemq.jms.client import JmsClient, missing
 from tests.adapters.activemq.member import ACK, DEADLINE_S, QUICK, left, receive, send, until_left, work_until
 from tests.adapters.activemq.opening import one_consumer, opened
@@ -133,14 +133,14 @@ def test_what_is_unfinished_before_a_rejected_message_is_not_acknowledged_with_i
     until_left(server.url, name)
 
 
-def test_a_rejected_message_that_is_returned_from_the_dead_letters_is_rejected_again(jms, server, name):
-    jms.send(server.jms_url, name, "map")
-    worked(server, name, 1)
+def test_a_dead_letter_whose_body_stomp_does_not_carry_stays_as_it_is(jms, server, name):
+    jms.send(server.jms_url, f"{name}.dead", "map")
     consumer = next(iter(one_consumer(name).consumers.values()))
     adapter = StompAdapter(server.url, backoff=QUICK)
-    assert redrive(consumer, adapter, limit=1, idle_s=DEADLINE_S).returned == 1
-    handled, outcomes = worked(server, name, 1)
-    assert (handled, outcomes) == ({}, {"map": Outcome.REJECTED})
+    assert redrive(consumer, adapter, limit=1, idle_s=DEADLINE_S) == Redriven(left=1, unreadable=1)
+    assert in_queue(server.url, f"/queue/{name}") == []
+    (kept,) = jms.read(server.jms_url, f"{name}.dead", 1, f"{name}.dead")
+    assert (kept["type"], kept["body"]) == ("ActiveMQMapMessage", "value")
 
 
 def test_a_text_of_java_is_utf_8_here_and_its_copies_are_texts_that_java_reads(jms, server, name):

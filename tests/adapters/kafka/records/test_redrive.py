@@ -10,6 +10,8 @@ from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.redrive import Redriven, redrive
 from tests.adapters.kafka.member import GROUP, nothing, receive
+from tests.adapters.kafka.through_proxy import garbled
+from tests.support.logs import logged
 
 DEAD = Result(Outcome.DEAD, error=ValueError("no"))
 # Value and key: both, a tombstone, no key, both empty, neither.
@@ -67,6 +69,20 @@ def test_a_letter_whose_origin_is_elsewhere_stays(broker, topic, origin):
     consumer = Registry().consumer(topic, group=GROUP, checker=MemoryChecker())(nothing)
     reader = KafkaAdapter(broker.bootstrap)
     assert redrive(consumer, reader, limit=1, idle_s=60) == Redriven(left=1, others=1)
+
+
+def test_a_letter_whose_headers_cannot_be_decoded_stays_with_them(broker, topic, caplog):
+    broker.produce(f"{topic}.dlq", b"1", b"customer", HEADERS)
+    consumer = Registry().consumer(topic, group=GROUP, checker=MemoryChecker())(nothing)
+    with garbled(broker) as bootstrap:
+        left = redrive(consumer, KafkaAdapter(bootstrap), limit=1, idle_s=60)
+    assert left == Redriven(left=1, unreadable=1)
+    (told,) = logged(caplog, "letter_unreadable")
+    assert "header" in told.error
+    assert broker.read_raw(topic) == []
+    assert redrive(consumer, KafkaAdapter(broker.bootstrap), limit=1, idle_s=60).returned == 1
+    (raw,) = broker.read_raw(topic)
+    assert raw.headers()[: len(HEADERS)] == HEADERS
 
 
 def test_an_origin_that_a_producer_wrote_is_replaced(broker, topic, opened):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,14 +12,7 @@ from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import GROUP
-from tests.adapters.kafka.through_proxy import through_proxy
-
-
-@contextmanager
-def garbled(broker):
-    """A broker that sends the header `colour` with a name that is not UTF-8."""
-    with through_proxy(broker, lambda packet: packet.replace(b"colour", b"\xff\xfelour")) as (_, bootstrap):
-        yield bootstrap
+from tests.adapters.kafka.through_proxy import garbled
 
 
 @pytest.mark.parametrize(
