@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from idempotent import Outcome, Registry, Result
-from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER
+from idempotent.adapters.copies import FOR_HEADER, KEY_HEADER, ORIGIN_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.redrive import Redriven, redrive
@@ -47,7 +47,9 @@ def test_a_redriven_record_is_the_same_in_the_same_partition(broker, opened, opt
         theirs = [pair for pair in raw.headers() if not pair[0].startswith("x-idempotent-")]
         assert (raw.value(), raw.key(), theirs) == (*RECORDS[raw.partition()], HEADERS)
         ours = dict(raw.headers()[len(HEADERS) :])
-        assert {*ours} <= {KEY_HEADER, ORIGIN_HEADER, "x-idempotent-timestamp"}
+        if ours:  # it came back, as a copy that is to be read here
+            assert {*ours} == {FOR_HEADER, KEY_HEADER, ORIGIN_HEADER, "x-idempotent-timestamp"}
+            assert ours[FOR_HEADER] == topic.encode()
         ids.setdefault(raw.partition(), []).append(ours.get(KEY_HEADER))
     assert all(first is None and second is not None for first, second in ids.values())
 
