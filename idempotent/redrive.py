@@ -34,7 +34,7 @@ class Redriven:
         reopened: how many of them had a dead key.
         left: letters that stay dead: they have no key, their key changed during the redrive, or they are counted below.
         unknown: letters that stay because their effect may have happened; a person decides with `keys resolve`.
-        again: letters that stay because they died after the redrive began.
+        again: letters that stay because their message was returned already: copies of it, or it died again.
         others: letters of other subjects, which share the dead-letter target.
         unreadable: letters that stay as they are because a part of them cannot be decoded, and would be lost.
     """
@@ -65,7 +65,7 @@ def redrive(
     Args:
         consumer: the consumer of the dead letters.
         adapter: for the broker, not open; closed afterwards.
-        limit: the most letters; None: all.
+        limit: the most letters to return; None: all.
         idle_s: seconds without a letter after which the redrive ends.
         include_unknown: also return messages whose effect may have happened (`on_expired_lease="park"`); if it had, it
             happens twice.
@@ -88,7 +88,7 @@ def redrive(
         last = time.monotonic()
         while time.monotonic() - last < idle_s:
             done = work.done
-            room = _MAX_RECEIVED if limit is None else min(limit - done.returned - done.left, _MAX_RECEIVED)
+            room = _MAX_RECEIVED if limit is None else min(limit - done.returned, _MAX_RECEIVED)
             if room <= 0:
                 break
             for delivery in adapter.receive(room, _WAIT_S):

@@ -237,3 +237,13 @@ def test_a_broker_that_was_not_reached_is_an_error():
 
     with pytest.raises(AdapterError, match="was not reached"):
         redrive(shop.consumer, Away(shop.broker), idle_s=0.3)
+
+
+def test_a_limit_counts_what_is_returned():
+    """Letters that nobody can return do not stand in the way of others."""
+    shop = Shop("1", "2", "3")
+    shop.deliver(None, None, None, "1", "2", "3")
+    shop.bad.clear()
+    done = shop.redrive(limit=2)
+    assert (done.returned, done.left) == (2, 3)
+    assert len(shop.broker.dead_letters("orders")) == 4

@@ -90,11 +90,15 @@ def _why_left(done: Redriven) -> str:
             "--done` or `--retry`, or redrive with --include-unknown"
         )
     if done.again:
-        reasons.append(f"{done.again} died after the redrive began")
+        reasons.append(
+            f"{done.again} of messages that were returned already: copies, or they died again; redrive once more"
+        )
     if done.others:
         reasons.append(f"{done.others} of other consumers, which share the dead-letter target")
     if done.unreadable:
         reasons.append(f"{done.unreadable} with a part that cannot be decoded; the log says which, and why")
     if rest := done.left - done.unknown - done.again - done.others - done.unreadable:
-        reasons.append(f"{rest} without a key, or it changed during the redrive")
+        reasons.append(
+            f"{rest} without a key, which only a consumer with key= could run, or whose key changed during the redrive"
+        )
     return "; ".join(reasons) + "."

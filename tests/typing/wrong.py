@@ -168,5 +168,5 @@ async def use(message: Message) -> Any:
 
 
 def misspelt() -> None:
-    print(idempotent.Workr)  # refused: attr-defined reportAttributeAccessIssue
-    print(idempotent.checkers.TransactionalSQLChecker)  # refused: attr-defined reportAttributeAccessIssue
+    str(idempotent.Workr)  # refused: attr-defined reportAttributeAccessIssue
+    str(idempotent.checkers.TransactionalSQLChecker)  # refused: attr-defined reportAttributeAccessIssue
