@@ -69,7 +69,7 @@ FLOORS: Final = (
     ),
     Floor("package", (PACKAGE,), "The public names; imported by what is above it and by users."),
     Floor("testing", ("testing",), "Contracts, crash points and proxies that users may run too."),
-    Floor("cli", ("cli",), "The commands of the product."),
+    Floor("cli", ("cli", "__main__"), "The commands of the product."),
     Floor("beside", ("demo", "torture"), "Programs that use the product; may be deleted."),
 )
 HEIGHT: Final[Mapping[str, int]] = {
