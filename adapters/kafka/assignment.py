@@ -147,7 +147,8 @@ class Assignment:
         log.info("stored_offset_wins", extra={"topic": partition.topic, "offset": offset})
         self._end([partition])
         (begun,) = self._begin([(partition.topic, partition.number)])
-        begun.begin_at(offset)
+        begun.begin_behind(partition, offset)
+        self.count_finished()  # so that the offset is committed
 
     def take(self, limit: int, full: Container[str], now: float) -> list[Delivery]:
         """At most `limit` deliveries of subjects not `full`, shared among the partitions, and in order within each."""

@@ -13,7 +13,7 @@ from idempotent.adapters.kafka.client import OFFSET_INVALID, Raw
 from idempotent.adapters.kafka.lanes import Lanes, Record
 from idempotent.adapters.kafka.options import Ordering
 from idempotent.adapters.kafka.outputs import Outputs
-from idempotent.adapters.kafka.records import due_in_s, epoch_of, message_of, problem_of, size_of
+from idempotent.adapters.kafka.records import NO_EPOCH, due_in_s, epoch_of, message_of, problem_of, size_of
 from idempotent.adapters.kafka.topics import TopicId
 from idempotent.adapters.watermark import Watermark
 from idempotent.choices import choice
@@ -88,6 +88,8 @@ class Partition:
         self._first: int | None = None
         self._next: int | None = None
         self.is_begun = not is_stored
+        self._stored: int | None = None
+        self._stored_epoch = NO_EPOCH
         self._has_effect = False
 
     def restart_at(self, offset: int) -> None:
@@ -135,6 +137,21 @@ class Partition:
         if self._next is None:
             self._next = offset
 
+    def begin_behind(self, earlier: Partition, offset: int) -> None:
+        """Start delivering from the store's offset, to which the client moves from what `earlier` has received.
+
+        The offset is to be committed, even if no message comes.
+        """
+        self.begin_at(offset)
+        self._stored = offset
+        # With another epoch than that of the record before it, the broker would report a truncated log.
+        if earlier.has_received(offset - 1):
+            self._stored_epoch = earlier.epoch_before(offset)
+
+    def has_received(self, offset: int) -> bool:
+        """Whether the record at this offset was among the received ones, as far as there is one."""
+        return self._first is not None and self._first <= offset <= self._received
+
     def take(self, now: float, limit: int) -> list[Delivery]:
         """The next deliveries, at most `limit`."""
         room = min(limit, self._limits.in_flight - self._busy)
@@ -180,15 +197,15 @@ class Partition:
 
     @property
     def mark(self) -> int | None:
-        """The offset to commit, before which all messages are finished; None if the first one is unfinished."""
+        """The offset to commit, before which all messages are finished; None if none is, since the assignment."""
         last = self._watermark.last
-        return None if last is None else last + 1
+        return self._stored if last is None else last + 1
 
     def epoch_before(self, mark: int) -> int:
         """The leader epoch of the last record before this offset, with which the broker detects a truncated log."""
         while len(self._epochs) > 1 and self._epochs[1][0] < mark:
             self._epochs.popleft()
-        return self._epochs[0][1]
+        return self._epochs[0][1] if self._epochs and self._epochs[0][0] < mark else self._stored_epoch
 
     @property
     def has_unfinished(self) -> bool:

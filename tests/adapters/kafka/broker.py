@@ -76,14 +76,15 @@ class Broker:
 
     def committed(self, group, topic, partition=0):
         """The group's next offset; None before the first commit."""
-        found = self._committed(group, topic, partition)
+        found = self.last_commit(group, topic, partition)
         return None if found.offset < 0 else found.offset
 
     def metadata(self, group, topic, partition=0):
         """What the last commit of the group says beside the offset."""
-        return self._committed(group, topic, partition).metadata
+        return self.last_commit(group, topic, partition).metadata
 
-    def _committed(self, group, topic, partition):
+    def last_commit(self, group, topic, partition=0):
+        """The group's next offset, with its leader epoch and metadata."""
         # Otherwise the broker answers when an open transaction ends, and its owner may be the thread that waits here.
         own = {"group.id": group, "isolation.level": "read_uncommitted"}
         consumer = Consumer({**self._config, **own})

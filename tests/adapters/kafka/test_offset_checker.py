@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy.orm import Session
@@ -109,6 +110,50 @@ def test_a_group_that_kafka_takes_too_far_comes_back_for_what_is_missing(broker,
     shop.send(20)
     shop.run_until(21)
     assert shop.booked() == once(*range(21))
+
+
+@pytest.mark.parametrize("committed", [None, 3, 12])
+def test_after_an_orderly_end_the_groups_offset_is_the_stored_one(broker, store, committed):
+    shop = Shop(broker, store)
+    shop.send(*range(10))
+    shop.run_until(10)
+    assert broker.committed("billing", shop.topic) == 10
+    shop.send(*range(10, 12))
+    if committed is not None:  # a worker was killed before its commit, or an operator has reset the group
+        broker.commit("billing", shop.topic, committed)
+        shop.send(12)
+    shop.run_until(12)
+    assert broker.committed("billing", shop.topic) == len(shop.booked())
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_it_is_so_when_the_worker_ends_amid_its_messages(broker, store, batch_size):
+    shop = Shop(broker, store, partitions=2)
+    for number in (0, 1):
+        shop.send(*range(1000 * number, 1000 * number + 400), partition=number)
+    shop.run_until(50, batch_size=batch_size)
+    booked = shop.booked()
+    for number in (0, 1):
+        mine = [name for name in booked if name // 1000 == number]
+        assert (broker.committed("billing", shop.topic, number) or 0) == len(mine)
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_it_is_so_when_nothing_came_after_what_was_stored(broker, store, batch_size):
+    shop = Shop(broker, store)
+    shop.send(*range(10))
+    shop.run_until(10)
+    broker.commit("billing", shop.topic, 4)
+    worker = shop.worker(batch_size=batch_size)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(worker.run)
+        try:
+            wait(lambda: broker.committed("billing", shop.topic) == 10, "the stored offset")
+        finally:
+            worker.stop()
+            running.result(60)
+    kept = broker.last_commit("billing", shop.topic)
+    assert (kept.offset, kept.leader_epoch) == (10, 0)
 
 
 def test_a_dead_letter_moves_on_and_holds_back_nobody_for_ever(broker, store):
