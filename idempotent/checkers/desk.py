@@ -19,6 +19,7 @@ from idempotent.claims import (
     Verdict,
 )
 from idempotent.errors import IdempotentError, StoreError, described
+from idempotent.keys import NO_KEY
 
 A = TypeVar("A")
 C = TypeVar("C")
@@ -48,10 +49,12 @@ class ClaimDesk:
         Raises:
             StoreError: the store did not answer; whether the key was claimed is unknown.
         """
-        if self._unrecorded and not self._unrecorded.settle(request):
+        if self._unrecorded.steps and not self._unrecorded.settle(request):
             return not_recorded_yet()
         try:
-            decision = _checked(self.hooks._claim(request), Decision, "_claim")
+            decision = self.hooks._claim(request)
+            if type(decision) is not Decision:
+                decision = _checked(decision, Decision, "_claim")
             if decision.alone and request.max_attempts is not None:
                 decision = self._lapse_counted(decision, request.max_attempts)
         except IdempotentError:
@@ -69,7 +72,7 @@ class ClaimDesk:
             StoreError: the store did not answer; which keys were claimed is unknown.
         """
         free = requests
-        if self._unrecorded:
+        if self._unrecorded.steps:
             free = [request for request in requests if self._unrecorded.settle(request)]
         decisions = self._only_store_errors(self._claim_each, free) if free else []
         self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
@@ -112,7 +115,7 @@ class ClaimDesk:
             StoreError: the store did not record it. This process keeps the lease and retries, in the background and
                 before its next claim of the key.
         """
-        if claim.empty:
+        if claim.key is NO_KEY and claim.empty:
             return True
         completion = Completion(claim, result)
         self._keeper.drop((claim,))
@@ -215,7 +218,7 @@ class ClaimDesk:
             answer = hook(argument)
             if answer is None:
                 raise TypeError("_complete answered None, not whether the claim's owner owns the key")  # noqa: TRY301 - handled as every bug of a hook
-            if self._unrecorded:
+            if self._unrecorded.steps:
                 self._unrecorded.forget(completions)
             return answer
         except Exception as error:

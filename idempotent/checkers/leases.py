@@ -86,10 +86,9 @@ class LeaseKeeper:
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Renew these no longer."""
-        held = self._held
         lapsed_before = time.monotonic() - self._lease_s
         for claim in claims:
-            since = held.pop(claim, None)
+            since = self._held.pop(claim, None)
             if since is not None and since[0] < lapsed_before:
                 _count_late([claim])
 

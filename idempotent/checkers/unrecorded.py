@@ -43,18 +43,21 @@ class Unrecorded:
 
     Args:
         record: records one step in the store; False: another owner has the key.
+
+    Attributes:
+        steps: by the hash of their key. Each message looks whether there are any, which a call would take longer for.
     """
 
     def __init__(self, record: Callable[[Step], bool]) -> None:
         self._record = record
-        self._steps: dict[bytes, Step] = {}
+        self.steps: dict[bytes, Step] = {}
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
         self._refused = Sparse()
         self._generation = generation.number
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.steps)
 
     def remember(self, steps: Sequence[Step]) -> None:
         """Keep steps that the store did not record."""
@@ -63,8 +66,8 @@ class Unrecorded:
         with self._lock:
             for step in steps:
                 if step.claim.key is not NO_KEY:
-                    self._steps[step.claim.key.hash] = step
-            if self._rounds is None and self._steps:
+                    self.steps[step.claim.key.hash] = step
+            if self._rounds is None and self.steps:
                 self._rounds = Rounds(self._round, "idempotent-unrecorded", _RETRY_S)
         completions = sum(isinstance(step, Completion) for step in steps)
         if completions:
@@ -75,19 +78,19 @@ class Unrecorded:
         with self._lock:
             for completion in completions:
                 key = completion.claim.key
-                kept = self._steps.get(key.hash)
+                kept = self.steps.get(key.hash)
                 if kept and kept.claim is completion.claim:
-                    del self._steps[key.hash]
+                    del self.steps[key.hash]
 
     def settle(self, request: ClaimRequest) -> bool:
         """Retry the step of this key, if one is kept. False: the store still did not record it."""
-        step = self._steps.get(request.key.hash)
+        step = self.steps.get(request.key.hash)
         return step is None or self._offer(step)
 
     def offer_all(self, longest_s: float = float("inf")) -> None:
         """Retry every step, for about this many seconds. A failure is logged."""
         until = time.monotonic() + longest_s
-        for step in list(self._steps.values()):
+        for step in list(self.steps.values()):
             if time.monotonic() >= until:
                 return
             self._offer(step)
@@ -103,9 +106,9 @@ class Unrecorded:
     def _round(self) -> bool:
         self.offer_all()
         with self._lock:
-            if not self._steps:
+            if not self.steps:
                 self._rounds = None  # the next one that is remembered starts new ones
-            return bool(self._steps)
+            return bool(self.steps)
 
     def _offer(self, step: Step) -> bool:
         """Retry a step. Returns whether the store answered."""
@@ -123,15 +126,15 @@ class Unrecorded:
                 log.warning("release_not_recorded", extra=extra)
             return False
         with self._lock:
-            if self._steps.get(key.hash) is step:
-                del self._steps[key.hash]
+            if self.steps.get(key.hash) is step:
+                del self.steps[key.hash]
         if not owned and isinstance(step, Completion):
             _count_lost(key, step)
         return True
 
     def _forget_parent(self) -> None:
         # After fork() the thread is gone and the steps are the parent's.
-        self._steps = {}
+        self.steps = {}
         self._lock = threading.Lock()
         self._rounds = None
         self._generation = generation.number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from typing import Final
 
 from idempotent.forks import free_in_child
@@ -16,13 +17,13 @@ class Counters(Observer):
 
     def __init__(self) -> None:
         self._lock = free_in_child(threading.Lock())
-        self._counts: dict[tuple[str, Outcome | Event], int] = {}
+        self._counts: defaultdict[tuple[str, Outcome | Event], int] = defaultdict(int)
 
     def add(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         """Count `what` for a consumer (`subject:group`)."""
         name = (consumer, what)
         with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + count
+            self._counts[name] += count
 
     counted = add
 

@@ -27,9 +27,10 @@ def processed(returned: Any) -> Result:
 
 def raised_by_handler(result: Result) -> BaseException | None:
     """The exception with which the handler failed; None if it did not fail, or its consumer ignores the exception."""
-    if result.outcome in (Outcome.FAILED, Outcome.DEAD) and not isinstance(result.error, DeadKeyError):
-        return result.error
-    return None
+    error = result.error
+    if error is None or isinstance(error, DeadKeyError):
+        return None
+    return error if result.outcome in (Outcome.FAILED, Outcome.DEAD) else None
 
 
 def failed(

@@ -94,8 +94,14 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
     run = new_owner()
     try:
         yield from runs.by_itself(run)
-        result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
-        assert result is not None
+        raised = False
+        try:
+            result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
+            assert result is not None
+            raised = raised_by_handler(result) is not None
+        finally:
+            if binding.counts_starts and not raised:
+                yield STORE, binding.transactions.uncount, (request.key,)
         if message.redelivered and binding.counts_starts and _has_ended(result):
             yield STORE, binding.transactions.forget_starts, ((request.key,),)
         return result
@@ -110,9 +116,18 @@ def _has_ended(result: Result) -> bool:
 
 
 def _process(
-    binding: Binding, message: Message, request: ClaimRequest, *, alone: bool = False, suspected: bool = False
+    binding: Binding,
+    message: Message,
+    request: ClaimRequest,
+    *,
+    alone: bool = False,
+    suspected: bool = False,
+    tries: int = _TRANSACTION_TRIES,
 ) -> Life[Result | None]:
-    """Claim a key, and run and record its message. If the database undid the transaction, try again.
+    """Claim a key, run the handler, and record the result. If the database undid the transaction, try again.
+
+    What not every message needs is in functions of its own. This one is all that a message passes through: handing a
+    step on from one generator to the next takes as long as a call.
 
     Args:
         binding: the consumer, bound to its checker.
@@ -121,79 +136,101 @@ def _process(
         alone: nothing else runs in this process.
         suspected: an earlier start had no end. It is claimed all the same before the process waits for it: what
             another delivery holds does not run.
+        tries: how many transactions may be tried.
 
     None: the process of an earlier claim died or stalled, so the message must run alone.
     """
-    run = _run_counted if alone and binding.counts_starts else _run_claimed
-    doomed: DoomedTransactionError | None = None
-    for attempt in range(_TRANSACTION_TRIES):
-        if attempt:
-            binding.observers.count(binding.name, Event.TRANSACTION_REPEATED)
-            yield SLEEP, time.sleep, (random.uniform(0.0, 0.02) * attempt,)
-            request = changed(request, owner=new_owner())
-        try:
-            decision: Decision = yield CLAIM, binding.lone.claim, (request,)
-        except StoreError as error:
-            if binding.observers.watch_claims:
-                binding.observers.claimed(binding.name, message, request, error)
-            return (yield from store_failed(binding, message, error))
-        if decision.claim is None:
-            if decision.lapsed and not alone and not request.differs(decision.fingerprint):
-                return None
-            if binding.observers.watch_claims:
-                binding.observers.claimed(binding.name, message, request, decision)
-            return (yield from refused(binding, message, request, decision))
-        if suspected:
-            yield STORE, binding.desk.abandon, (decision.claim,)
-            return None
-        try:
-            if binding.observers.watch_claims:
-                binding.observers.claimed(binding.name, message, request, decision)
-            return (yield from run(binding, message, request, decision))
-        except DoomedTransactionError as error:
-            binding.transaction_undone((message,), error)
-            doomed = error
-        except BaseException:
-            yield STORE, binding.desk.abandon, (decision.claim,)  # the claim must not outlive the error
-            raise
-    return unavailable(doomed)
-
-
-def _run_counted(
-    binding: Binding, message: Message, request: ClaimRequest, acquired: Decision
-) -> Life[Result]:
-    """Count the attempt before the handler runs: a death of this process is its fault."""
     try:
-        decision: Decision = yield (
-            STORE,
-            binding.transactions.count_start,
-            (request, acquired.claim, binding.options.max_attempts),
-        )
+        decision: Decision = yield CLAIM, binding.lone.claim, (request,)
     except StoreError as error:
-        if binding.observers.watch_claims:
-            binding.observers.claimed(binding.name, message, request, error)
-        return unavailable(error)
-    if decision.claim is None:
-        return (yield from refused(binding, message, request, decision))
-    raised = False
+        return (yield from _not_claimed(binding, message, request, error))
+    claim = decision.claim
+    if claim is None:
+        return (yield from _refused(binding, message, request, decision, alone=alone))
+    if suspected:
+        yield STORE, binding.desk.abandon, (claim,)
+        return None
     try:
-        decision = changed(decision, lapsed=acquired.lapsed)
-        result = yield from _run_claimed(binding, message, changed(request, counted=True), decision)
-        raised = raised_by_handler(result) is not None
+        if decision.lapsed or alone or binding.observers.watch_claims:
+            begun = yield from _begin(binding, message, request, decision, alone=alone)
+            if isinstance(begun, Result):
+                return begun
+            request, claim = begun
+        try:
+            value = yield RUN, binding.calls.one, (claim, message)
+        except BaseException as error:
+            return (yield from _handler_raised(binding, message, request, claim, error))
+        try:
+            owned = yield COMPLETE, binding.lone.complete, (claim, binding.encode(value, message))
+        except Exception as error:
+            return (yield from _not_recorded(binding, message, request, claim, value, error))
+    except DoomedTransactionError as error:
+        binding.transaction_undone((message,), error)
+        doomed = error
     except BaseException:
-        yield STORE, binding.desk.abandon, (decision.claim,)
+        yield STORE, binding.desk.abandon, (claim,)  # the claim must not outlive the error
         raise
-    finally:
-        if not raised:
-            yield STORE, binding.transactions.uncount, (request.key,)
-    return result
+    else:
+        if not owned:
+            count_lost(binding, message, claim)
+        return processed(value)
+    return (yield from _repeat(binding, message, request, doomed, alone=alone, tries=tries - 1))
 
 
-def _run_claimed(
-    binding: Binding, message: Message, request: ClaimRequest, decision: Decision
+def _repeat(
+    binding: Binding,
+    message: Message,
+    request: ClaimRequest,
+    doomed: DoomedTransactionError,
+    *,
+    alone: bool,
+    tries: int,
+) -> Life[Result | None]:
+    """Process a message again whose transaction the database undid."""
+    if not tries:
+        return unavailable(doomed)
+    if alone and binding.counts_starts:
+        yield STORE, binding.transactions.uncount, (request.key,)
+    binding.observers.count(binding.name, Event.TRANSACTION_REPEATED)
+    yield SLEEP, time.sleep, (random.uniform(0.0, 0.02) * (_TRANSACTION_TRIES - tries),)
+    request = changed(request, owner=new_owner(), counted=False)
+    return (yield from _process(binding, message, request, alone=alone, tries=tries))
+
+
+def _not_claimed(
+    binding: Binding, message: Message, request: ClaimRequest, error: StoreError
 ) -> Life[Result]:
+    if binding.observers.watch_claims:
+        binding.observers.claimed(binding.name, message, request, error)
+    return (yield from store_failed(binding, message, error))
+
+
+def _refused(
+    binding: Binding, message: Message, request: ClaimRequest, decision: Decision, *, alone: bool
+) -> Life[Result | None]:
+    if decision.lapsed and not alone and not request.differs(decision.fingerprint):
+        return None
+    if binding.observers.watch_claims:
+        binding.observers.claimed(binding.name, message, request, decision)
+    return (yield from refused(binding, message, request, decision))
+
+
+def _begin(
+    binding: Binding, message: Message, request: ClaimRequest, decision: Decision, *, alone: bool
+) -> Life[Result | tuple[ClaimRequest, Claim]]:
+    """Show a claim to observers, count the attempt if it runs alone, and ask about the effect of a lapsed claim.
+
+    Returns what to run the handler with, or the result without it.
+    """
     claim = decision.claim
     assert claim is not None
+    if binding.observers.watch_claims:
+        binding.observers.claimed(binding.name, message, request, decision)
+    if alone and binding.counts_starts:
+        counted = yield from _count_start(binding, message, request, claim)
+        if isinstance(counted, Result):
+            return counted
+        request, claim = changed(request, counted=True), counted
     if decision.lapsed:
         binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
         log.warning("lease_taken_over", extra=binding.about(message))
@@ -203,17 +240,23 @@ def _run_claimed(
                 result = yield from _count_lapse(binding, message, request, decision)
             if result is not None:
                 return result
+    return request, claim
+
+
+def _count_start(
+    binding: Binding, message: Message, request: ClaimRequest, claim: Claim
+) -> Life[Result | Claim]:
+    """Count the attempt before the handler runs: a death of this process is its fault."""
+    arguments = (request, claim, binding.options.max_attempts)
     try:
-        value = yield RUN, binding.calls.one, (claim, message)
-    except Exception as error:
-        if (yield STORE, binding.transactions.is_transient, (claim, error)):
-            yield from release_quietly(binding, message, claim)
-            raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
-        return (yield from after_exception(binding, message, request, claim, error))
-    except BaseException:
-        yield from interrupted(binding, message, claim)
-        raise
-    return (yield from _record(binding, message, request, claim, value))
+        decision: Decision = yield STORE, binding.transactions.count_start, arguments
+    except StoreError as error:
+        if binding.observers.watch_claims:
+            binding.observers.claimed(binding.name, message, request, error)
+        return unavailable(error)
+    if decision.claim is None:
+        return (yield from refused(binding, message, request, decision))
+    return decision.claim
 
 
 def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Result | None]:
@@ -257,22 +300,28 @@ def _count_lapse(
     return None if counted is decision else (yield from refused(binding, message, request, counted))
 
 
-def _record(
-    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, value: Any
+def _handler_raised(
+    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, error: BaseException
 ) -> Life[Result]:
-    """Complete the key: the effect happened, or happens with the COMMIT."""
-    try:
-        owned = yield COMPLETE, binding.lone.complete, (claim, binding.encode(value, message))
-    except DoomedTransactionError:
-        raise
-    except StoreError as error:
+    if not isinstance(error, Exception):
+        yield from interrupted(binding, message, claim)
+        raise error
+    if (yield STORE, binding.transactions.is_transient, (claim, error)):
+        yield from release_quietly(binding, message, claim)
+        raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
+    return (yield from after_exception(binding, message, request, claim, error))
+
+
+def _not_recorded(
+    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, value: Any, error: Exception
+) -> Life[Result]:
+    """The handler returned, and its key could not be completed."""
+    if isinstance(error, DoomedTransactionError):
+        raise error
+    if isinstance(error, StoreError):
         binding.observers.count(binding.name, Event.COMPLETION_NOT_RECORDED)
         return Result(Outcome.UNAVAILABLE, value=value, error=error, retry_after_s=STORE_RETRY_S)
-    except Exception as error:
-        return (yield from after_exception(binding, message, request, claim, error))
-    if not owned:
-        count_lost(binding, message, claim)
-    return processed(value)
+    return (yield from after_exception(binding, message, request, claim, error))
 
 
 def after_exception(

@@ -49,7 +49,7 @@ class MemoryKeys:
         max_keys: int,
         clock: Callable[[], float],
     ) -> None:
-        self._lease_s = lease_s
+        self._lease_s = math.inf if lease_s is None else lease_s
         self._retention_s = retention_s
         self._dead_retention_s = math.inf if dead_retention_s is None else dead_retention_s
         self._max_keys = whole(max_keys, "max_keys")
@@ -77,7 +77,7 @@ class MemoryKeys:
             elif judged.change is Change.STORE:
                 entry.owner, entry.status = request.owner, request.status
                 entry.fence, entry.fingerprint = judged.claim.fence, request.fingerprint
-                entry.lease_until, entry.expires_at = self._lease_end(now), now + self._retention_s
+                entry.lease_until, entry.expires_at = now + self._lease_s, now + self._retention_s
                 entry.update_at, entry.lapsed = now, True
                 self._last_fence = max(self._last_fence, entry.fence)
             return judged.decision
@@ -95,9 +95,9 @@ class MemoryKeys:
 
     def finish(self, entry: Entry) -> None:
         """Make a key DONE. The caller holds the lock."""
-        now = self.clock()
+        entry.update_at = now = self.clock()
         entry.expires_at = done_expiry(entry.status, entry.expires_at, now, self._retention_s)
-        entry.status, entry.update_at = _DONE, now
+        entry.status = _DONE
 
     def _kill(self, entry: Entry) -> None:
         entry.status, entry.update_at = KeyStatus.DEAD, self.clock()
@@ -144,7 +144,7 @@ class MemoryKeys:
             entry = self._mine(claim)
             if entry is None or not entry.status.in_progress:
                 return False
-            entry.lease_until = self._lease_end(self.clock())
+            entry.lease_until = self.clock() + self._lease_s
             return True
 
     def excuse(self, claim: Claim) -> None:
@@ -177,7 +177,7 @@ class MemoryKeys:
             request.status,
             request.owner,
             fence,
-            self._lease_end(now),
+            now + self._lease_s,
             request.fingerprint,
             now,
             now + self._retention_s,
@@ -200,9 +200,6 @@ class MemoryKeys:
     def _mine(self, claim: Claim) -> Entry | None:
         entry = self.entries.get(claim.key.hash)
         return entry if entry and entry.owner == claim.owner else None
-
-    def _lease_end(self, now: float) -> float:
-        return float("inf") if self._lease_s is None else now + self._lease_s
 
     def _note(self, key: Key, error: str) -> Attempts:
         noted = self.attempts.setdefault(key.hash, Attempts(0, ""))
