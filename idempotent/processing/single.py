@@ -63,6 +63,7 @@ def process_one(
             result = yield from _process(binding, message, request)
     finally:
         running.pop(run, None)
+        binding.calls.began.pop(id(message), None)
     return result or (yield from _process_alone(binding, message, request))
 
 
@@ -93,7 +94,7 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
     """Process a message that may have killed a process, while nothing else runs in this one."""
     run = new_owner()
     try:
-        yield from runs.by_itself(run)
+        yield from runs.by_itself(run, message)
         result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
         assert result is not None
         if message.redelivered and binding.counts_starts and _has_ended(result):
@@ -102,6 +103,7 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
     finally:
         runs.running.pop(run, None)
         runs.end_alone(run)
+        binding.calls.began.pop(id(message), None)
 
 
 def _has_ended(result: Result) -> bool:

@@ -397,8 +397,8 @@ FAULTS: Final = (
     Fault(
         "what may have killed a process runs beside others",
         "idempotent/processing/runs.py",
-        "return self.alone == run and (not self.running or time.monotonic() >= self._until)",
-        "return self.alone == run",
+        "return not self.running or time.monotonic() - self._since >= _LONGEST_WAIT_S",
+        "return True",
         "tests/processing/test_runs.py -k in_threads",
     ),
     Fault(
@@ -1602,6 +1602,27 @@ FAULTS: Final = (
         "            self._on_exit(error)\n",
         "        loop.run_forever()\n",
         "tests/worker/tasks/test_stopping.py -k exit_inside",
+    ),
+    Fault(
+        "Worker: nobody hears of a handler that hangs",
+        "idempotent/worker/worker.py",
+        "        self._long.look()\n",
+        "",
+        "tests/worker/test_long_messages.py -k health_says",
+    ),
+    Fault(
+        "Worker: a handler that has returned counts as one that hangs",
+        "idempotent/processing/calling.py",
+        "            self.began[id(message)] = RETURNED\n",
+        "",
+        "tests/worker/test_long_messages.py -k 'rarely_and_alone and False-3'",
+    ),
+    Fault(
+        "Worker: a message that stops all others has as long as they",
+        "idempotent/worker/long_messages.py",
+        "(running_s, _LONG_S) if blocks_s is None else (blocks_s, _LONG_ALONE_S)",
+        "(running_s, _LONG_S)",
+        "tests/worker/test_long_messages.py -k waits_to_run_alone",
     ),
     Fault(
         "Worker: tasks start after serve() was cancelled",
