@@ -12,6 +12,7 @@ from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Action, Outcome, Result
+from idempotent.processing.calling import RETURNED
 from idempotent.worker.holds import MAX_CHECKS, Work
 
 log = EventLog(__name__)
@@ -84,17 +85,35 @@ class MessageLog:
         }
         log.warning("message_takes_long", extra=extra)
 
-    def drain_timed_out(self, count: int, running: Sequence[Work], *, stores_answer: bool) -> None:
-        """Log that `count` deliveries are not finished at the end of the drain; `running`: those in a handler."""
-        keys = [work.consumer.key_in(work.delivery.message) for work in running[:_MOST_NAMED]]
-        hint = (
-            "a handler that takes longer than drain_timeout_s never finishes where workers stop that often: raise it"
-            if stores_answer
-            else "a store does not answer, so these effects may be repeated"
-        )
-        log.error(
-            "drain_timed_out", extra={"running": count, "keys": [str(key) for key in keys], "hint": hint}
-        )
+    def drain_timed_out(self, count: int, works: Sequence[Work], *, stores_answer: bool) -> None:
+        """Log that `count` deliveries are not finished at the end of the drain.
+
+        Args:
+            count: how many.
+            works: those that are not at their end. Named are those whose handlers run; if none does, those whose
+                handlers have ended and wait for their store.
+            stores_answer: for the hint.
+        """
+        began = [(work, work.began) for work in works]
+        running = [work for work, since in began if since is not None and since != RETURNED]
+        named = running or [work for work, since in began if since is not None]
+        keys = [work.consumer.key_in(work.delivery.message) for work in named[:_MOST_NAMED]]
+        if not stores_answer:
+            hint = "a store does not answer, so these effects may be repeated"
+        elif named:
+            hint = (
+                "a handler that takes longer than drain_timeout_s never finishes where workers stop that often: "
+                "raise it"
+            )
+        else:
+            hint = "no handler runs: the messages wait for their keys"
+        extra = {
+            "running": len(named),
+            "keys": [str(key) for key in keys],
+            "waiting": max(count - len(named), 0),
+            "hint": hint,
+        }
+        log.error("drain_timed_out", extra=extra)
 
     def crashed(self, work: Work, error: BaseException) -> None:
         """Log the BaseException that stops the worker."""

@@ -1618,6 +1618,13 @@ FAULTS: Final = (
         "tests/worker/test_long_messages.py -k 'rarely_and_alone and False-3'",
     ),
     Fault(
+        "Worker: the log names what has not begun at the end of the drain",
+        "idempotent/worker/message_log.py",
+        "named = running or [",
+        "named = list(works) or [",
+        "tests/worker/test_stopping.py -k 'does_not_name and False'",
+    ),
+    Fault(
         "Worker: a message that stops all others has as long as they",
         "idempotent/worker/long_messages.py",
         "(running_s, _LONG_S) if blocks_s is None else (blocks_s, _LONG_ALONE_S)",

@@ -1,9 +1,6 @@
 """A message that takes very long, perhaps for ever, is named in the log while it does."""
 
-import asyncio
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +8,8 @@ import pytest
 
 from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
-from idempotent.checkers import MemoryChecker
-from idempotent.consumer import AnyConsumer
 from tests.support.logs import logged
-from tests.worker.running import SUBJECT, WAIT_S, Running, emptying, publish, until
+from tests.worker.running import SUBJECT, WAIT_S, Running, consumer_of, emptying, publish, until
 
 
 @pytest.fixture(autouse=True)
@@ -33,18 +28,6 @@ def gate() -> threading.Event:
 def lines(caplog: pytest.LogCaptureFixture, name: str | None = None) -> list[dict[str, Any]]:
     found = [vars(record) for record in logged(caplog, "message_takes_long")]
     return [line for line in found if name in (None, line["message_id"])]
-
-
-def consumer_of(
-    registry: Registry, handle: Callable[[Any], object], *, is_async: bool = False, **options: Any
-) -> AnyConsumer:
-    """A consumer with this handler, or with an `async def` that awaits it in a thread."""
-
-    async def awaits(given: Any) -> None:
-        await asyncio.to_thread(handle, given)
-
-    options.setdefault("checker", MemoryChecker())
-    return registry.consumer(SUBJECT, **options)(awaits if is_async else handle)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -103,17 +86,6 @@ def test_health_says_how_many_in_a_second_line_and_stays_ready(
     running.join()
 
 
-def lapsed(registry: Registry, handle: Callable[[Any], object], *, is_async: bool) -> None:
-    """A consumer; the process that had claimed its message `died` is dead."""
-    ahead_s = 0.0
-    checker = MemoryChecker(clock=lambda: time.time() + ahead_s)
-    consumer = consumer_of(registry, handle, is_async=is_async, checker=checker)
-    claim = checker.desk.claim(consumer.binding.requests.of(Message(SUBJECT, id="died"))).claim
-    assert claim is not None
-    checker.desk.abandon(claim)
-    ahead_s = 3600.0
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_message_that_stops_the_worker_because_it_runs_alone_is_named_soon(
     registry: Registry,
@@ -122,7 +94,9 @@ def test_a_message_that_stops_the_worker_because_it_runs_alone_is_named_soon(
     gate: threading.Event,
     is_async: bool,
 ) -> None:
-    lapsed(registry, lambda message: message.id != "died" or gate.wait(WAIT_S), is_async=is_async)
+    consumer_of(
+        registry, lambda message: message.id != "died" or gate.wait(WAIT_S), is_async=is_async, died=["died"]
+    )
     publish(broker, "died", "a", "b")
     running = Running(emptying(registry, broker, concurrency=3))
     until(lambda: len(lines(caplog)) == 3)
@@ -150,7 +124,7 @@ def test_a_message_that_waits_to_run_alone_is_named_beside_the_handler_for_which
             hangs.set()
             gate.wait(WAIT_S)
 
-    lapsed(registry, handle, is_async=is_async)
+    consumer_of(registry, handle, is_async=is_async, died=["died"])
     publish(broker, "hangs")
     running = Running(Worker(registry, MemoryAdapter(broker), concurrency=3, gc_interval_s=None))
     assert hangs.wait(WAIT_S)
