@@ -179,6 +179,8 @@ def _run_counted(
         return (yield from refused(binding, message, request, decision))
     raised = False
     try:
+        if not acquired.lapsed:
+            log.warning("process_died", extra=_about_death(binding, message, decision))
         decision = changed(decision, lapsed=acquired.lapsed)
         result = yield from _run_claimed(binding, message, changed(request, counted=True), decision)
         raised = raised_by_handler(result) is not None
@@ -198,7 +200,7 @@ def _run_claimed(
     assert claim is not None
     if decision.lapsed:
         binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
-        log.warning("lease_taken_over", extra=binding.about(message))
+        log.warning("lease_taken_over", extra=_about_death(binding, message, decision))
         if callable(binding.options.on_expired_lease):
             result = yield from _ask_consumer(binding, message, claim)
             if result is None and decision.alone:
@@ -256,7 +258,13 @@ def _count_lapse(
     except StoreError as error:
         yield STORE, binding.desk.abandon, (decision.claim,)
         return unavailable(error)
-    return None if counted is decision else (yield from refused(binding, message, request, counted))
+    return (yield from refused(binding, message, request, counted)) if counted.claim is None else None
+
+
+def _about_death(binding: Binding, message: Message, decision: Decision) -> dict[str, object]:
+    """The fields of a log line about a message whose process died."""
+    counts = {"attempt": decision.attempts, "max_attempts": binding.options.max_attempts}
+    return {**binding.about(message), **counts}
 
 
 def _record(

@@ -423,6 +423,20 @@ FAULTS: Final = (
         "tests/processing/test_runs.py -k charged_for_a_death",
     ),
     Fault(
+        "nobody hears of a message that kills its process",
+        "idempotent/processing/single.py",
+        '            log.warning("process_died", extra=_about_death(binding, message, decision))\n',
+        "            pass\n",
+        "tests/guarantees/deaths/test_deaths.py -k 'a_killer_dies and sqlite'",
+    ),
+    Fault(
+        "a lapsed lease is logged without its attempts",
+        "idempotent/checkers/desk.py",
+        "return changed(decision, attempts=released.attempts)",
+        "return decision",
+        "tests/guarantees/deaths/test_deaths.py -k 'names_a_message and sqlite'",
+    ),
+    Fault(
         "the start of a redelivered message is not forgotten",
         "idempotent/processing/single.py",
         "        yield STORE, binding.transactions.forget_starts, (keys, keys if held else ())\n",
