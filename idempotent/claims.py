@@ -170,6 +170,7 @@ class Decision:
         fingerprint: the stored content hash.
         reason: why the key is DEAD.
         held: nobody owns the key: its handler failed, and `retry_after_s` is the rest of its backoff.
+        attempts: the attempts that were counted before this run, deaths included; None: nobody has looked.
     """
 
     verdict: Verdict
@@ -181,6 +182,7 @@ class Decision:
     fingerprint: bytes | None = None
     reason: str | None = None
     held: bool = False
+    attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from idempotent.claims import (
 )
 from idempotent.errors import IdempotentError, StoreError, described
 from idempotent.keys import NO_KEY
+from idempotent.values import changed
 
 A = TypeVar("A")
 C = TypeVar("C")
@@ -93,7 +94,7 @@ class ClaimDesk:
     def count_lapse(self, decision: Decision, max_attempts: int) -> Decision:
         """Count the lapse of a claim made alone as an attempt: its process died or stalled.
 
-        Returns the same decision; DEAD if the attempts are used up, or IN_PROGRESS if another delivery has the key.
+        Returns the decision with the attempts; DEAD if they are used up; IN_PROGRESS if another one has the key.
 
         Raises:
             StoreError: the store did not count it.
@@ -102,7 +103,7 @@ class ClaimDesk:
         lapse = Failure(LAPSED_ERROR, max_attempts, keep_claim=True)
         released = self._only_store_errors(self._release_one, decision.claim, lapse)
         if released.owned and not released.dead:
-            return decision
+            return changed(decision, attempts=released.attempts)
         self._keeper.drop([decision.claim])
         if released.dead:
             return Decision(Verdict.DEAD, reason=LAPSED_ERROR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,6 +26,8 @@ from idempotent.processing.handler import Handler
 _current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
 # In a batch handler: it has a claim for each message, and none is the current one.
 _MANY: Final = Claim(NO_KEY)
+RETURNED: Final = math.inf
+"""In the place of the time at which a handler began: it has returned or raised."""
 
 
 def current_claim() -> Claim:
@@ -64,11 +67,16 @@ class Calls:
         handler: its handler.
         transactions: provide the handler's second parameter.
         observers: those of the registry.
+
+    Attributes:
+        began: when the handler began, or RETURNED, by the `id()` of its message; whoever leads the message's life
+            removes it. In seconds of `time.monotonic`.
     """
 
     def __init__(
         self, name: str, handler: Handler, transactions: TransactionHooks, observers: Observers
     ) -> None:
+        self.began: Final[dict[int, float]] = {}
         self._name = name
         self._handler = handler
         self._transactions = transactions
@@ -79,6 +87,7 @@ class Calls:
         handler = self._handler
         process = generation.number
         token = _current_claim.set(claim)
+        self.began[id(message)] = time.monotonic()
         try:
             first: Any = [message] if handler.batch else message
             if self._observers.watch_runs:
@@ -91,6 +100,7 @@ class Calls:
         finally:
             if generation.number != process:
                 end_child(self._name)
+            self.began[id(message)] = RETURNED
             _current_claim.reset(token)
 
     def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
@@ -98,6 +108,7 @@ class Calls:
         arguments = self._arguments(claim, list(messages))
         process = generation.number
         token = _current_claim.set(_MANY)
+        _note(self.began, messages, time.monotonic())
         try:
             if self._observers.watch_runs:
                 return self._watched(messages, arguments)
@@ -105,6 +116,7 @@ class Calls:
         finally:
             if generation.number != process:
                 end_child(self._name)
+            _note(self.began, messages, RETURNED)
             _current_claim.reset(token)
 
     @staticmethod
@@ -138,6 +150,9 @@ class AsyncCalls:
         transactions: provide it.
         observers: those of the registry.
         timeout_s: seconds after which a handler is cancelled and has failed; None: never.
+
+    Attributes:
+        began: as that of `Calls`.
     """
 
     def __init__(
@@ -149,6 +164,7 @@ class AsyncCalls:
         observers: Observers,
         timeout_s: float | None,
     ) -> None:
+        self.began: Final[dict[int, float]] = {}
         self._name = name
         self._handler = handler
         self._awaiting = awaiting
@@ -193,7 +209,8 @@ class AsyncCalls:
         assert task is not None
         before = task.cancelling()
         process = generation.number
-        began = time.perf_counter() if self._observers.watch_runs else 0.0
+        began = time.monotonic()
+        _note(self.began, messages, began)
         try:
             returned = await (
                 handler.function(*arguments)
@@ -213,8 +230,9 @@ class AsyncCalls:
         finally:
             if generation.number != process:
                 end_child(self._name)
+            _note(self.began, messages, RETURNED)
             if self._observers.watch_runs:
-                self._observers.ran(self._name, messages, time.perf_counter() - began, sys.exc_info()[1])
+                self._observers.ran(self._name, messages, time.monotonic() - began, sys.exc_info()[1])
 
     @staticmethod
     async def _bounded(timeout_s: float, running: Coroutine[Any, Any, Any]) -> Any:
@@ -228,6 +246,11 @@ class AsyncCalls:
                     f"the handler was cancelled after handler_timeout_s={timeout_s:g}"
                 ) from error
             raise
+
+
+def _note(began: dict[int, float], messages: Sequence[Message], when: float) -> None:
+    """Note of all these messages when their handler began."""
+    began.update(dict.fromkeys(map(id, messages), when))
 
 
 def _while_cancelled(error: Exception) -> bool:

@@ -31,7 +31,11 @@ _MIN_GROUP: Final = 2
 def process_many(binding: Binding, messages: Sequence[Message]) -> Life[list[Result]]:
     """Process messages together; results align with the input."""
     group = _Group(binding, messages)
-    yield from group.run()
+    try:
+        yield from group.run()
+    finally:
+        for message in messages:
+            binding.calls.began.pop(id(message), None)
     return [group.results[index] for index in range(len(messages))]
 
 

@@ -7,6 +7,7 @@ import time
 from typing import Final
 
 from idempotent.forks import free_in_child, in_child
+from idempotent.message import Message
 from idempotent.processing.calling import inside_handler
 from idempotent.processing.steps import SLEEP, Life
 
@@ -33,7 +34,7 @@ class Runs:
         alone: the one that runs alone, or waits until it can.
     """
 
-    __slots__ = ("_lock", "_until", "alone", "running")
+    __slots__ = ("_lock", "_since", "_suspect", "alone", "running")
 
     def __init__(self) -> None:
         self._lock: Final = free_in_child(threading.Lock())
@@ -44,7 +45,8 @@ class Runs:
         """Forget all: a child runs nothing of what its parent does."""
         self.running.clear()
         self.alone: bytes | None = None
-        self._until = 0.0
+        self._suspect: Message | None = None
+        self._since = 0.0
 
     def beside(self, run: bytes) -> Life[None]:
         """Wait until a run may go on that has begun while another was to be alone.
@@ -58,26 +60,32 @@ class Runs:
             wait_s = min(wait_s * 2, _LONGEST_LOOK_S)
             self.running[run] = None
 
-    def by_itself(self, run: bytes) -> Life[None]:
-        """Begin a run that is to be alone: wait until nothing else runs. Meanwhile nothing else begins."""
+    def by_itself(self, run: bytes, message: Message) -> Life[None]:
+        """Begin the run of a message that is to be alone, when nothing else runs. Meanwhile nothing else begins."""
         wait_s = _LOOK_S
-        while not self._begins_alone(run):
+        while not self._begins_alone(run, message):
             yield SLEEP, time.sleep, (wait_s,)
             wait_s = min(wait_s * 2, _LONGEST_LOOK_S)
         self.running[run] = None
 
-    def _begins_alone(self, run: bytes) -> bool:
+    def _begins_alone(self, run: bytes, message: Message) -> bool:
         if inside_handler():
             return True
         with self._lock:
             if self.alone is None:
-                self.alone, self._until = run, time.monotonic() + _LONGEST_WAIT_S
-        return self.alone == run and (not self.running or time.monotonic() >= self._until)
+                self._since, self._suspect, self.alone = time.monotonic(), message, run
+        if self.alone != run:
+            return False
+        return not self.running or time.monotonic() - self._since >= _LONGEST_WAIT_S
 
     def end_alone(self, run: bytes) -> None:
         """Let others begin again."""
         if self.alone == run:
-            self.alone = None
+            self._suspect = self.alone = None
+
+    def blocked_s(self, message: Message) -> float | None:
+        """For how many seconds nothing else has begun because this message is to run alone; None: others may begin."""
+        return time.monotonic() - self._since if self._suspect is message else None
 
 
 runs: Final = Runs()

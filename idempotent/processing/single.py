@@ -63,6 +63,7 @@ def process_one(
             result = yield from _process(binding, message, request)
     finally:
         running.pop(run, None)
+        binding.calls.began.pop(id(message), None)
     return result or (yield from _process_alone(binding, message, request))
 
 
@@ -93,7 +94,7 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
     """Process a message that may have killed a process, while nothing else runs in this one."""
     run = new_owner()
     try:
-        yield from runs.by_itself(run)
+        yield from runs.by_itself(run, message)
         raised = False
         try:
             result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
@@ -108,6 +109,7 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
     finally:
         runs.running.pop(run, None)
         runs.end_alone(run)
+        binding.calls.began.pop(id(message), None)
 
 
 def _has_ended(result: Result) -> bool:
@@ -230,10 +232,12 @@ def _begin(
         counted = yield from _count_start(binding, message, request, claim)
         if isinstance(counted, Result):
             return counted
-        request, claim = changed(request, counted=True), counted
+        log.warning("process_died", extra=_about_death(binding, message, counted))
+        request, claim = changed(request, counted=True), counted.claim
+        assert claim is not None
     if decision.lapsed:
         binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
-        log.warning("lease_taken_over", extra=binding.about(message))
+        log.warning("lease_taken_over", extra=_about_death(binding, message, decision))
         if callable(binding.options.on_expired_lease):
             result = yield from _ask_consumer(binding, message, claim)
             if result is None and decision.alone:
@@ -245,7 +249,7 @@ def _begin(
 
 def _count_start(
     binding: Binding, message: Message, request: ClaimRequest, claim: Claim
-) -> Life[Result | Claim]:
+) -> Life[Result | Decision]:
     """Count the attempt before the handler runs: a death of this process is its fault."""
     arguments = (request, claim, binding.options.max_attempts)
     try:
@@ -256,7 +260,7 @@ def _count_start(
         return unavailable(error)
     if decision.claim is None:
         return (yield from refused(binding, message, request, decision))
-    return decision.claim
+    return decision
 
 
 def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Result | None]:
@@ -297,7 +301,13 @@ def _count_lapse(
     except StoreError as error:
         yield STORE, binding.desk.abandon, (decision.claim,)
         return unavailable(error)
-    return None if counted is decision else (yield from refused(binding, message, request, counted))
+    return (yield from refused(binding, message, request, counted)) if counted.claim is None else None
+
+
+def _about_death(binding: Binding, message: Message, decision: Decision) -> dict[str, object]:
+    """The fields of a log line about a message whose process died."""
+    counts = {"attempt": decision.attempts, "max_attempts": binding.options.max_attempts}
+    return {**binding.about(message), **counts}
 
 
 def _handler_raised(

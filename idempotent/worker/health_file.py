@@ -24,7 +24,8 @@ class HealthFile:
     """A file whose age shows the worker's liveness and whose content its readiness.
 
     It is rewritten about once a second while the loop runs: `ready`, `connecting` while the broker is not connected, or
-    `store` while the store of a consumer cannot be used.
+    `store` while the store of a consumer cannot be used. A second line, `long messages: 2`, says that so many messages
+    take very long. It is for people and alarms; a probe looks at the first line, because a restart ends all handlers.
 
     A file that has not changed for a minute belongs to a worker that is stuck or dead. It is removed at the end.
 
@@ -40,7 +41,7 @@ class HealthFile:
         self._told = Sparse()
 
     def beat(self, word: str) -> None:
-        """Note that the loop has run once more, with one of the words above."""
+        """Note that the loop has run once more, with one of the words above, and perhaps the second line."""
         now = time.monotonic()
         if word == self._word and now < self._next:
             return
@@ -61,6 +62,11 @@ class HealthFile:
         """Remove the file when the worker has ended."""
         with suppress(FileNotFoundError):
             self.path.unlink()
+
+
+def long_messages(count: int) -> str:
+    """The second line; nothing if no message takes very long."""
+    return f"long messages: {count}\n" if count else ""
 
 
 def checked_health_file(path: str | os.PathLike[str] | None) -> HealthFile | None:

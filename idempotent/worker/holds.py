@@ -32,10 +32,17 @@ class Work:
     checks: int = 0
     complaints: int = 0
     """How often the log complained of its wait."""
+    warnings: int = 0
+    """How often the log has warned that it takes long, or would have, had it looked in time."""
 
     def wait_s(self, longest_s: float) -> float:
         """Seconds until the next check: short at first, then longer, and at most `longest_s`."""
         return min(longest_s, _FIRST_CHECK_S * math.pow(_CHECKS_GROW, min(self.checks, MAX_CHECKS)))
+
+    @property
+    def began(self) -> float | None:
+        """When its handler began, by the worker's clock. None: it has not; RETURNED: it has ended, the message not."""
+        return self.consumer.binding.calls.began.get(id(self.delivery.message))
 
     @property
     def held_long_enough(self) -> bool:

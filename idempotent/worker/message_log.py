@@ -12,6 +12,7 @@ from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Action, Outcome, Result
+from idempotent.processing.calling import RETURNED
 from idempotent.worker.holds import MAX_CHECKS, Work
 
 log = EventLog(__name__)
@@ -62,17 +63,57 @@ class MessageLog:
         else:
             log.info("message_waits", extra=extra)
 
-    def drain_timed_out(self, count: int, running: Sequence[Work], *, stores_answer: bool) -> None:
-        """Log that `count` deliveries are not finished at the end of the drain; `running`: those in a handler."""
-        keys = [work.consumer.key_in(work.delivery.message) for work in running[:_MOST_NAMED]]
+    def takes_long(self, works: Sequence[Work], running_s: float | None, blocks_s: float | None) -> None:
+        """Log a message that does not end, or the first of those that a batch handler has together.
+
+        Args:
+            works: these.
+            running_s: for how long the handler has run; None: it does not run.
+            blocks_s: for how long nothing else has begun in this process, because the message is to run alone; None:
+                others may begin.
+        """
+        work = works[0]
         hint = (
-            "a handler that takes longer than drain_timeout_s never finishes where workers stop that often: raise it"
-            if stores_answer
-            else "a store does not answer, so these effects may be repeated"
+            "it came back after the death of its process, so nothing else begins here until it has run alone"
         )
-        log.error(
-            "drain_timed_out", extra={"running": count, "keys": [str(key) for key in keys], "hint": hint}
-        )
+        extra = {
+            **_names(work.consumer, work.delivery.message),
+            "messages": len(works) if work.consumer.handler.batch else None,
+            "running_s": None if running_s is None else round(running_s, 1),
+            "blocks_s": None if blocks_s is None else round(blocks_s, 1),
+            "hint": None if blocks_s is None else hint,
+        }
+        log.warning("message_takes_long", extra=extra)
+
+    def drain_timed_out(self, count: int, works: Sequence[Work], *, stores_answer: bool) -> None:
+        """Log that `count` deliveries are not finished at the end of the drain.
+
+        Args:
+            count: how many.
+            works: those that are not at their end. Named are those whose handlers run; if none does, those whose
+                handlers have ended and wait for their store.
+            stores_answer: for the hint.
+        """
+        began = [(work, work.began) for work in works]
+        running = [work for work, since in began if since is not None and since != RETURNED]
+        named = running or [work for work, since in began if since is not None]
+        keys = [work.consumer.key_in(work.delivery.message) for work in named[:_MOST_NAMED]]
+        if not stores_answer:
+            hint = "a store does not answer, so these effects may be repeated"
+        elif named:
+            hint = (
+                "a handler that takes longer than drain_timeout_s never finishes where workers stop that often: "
+                "raise it"
+            )
+        else:
+            hint = "no handler runs: the messages wait for their keys"
+        extra = {
+            "running": len(named),
+            "keys": [str(key) for key in keys],
+            "waiting": max(count - len(named), 0),
+            "hint": hint,
+        }
+        log.error("drain_timed_out", extra=extra)
 
     def crashed(self, work: Work, error: BaseException) -> None:
         """Log the BaseException that stops the worker."""
@@ -80,11 +121,8 @@ class MessageLog:
         log.error("handler_crashed", extra=extra, exc_info=None if self._redact else _hidden(error))
 
     def _about(self, consumer: AnyConsumer | None, message: Message, result: Result) -> dict[str, Any]:
-        key = None if consumer is None else consumer.key_in(message)
         return {
-            "consumer": message.subject if consumer is None else consumer.name,
-            "key": None if key is None else str(key),
-            **about_message(message),
+            **_names(consumer, message),
             "attempt": result.attempt,
             "outcome": result.outcome.value,
             "error": self._text(result.error),
@@ -97,6 +135,15 @@ class MessageLog:
         if self._redact and not isinstance(error, IdempotentError):
             return type(error).__name__
         return described(error)
+
+
+def _names(consumer: AnyConsumer | None, message: Message) -> dict[str, Any]:
+    key = None if consumer is None else consumer.key_in(message)
+    return {
+        "consumer": message.subject if consumer is None else consumer.name,
+        "key": None if key is None else str(key),
+        **about_message(message),
+    }
 
 
 def _hidden(error: BaseException) -> BaseException:

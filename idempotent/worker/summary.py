@@ -15,8 +15,8 @@ class WorkerSummary:
     Attributes:
         outcomes: settled deliveries by outcome.
         requeued: deliveries given back: not started, held, or cancelled when the worker stopped, or held for too long.
-        abandoned: deliveries whose handlers still ran in the end: threads, and tasks that refused to be cancelled. The
-            broker delivers them again.
+        abandoned: deliveries whose handlers still ran in the end, or waited for one that did: threads, and tasks that
+            refused to be cancelled. The broker delivers them again.
         stale: settlements after the delivery's connection was lost. The broker delivers those messages again.
         unrecorded: completions and releases that the store had not recorded at the end of the drain. Other workers may
             repeat these effects.

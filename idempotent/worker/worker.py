@@ -20,8 +20,9 @@ from idempotent.worker import given
 from idempotent.worker.draining import Drain
 from idempotent.worker.expired_keys import ExpiredKeys
 from idempotent.worker.handlers import Done, HandlerPool, LoopPlace
-from idempotent.worker.health_file import CONNECTING, READY, STORE, checked_health_file
+from idempotent.worker.health_file import CONNECTING, READY, STORE, checked_health_file, long_messages
 from idempotent.worker.holds import Holds, Work
+from idempotent.worker.long_messages import LongMessages
 from idempotent.worker.message_log import MessageLog
 from idempotent.worker.python_gc import relaxed_python_gc
 from idempotent.worker.rooms import Rooms
@@ -107,6 +108,7 @@ class Worker:
         self._settling = Settling(adapter, registry.observers, self._log, given.checked_callback(on_result))
         self._health = checked_health_file(health_file)
         self._pool = HandlerPool(whole(concurrency, "concurrency"), batch_size, adapter.wake)
+        self._long = LongMessages(self._pool, self._log)
         self._holds = Holds()
         self._rooms = Rooms(
             self._pool, self._holds, concurrency, batch_size, max_held=whole(max_held, "max_held")
@@ -218,9 +220,11 @@ class Worker:
                 self._take_back(self._holds.next_in_s(now, _BUSY_WAIT_S))
 
     def _beat(self) -> None:
+        self._long.look()
         if self._health is not None:
             connected = self._adapter.connected
-            self._health.beat((READY if self._stores.ready else STORE) if connected else CONNECTING)
+            word = (READY if self._stores.ready else STORE) if connected else CONNECTING
+            self._health.beat(f"{word}{long_messages(self._long.count)}")
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
         works, rejected, now = [], [], time.monotonic()

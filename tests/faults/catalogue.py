@@ -397,8 +397,8 @@ FAULTS: Final = (
     Fault(
         "what may have killed a process runs beside others",
         "idempotent/processing/runs.py",
-        "return self.alone == run and (not self.running or time.monotonic() >= self._until)",
-        "return self.alone == run",
+        "return not self.running or time.monotonic() - self._since >= _LONGEST_WAIT_S",
+        "return True",
         "tests/processing/test_runs.py -k in_threads",
     ),
     Fault(
@@ -421,6 +421,20 @@ FAULTS: Final = (
         "beside=len(running) > 1",
         "beside=False",
         "tests/processing/test_runs.py -k charged_for_a_death",
+    ),
+    Fault(
+        "nobody hears of a message that kills its process",
+        "idempotent/processing/single.py",
+        '            log.warning("process_died", extra=_about_death(binding, message, decision))\n',
+        "            pass\n",
+        "tests/guarantees/deaths/test_deaths.py -k 'a_killer_dies and sqlite'",
+    ),
+    Fault(
+        "a lapsed lease is logged without its attempts",
+        "idempotent/checkers/desk.py",
+        "return changed(decision, attempts=released.attempts)",
+        "return decision",
+        "tests/guarantees/deaths/test_deaths.py -k 'names_a_message and sqlite'",
     ),
     Fault(
         "the start of a redelivered message is not forgotten",
@@ -1609,6 +1623,34 @@ FAULTS: Final = (
         "            self._on_exit(error)\n",
         "        loop.run_forever()\n",
         "tests/worker/tasks/test_stopping.py -k exit_inside",
+    ),
+    Fault(
+        "Worker: nobody hears of a handler that hangs",
+        "idempotent/worker/worker.py",
+        "        self._long.look()\n",
+        "",
+        "tests/worker/test_long_messages.py -k health_says",
+    ),
+    Fault(
+        "Worker: a handler that has returned counts as one that hangs",
+        "idempotent/processing/calling.py",
+        "            self.began[id(message)] = RETURNED\n",
+        "",
+        "tests/worker/test_long_messages.py -k 'rarely_and_alone and False-3'",
+    ),
+    Fault(
+        "Worker: the log names what has not begun at the end of the drain",
+        "idempotent/worker/message_log.py",
+        "named = running or [",
+        "named = list(works) or [",
+        "tests/worker/test_stopping.py -k 'does_not_name and False'",
+    ),
+    Fault(
+        "Worker: a message that stops all others has as long as they",
+        "idempotent/worker/long_messages.py",
+        "(running_s, _LONG_S) if blocks_s is None else (blocks_s, _LONG_ALONE_S)",
+        "(running_s, _LONG_S)",
+        "tests/worker/test_long_messages.py -k waits_to_run_alone",
     ),
     Fault(
         "Worker: tasks start after serve() was cancelled",

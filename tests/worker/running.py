@@ -4,10 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from idempotent import Consumer, Message, Registry, Result, Worker
 from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
+from idempotent.consumer import AnyConsumer
+from idempotent.testing import abandon_claim
 
 SUBJECT = "orders"
 WAIT_S = 60.0
@@ -20,6 +23,36 @@ def publish(broker: MemoryBroker, *ids: object, subject: str = SUBJECT) -> None:
 
 def emptying(registry: Registry, broker: MemoryBroker, **options) -> Worker:
     return Worker(registry, MemoryAdapter(broker, until_empty=True), gc_interval_s=None, **options)
+
+
+def consumer_of(
+    registry: Registry,
+    handle: Callable[[Any], object],
+    *,
+    is_async: bool = False,
+    died: Sequence[str] = (),
+    **options: Any,
+) -> AnyConsumer:
+    """A consumer with this handler, or with an `async def` that awaits it in a thread.
+
+    Args:
+        registry: gets the consumer.
+        handle: the handler.
+        is_async: which of them.
+        died: ids of messages whose process died in the handler.
+        options: of `@consumer`.
+    """
+    ahead_s = 0.0
+
+    async def awaits(given: Any) -> None:
+        await asyncio.to_thread(handle, given)
+
+    options.setdefault("checker", MemoryChecker(clock=lambda: time.time() + ahead_s))
+    consumer = registry.consumer(SUBJECT, **options)(awaits if is_async else handle)
+    for name in died:
+        abandon_claim(consumer, Message(SUBJECT, id=name))
+    ahead_s = 3600.0
+    return consumer
 
 
 class Running:

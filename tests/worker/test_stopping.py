@@ -10,7 +10,7 @@ from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError
 from tests.support.logs import logged
-from tests.worker.running import SUBJECT, WAIT_S, Recording, Running, emptying, publish, until
+from tests.worker.running import SUBJECT, WAIT_S, Recording, Running, consumer_of, emptying, publish, until
 
 
 def test_stop_finishes_what_runs_and_requeues_the_rest(registry: Registry, broker: MemoryBroker) -> None:
@@ -55,8 +55,42 @@ def test_a_handler_that_outlasts_the_drain_time_is_left_and_its_message_comes_ag
     assert broker.backlog(SUBJECT) == 1
     gate.set()
     (said,) = [vars(record) for record in logged(caplog, "drain_timed_out")]
-    assert (said["running"], said["keys"]) == (1, ["orders:default:a"])
+    assert (said["running"], said["keys"], said["waiting"]) == (1, ["orders:default:a"], 0)
     assert "drain_timeout_s" in str(said["hint"])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("why", ["in a group", "alone"])
+def test_the_log_does_not_name_what_waits_for_a_handler_that_outlasts_the_drain_time(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture, why: str, is_async: bool
+) -> None:
+    running_now, gate = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.id == "hangs":
+            running_now.set()
+            gate.wait(WAIT_S)
+
+    if why == "alone":
+        consumer_of(registry, handle, is_async=is_async, died=["hangs"])
+        publish(broker, "hangs")
+        worker = emptying(registry, broker, drain_timeout_s=0.1, concurrency=3)
+    else:
+        consumer_of(registry, handle, is_async=is_async)
+        publish(broker, "a", "hangs", "b")
+        worker = emptying(registry, broker, drain_timeout_s=0.1, batch_size=3)
+    running = Running(worker)
+    assert running_now.wait(WAIT_S)
+    if why == "alone":
+        publish(broker, "a", "b")
+    until(lambda: len(worker._pool.running) == 3)
+    worker.stop()
+    until(lambda: logged(caplog, "drain_timed_out"))
+    gate.set()
+    running.join()
+    (said,) = [vars(record) for record in logged(caplog, "drain_timed_out")]
+    assert (said["running"], said["keys"]) == (1, ["orders:default:hangs"])
+    assert said["waiting"] == 2
 
 
 def test_a_stop_that_comes_before_run_is_not_lost_and_a_worker_runs_once(

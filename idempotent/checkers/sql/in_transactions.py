@@ -246,12 +246,10 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             self.desk.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
             return Decision(Verdict.DEAD, reason=DIED_ERROR)
         self._counted[request.key.hash] = request.key
-        if not has_one_writer:
-            return Decision(Verdict.ACQUIRED, claim)
-        decision = self.desk.claim(request)
+        decision = self.desk.claim(request) if has_one_writer else Decision(Verdict.ACQUIRED, claim)
         if decision.claim is None:
             self.uncount(request.key)
-        return decision
+        return changed(decision, attempts=note.attempts - 1)
 
     def uncount(self, key: Key) -> None:
         if self._counted.pop(key.hash, None) is None:

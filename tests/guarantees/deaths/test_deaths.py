@@ -1,14 +1,19 @@
 """Who pays for a death: a message that kills its process, and none that ran beside it."""
 
 import json
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from idempotent import Message, Outcome, Registry
+from idempotent.testing import abandon_claim
 from tests.guarantees.deaths.scenario import Plan
+from tests.support.logs import logged
 from tests.support.stores import Store
 
 ROOT = Path(__file__).parents[3]
@@ -44,13 +49,43 @@ def demand(plan: Plan) -> None:
         if (outcome == "dead") is not name.startswith("killer")
     }
     assert not wrong, report
+    demand_names(plan, done.stderr)
     # Beside others, as a start that is noted, and then `max_attempts` times alone. What a worker that stops has left
     # running may still kill it, and is not charged.
     assert report["deaths"] <= plan.killers * (plan.max_attempts + 2) + plan.kills + plan.stops, report
 
 
+def demand_names(plan: Plan, log: str) -> None:
+    """Before each run of a killer that may be its last, the log names it and what it has left."""
+    event = "process_died" if plan.effects else "lease_taken_over"
+    line = re.compile(
+        rf"{event} .* message_id='(killer.*?)' .* attempt=(\d+) max_attempts={plan.max_attempts}$",
+        re.MULTILINE,
+    )
+    attempts: defaultdict[str, set[int]] = defaultdict(set)
+    for name, attempt in line.findall(log):
+        attempts[name].add(int(attempt))
+    assert len(attempts) == plan.killers, log[-3000:]
+    # The start of a transactional message is counted before it runs, a lapse when it is found: the last one is DEAD.
+    expected = set(range(plan.max_attempts)) if plan.effects else set(range(1, plan.max_attempts))
+    assert all(named == expected for named in attempts.values()), attempts
+
+
 def test_a_killer_dies_and_innocents_live(sql_store):
-    demand(replace(plan_of(sql_store, "transactional", 1), messages=12, killers=1, max_attempts=1))
+    demand(replace(plan_of(sql_store, "transactional", 1), messages=12, killers=1, max_attempts=2))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_log_names_a_message_whose_lease_lapsed_with_its_attempts(shared_store, together, caplog):
+    consumer = Registry().consumer("orders", checker=shared_store.leased(), max_attempts=3)(lambda _: None)
+    died, other = Message("orders", id="died"), Message("orders", id="other")
+    for _ in range(2):
+        abandon_claim(consumer, died)
+        shared_store.age(3600)
+    results = consumer.process_many([other, died]) if together else [consumer.process(died)]
+    assert {result.outcome for result in results} == {Outcome.PROCESSED}
+    (line,) = logged(caplog, "lease_taken_over")
+    assert (line.levelname, line.message_id, line.attempt, line.max_attempts) == ("WARNING", "died", 2, 3)
 
 
 @pytest.mark.slow
