@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from idempotent.cli.configuration import url_in
+from idempotent.cli.configuration import URL_VARIABLE, url_in
 from idempotent.cli.keys.view import Status
 from idempotent.cli.terminal.logs import LogFormat
-
-URL_VARIABLE: Final = "IDEMPOTENT_URL"
 
 UrlOption: TypeAlias = Annotated[
     str,
