@@ -264,6 +264,27 @@ FAULTS: Final = (
         "",
         "tests/cli/test_migrate.py -k test_upgrade_says_what_is_missing",
     ),
+    Fault(
+        "advice forgets the variable that was typed for a URL",
+        "idempotent/cli/configuration.py",
+        "    remember_word(url, word)\n",
+        "",
+        "tests/cli/test_bad_input.py -k no_masked_password",
+    ),
+    Fault(
+        "a table that the user may not see is called missing",
+        "migrations/drift.py",
+        "        drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]\n",
+        "        drifts = compare(connection, metadata)\n",
+        "tests/cli/test_advice.py -k 'no_missing'",
+    ),
+    Fault(
+        "an error says to GRANT a right to the account of another host",
+        "idempotent/stores/sql/grants.py",
+        "            return account_of(engine.dialect.name, ask)\n",
+        "            return default\n",
+        "tests/cli/test_advice.py -k 'one_host'",
+    ),
     # Garbage
     Fault(
         "gc takes what waits for a person",
