@@ -138,3 +138,9 @@ LogLevelOption: TypeAlias = Annotated[
 LogFormatOption: TypeAlias = Annotated[
     LogFormat, typer.Option(help="text, or json: one object a line, for machines.")
 ]
+
+
+def typed(context: typer.Context) -> set[str]:
+    """The names of the options that the user has given, on the command line, in the environment or in a file."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return {name for name, source in sources if source is not None and source.name != "DEFAULT"}
