@@ -195,7 +195,9 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
                 "time needs one: raise the engine's pool_size or lower the worker's concurrency."
             )
         case Fault.LOCKED | Fault.ABORTED:
-            return StoreBusyError(f"the store {store} is busy: {text}. Try again.")
+            alone = engine.dialect.name == "sqlite"
+            why = " One transaction at a time writes to the file, such as that of a handler." if alone else ""
+            return StoreBusyError(f"the store {store} is busy: {text}.{why} Try again.")
         case Fault.FULL:
             return StoreError(f"the store {store} is full: {text}. Free disk space; messages wait.")
         case Fault.SCHEMA:
