@@ -44,6 +44,7 @@ import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Self
+from urllib.parse import unquote
 
 # To the last @ of the word: a password may contain an unquoted @.
 _USERINFO: Final = re.compile(r"(://[^:/@\s]*:)[^\s'\"]*@")
@@ -76,9 +77,31 @@ def mask(text: str) -> str:
     return _PARAMETER.sub(_masked, text)
 
 
+_given: Final[dict[str, str]] = {}
+
+
+def remember_word(url: str, word: str) -> None:
+    """Let messages name a URL by the word that the command line has for it, such as `env:ORDERS_DB`."""
+    _given[_place(url)] = word
+
+
+def forget_words() -> None:
+    """Forget these words: the command has ended."""
+    _given.clear()
+
+
 def url_word(url: str) -> str:
-    """The URL as a word of a command that a message says to type; `env:VARIABLE` for one with a password."""
-    return shlex.quote(url) if mask(url) == url else "env:VARIABLE"
+    """The URL as a word of a command that a message says to type.
+
+    The word that the command line had for it; else `env:VARIABLE` for one with a password.
+    """
+    given = _given.get(_place(url))
+    return given or (shlex.quote(url) if mask(url) == url else "env:VARIABLE")
+
+
+def _place(url: str) -> str:
+    """Who uses which database where: a checker's URL and its engine's differ in the scheme, the options and escapes."""
+    return unquote(url.partition("://")[2].partition("?")[0])
 
 
 # Functions: Python reads a template like r"\1***" at its first use, which fails while an interpreter shuts down.

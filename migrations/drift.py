@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -11,12 +11,23 @@ from typing import Any
 
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Index, MetaData, Table, UniqueConstraint, inspect
+from sqlalchemy import Connection, Engine, Index, MetaData, Table, UniqueConstraint, inspect
 from sqlalchemy.engine.reflection import Inspector
+from sqlalchemy.exc import DBAPIError
 
 from idempotent.errors import SchemaError
 from idempotent.migrations.store import Target, bridged, connect
-from idempotent.schema import DEFAULT_TABLE, dedup_tables, outbox_tables, run_tables, version_name
+from idempotent.schema import (
+    DEFAULT_TABLE,
+    dedup_tables,
+    offsets_name,
+    outbox_tables,
+    run_tables,
+    version_name,
+)
+from idempotent.stores.sql.cursor import Row
+from idempotent.stores.sql.faults import Fault, fault_of, options_for, to_create
+from idempotent.stores.sql.grants import RIGHTS, account_of, grant, usage_of_schema
 
 _QMQ_COLUMNS = {"id", "k", "update_at"}
 
@@ -26,6 +37,7 @@ class DriftKind(Enum):
 
     FOREIGN_TABLE = "foreign table"
     MISSING_TABLE = "missing table"
+    UNSEEN_TABLE = "table that this user may not see"
     MISSING_COLUMN = "missing column"
     EXTRA_COLUMN = "extra column"
     TYPE = "type"
@@ -66,7 +78,8 @@ def check(target: Target, *, table: str = DEFAULT_TABLE) -> list[Drift]:
     """Compare the tables in the store at `target` with those that this version of the library expects.
 
     Returns an empty list when they are equal. Only reads. An added non-unique index or storage parameter is not
-    drift, and neither is a missing run ledger, or outbox, in an application's own history.
+    drift, and neither is a missing run ledger, or outbox, without a recorded revision: an application's own history
+    need not have them. Nor is one on which the user has no right.
 
     Raises:
         ConfigurationError: the table name is invalid, or the database is not supported.
@@ -76,13 +89,46 @@ def check(target: Target, *, table: str = DEFAULT_TABLE) -> list[Drift]:
     dedup_tables(metadata, table)
     with connect(target) as connection:
         existing = set(inspect(connection).get_table_names())
-        own_history = table in existing and version_name(table) not in existing
+        recorded = version_name(table) in existing
         for define in (run_tables, outbox_tables):
             optional = MetaData()
             define(optional, table)
-            if not own_history or existing & optional.tables.keys():
+            names = optional.tables.keys()
+            if existing & names or (recorded and not all(_grants(connection, name) for name in names)):
                 define(metadata, table)
-        return compare(connection, metadata)
+        drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]
+    # Few applications use the offsets.
+    unused = (DriftKind.UNSEEN_TABLE, offsets_name(table))
+    return [drift for drift in drifts if (drift.kind, drift.table) != unused]
+
+
+def _seen(drift: Drift, connection: Connection) -> Drift:
+    """A missing table as one that the user may not see, if that may be why it is missing."""
+    if drift.kind is DriftKind.MISSING_TABLE and (granted := _grants(connection, drift.table)):
+        return Drift(
+            DriftKind.UNSEEN_TABLE, drift.table, detail=f"type, as a user who may grant it: {granted}"
+        )
+    return drift
+
+
+def _grants(connection: Connection, table: str) -> str | None:
+    """What to GRANT to this user, who does not see a table; None: no right is what he lacks."""
+
+    def ask(statement: str) -> Sequence[Row]:
+        return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+    database = connection.dialect.name
+    if database == "postgresql":
+        return usage_of_schema(table, ask)
+    if database == "sqlite":
+        return None
+    try:
+        ask(f"SELECT 1 FROM `{table}` WHERE 1 = 0")
+    except DBAPIError as error:
+        if fault_of(error, connection.engine) is Fault.DENIED:
+            name = f"`{connection.engine.url.database}`.`{table}`"
+            return grant(RIGHTS, name, account_of("mysql", ask))
+    return None
 
 
 def compare(connection: Connection, metadata: MetaData) -> list[Drift]:
@@ -146,17 +192,18 @@ def refuse_incomplete(context: MigrationContext, metadata: MetaData, table: str)
         raise SchemaError(
             f"the migrations of {table!r} are recorded as done, but a part of the tables is gone: "
             f"{'; '.join(map(str, missing))}. Nothing was changed. Restore it from a backup; or, if what was in it may "
-            f"be forgotten, {_way_out(missing, table)}"
+            f"be forgotten, {_way_out(missing, table, context.connection.engine)}"
         )
 
 
-def _way_out(missing: list[Drift], table: str) -> str:
+def _way_out(missing: list[Drift], table: str, engine: Engine) -> str:
     if any(drift.kind is DriftKind.MISSING_COLUMN for drift in missing):
+        named = options_for(engine, table)
         return (
-            "remove the tables with all their keys, and what waits in the outbox, "
-            f"(`idempotent migrate downgrade --table {table}`) and upgrade again"
+            "remove the tables with all their keys, and what waits in the outbox, and create them again: "
+            f"`idempotent migrate downgrade {named}`, then `idempotent migrate upgrade {named}`"
         )
-    return f"create the missing tables, empty: `idempotent migrate upgrade --create-missing --table {table}`"
+    return f"create the missing tables, empty: `{to_create(engine, table)}`"
 
 
 def _is_unfinished(drift: Drift, metadata: MetaData) -> bool:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from typing import Any, NoReturn, TypeVar
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
 from tests.support.births import remember_births
@@ -172,6 +173,18 @@ def sql_store(request: pytest.FixtureRequest) -> Iterator[Store]:
 def altered_sql_store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """As `sql_store`, with new tables whose definition a test may change."""
     yield from open_store(request.param, request)
+
+
+@pytest.fixture
+def pairs(store: Store) -> Iterator[sa.Table]:
+    """A table with two rows, a and b, which transactions may lock in opposite order; of a module's own `store`."""
+    table = sa.Table(f"{store.table}_pairs", sa.MetaData(), sa.Column("id", sa.String(9), primary_key=True))
+    table.create(store.admin_engine)
+    with store.admin_engine.begin() as connection:
+        connection.execute(table.insert(), [{"id": "a"}, {"id": "b"}])
+    yield table
+    store.opened.close()  # a connection that still reads it would stop the DROP
+    table.drop(store.admin_engine)
 
 
 @pytest.fixture

@@ -100,6 +100,16 @@ def test_a_letter_without_a_key_stays():
     assert letter.message.id is None
 
 
+def test_a_letter_without_a_key_goes_back_once_the_consumer_finds_a_key_in_it():
+    shop = Shop()
+    assert shop.deliver(None)[Outcome.REJECTED] == 1
+    found = Shop(key=lambda message: message.id or message.body)
+    found.broker = shop.broker
+    assert found.redrive() == Redriven(returned=1)
+    assert found.deliver()[Outcome.PROCESSED] == 1
+    assert shop.broker.dead_letters("orders") == []
+
+
 def test_no_more_than_the_limit_go_back():
     shop = Shop("1", "2", "3")
     shop.deliver("1", "2", "3")

@@ -26,7 +26,7 @@ _STOP_S: Final = 1.0
 class Keeper:
     """Looks at the delay queues and dead-letter queues of a worker every five minutes, which counts as their use.
 
-    A policy `expires` makes the broker delete a queue, with its messages, that nobody has used for so long. A
+    A policy `expires` makes the broker delete a queue, with its messages, that no client has used for so long. A
     declaration is a use of a classic queue. Of a quorum queue only a consumer and `basic.get` are, so a delay queue's
     first message is fetched and returned. That adds to the message's count of deliveries, and a quorum queue without a
     dead-letter exchange drops a message that reaches its delivery limit: dead-letter queues are only declared.
@@ -35,7 +35,7 @@ class Keeper:
     the first look, and later those that existed then, or to which the worker has published since.
 
     It has a connection of its own, for the time of a look, in a thread of its own: a queue that does not answer stops
-    nobody, and an alarm of the broker does not stop a connection that publishes nothing.
+    no delivery, and an alarm of the broker does not stop a connection that publishes nothing.
 
     Args:
         server: where to connect.

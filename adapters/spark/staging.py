@@ -79,14 +79,14 @@ class Output:
 
     @property
     def elsewhere(self) -> int:
-        """How many rows have their key in Parquet and not in the ledger, less the claim there that is no row's."""
+        """Rows with their key in Parquet, not in the ledger, less one for the ledger's claim of `bulk_dedup`'s turn."""
         return self.bulk_rows - self.has_turn
 
     def staged_in(self, folder: str) -> Staged:
         """What is staged in this folder.
 
         Raises:
-            ConfigurationError: nothing is.
+            ConfigurationError: no rows are staged there.
         """
         if folder not in self._staged:
             raise ConfigurationError(

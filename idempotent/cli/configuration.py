@@ -10,8 +10,9 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, remember_word
 
+URL_VARIABLE: Final = "IDEMPOTENT_URL"
 _ENVIRONMENT: Final = "env:"
 
 
@@ -24,12 +25,20 @@ def url_in(word: str) -> str:
         ConfigurationError: the variable is not set.
     """
     if not word.startswith(_ENVIRONMENT):
+        if word == os.environ.get(URL_VARIABLE):
+            remember_word(word, f"{_ENVIRONMENT}{URL_VARIABLE}")
         return word
     name = word.removeprefix(_ENVIRONMENT)
     url = os.environ.get(name, "")
     if not url:
         raise ConfigurationError(f"the environment variable {name!r} of {word} is not set")
+    remember_word(url, word)
     return url
+
+
+def optional_url_in(word: str | None) -> str | None:
+    """The URL of an option that need not be given: see `url_in`."""
+    return None if word is None else url_in(word)
 
 
 def defaults_in(path: Path, group: TyperGroup, context: typer.Context) -> dict[str, dict[str, Any]]:

@@ -138,7 +138,7 @@ def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption 
         missing = [drift.table for drift in drifts if drift.kind is migrations.DriftKind.MISSING_TABLE]
         if missing:
             words = plain(store_words(url, table=table, prefix=None))
-            say(f"Type: [bold cyan]idempotent migrate upgrade{words}[/bold cyan]")
+            say(f"Type: [bold cyan]idempotent migrate upgrade{words} --create-missing[/bold cyan]")
             say(f"Or, {in_own_history(missing, table)}")
     if drifts:
         raise typer.Exit(ExitCode.ATTENTION)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from idempotent.cli.configuration import url_in
+from idempotent.cli.configuration import URL_VARIABLE, url_in
 from idempotent.cli.keys.view import Status
 from idempotent.cli.terminal.logs import LogFormat
-
-URL_VARIABLE: Final = "IDEMPOTENT_URL"
 
 UrlOption: TypeAlias = Annotated[
     str,
@@ -140,3 +138,9 @@ LogLevelOption: TypeAlias = Annotated[
 LogFormatOption: TypeAlias = Annotated[
     LogFormat, typer.Option(help="text, or json: one object a line, for machines.")
 ]
+
+
+def typed(context: typer.Context) -> set[str]:
+    """The names of the options that the user has given, on the command line, in the environment or in a file."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return {name for name, source in sources if source is not None and source.name != "DEFAULT"}

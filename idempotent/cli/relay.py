@@ -13,9 +13,9 @@ import typer
 
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.base import Adapter
-from idempotent.cli.configuration import url_in
+from idempotent.cli.configuration import URL_VARIABLE, url_in
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.options import URL_VARIABLE, LogFormatOption, LogLevel, LogLevelOption, TableOption
+from idempotent.cli.options import LogFormatOption, LogLevel, LogLevelOption, TableOption
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
 from idempotent.cli.terminal.logs import LogFormat, log_to
 from idempotent.cli.terminal.output import console, count, note

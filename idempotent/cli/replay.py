@@ -19,6 +19,7 @@ from idempotent.cli.options import (
     JsonOption,
     LogLevel,
     LogLevelOption,
+    typed,
 )
 from idempotent.cli.terminal.output import Unit, count, note, plain
 from idempotent.cli.terminal.tally import show_outcomes, watched
@@ -28,6 +29,7 @@ _SHOWN_REJECTS: Final = 3
 
 
 def replay(
+    context: typer.Context,
     file: Annotated[
         str,
         typer.Argument(metavar="FILE", show_default=False, help="JSON Lines, also .gz; - is standard input."),
@@ -76,7 +78,9 @@ def replay(
             counts = adapter.counts
             return {"completed": counts.bytes_read, "total": counts.bytes_total}
 
-        with watched(Unit.BYTES, "starting", log_level, quiet=as_json, position=position) as tally:
+        with watched(
+            Unit.BYTES, "starting", log_level, quiet=as_json, position=position, typed=typed(context)
+        ) as tally:
             worker = Worker(
                 registry, adapter, concurrency, batch_size, consumers={consumer.name}, on_result=tally
             )

@@ -13,7 +13,7 @@ from idempotent.cli.commands import InstalledCommands, paragraphs
 from idempotent.cli.configuration import defaults_in
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.terminal.output import note, show_error
-from idempotent.errors import IdempotentError
+from idempotent.errors import IdempotentError, forget_words
 
 _DEBUG: Final = f"{__name__}.debug"
 _HELP: Final = """The effect of every message happens once, although brokers deliver at least once.
@@ -44,6 +44,8 @@ class Root(TyperGroup):
                 "[yellow]Interrupted.[/yellow] Completed work stays done; run the same command again to continue."
             )
             raise typer.Exit(ExitCode.INTERRUPTED) from None
+        finally:
+            forget_words()
 
 
 app = typer.Typer(

@@ -22,6 +22,7 @@ from idempotent.cli.options import (
     LogFormatOption,
     LogLevel,
     LogLevelOption,
+    typed,
 )
 from idempotent.cli.terminal.logs import LogFormat
 from idempotent.cli.terminal.output import Unit, note, plain
@@ -31,6 +32,7 @@ from idempotent.worker import Worker
 
 
 def run(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -84,7 +86,12 @@ def run(
         register_checkers(registry, checker or ())
         adapter = adapter_from_url(broker, **({"fail_fast": True} if fail_fast else {}))
         with watched(
-            Unit.UNBOUNDED, "waiting for messages", log_level, quiet=quiet, log_format=log_format
+            Unit.UNBOUNDED,
+            "waiting for messages",
+            log_level,
+            quiet=quiet,
+            log_format=log_format,
+            typed=typed(context),
         ) as tally:
             worker = Worker(
                 registry,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +17,14 @@ from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.urls import StoreKind, scheme_of
-from idempotent.errors import ConfigurationError, StoreUnavailableError, url_word
+from idempotent.cli.configuration import URL_VARIABLE
+from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError, url_word
 from idempotent.keys import Key, key_from_text
 from idempotent.outbox import Outbox
 from idempotent.schema import DEFAULT_TABLE, validate_table_name
 from idempotent.stores.sql.answers import limit_answers
 from idempotent.stores.sql.engines import engine_from, without_asyncio
-from idempotent.stores.sql.faults import as_store_error
+from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
 
 _CONNECT_TIMEOUT_S: Final = 10
 ANSWER_TIMEOUT_S: Final = 30
@@ -75,7 +76,7 @@ def outbox_at(url: str, table: str | None) -> Outbox:
     scheme = scheme_of(url)
     if scheme.kind is not StoreKind.SQL:
         raise ConfigurationError("an outbox is in an SQL database; give its URL")
-    demand_file(url)
+    demand_file(url, table)
     return Outbox(without_asyncio(scheme.store_url(url)), table=table or DEFAULT_TABLE)
 
 
@@ -87,7 +88,7 @@ def limit_waits(checker: AbstractIdempotentChecker) -> None:
 
 def store_words(url: str, *, table: str | None, prefix: str | None) -> str:
     """The options that name this store to another command, with a space before each."""
-    is_known = url == os.environ.get("IDEMPOTENT_URL")
+    is_known = url == os.environ.get(URL_VARIABLE)
     named = {"--table": table, "--prefix": prefix}
     words = "" if is_known else f" --url {url_word(url)}"
     return words + "".join(
@@ -97,7 +98,7 @@ def store_words(url: str, *, table: str | None, prefix: str | None) -> str:
 
 def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
     """`checker_from_url`, but a missing SQLite file is an error, and connecting has a short timeout."""
-    demand_file(url)
+    demand_file(url, options.get("table"))
     checker = checker_from_url(url, **options)
     if isinstance(checker, (SqlChecker, InTransactions)):
         _limit_connecting(checker.store.engine)
@@ -125,19 +126,27 @@ def database_at(
     if scheme.kind is not StoreKind.SQL:
         raise ConfigurationError("only SQL stores have tables to migrate; this one needs none")
     if must_exist:
-        demand_file(url)
+        demand_file(url, table)
     engine = engine_from(without_asyncio(scheme.store_url(url)))
     _limit_connecting(engine)
     limit_answers(engine, _MIGRATION_TIMEOUT_S, lock_waits=only_reads)
     try:
         yield engine
     except SQLAlchemyError as error:
-        raise as_store_error(error, engine, table) from error
+        raise _translated(error, engine, table) from error
     finally:
         engine.dispose()
 
 
-def demand_file(url: str) -> None:
+def _translated(error: SQLAlchemyError, engine: Engine, table: str) -> StoreError:
+    """The error of a store. What to GRANT, and to whom, takes a connection."""
+    if fault_of(error, engine) in (Fault.DENIED, Fault.SCHEMA):
+        with suppress(SQLAlchemyError), engine.connect() as connection:
+            return as_store_error(error, engine, table, connection.connection.dbapi_connection)
+    return as_store_error(error, engine, table)
+
+
+def demand_file(url: str, table: str | None = None) -> None:
     """Raise StoreUnavailableError for an SQLite file that does not exist: connecting would create an empty one."""
     try:
         parsed = make_url(scheme_of(url).store_url(url))
@@ -149,7 +158,7 @@ def demand_file(url: str) -> None:
     if not Path(path).exists():
         raise StoreUnavailableError(
             f"the file {path} does not exist. Check the path (sqlite:///relative.db, sqlite:////absolute.db). "
-            f"Type: idempotent migrate upgrade --url {url_word(url)}"
+            f"Type: idempotent migrate upgrade --url {url_word(url)}{f' --table {table}' if table else ''}"
         )
 
 

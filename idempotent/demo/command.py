@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from idempotent.cli.configuration import optional_url_in
 from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
@@ -47,6 +48,7 @@ def demo(
         typer.Option(
             metavar="URL",
             show_default="none, one is simulated",
+            callback=optional_url_in,
             help="Send them over a real broker: amqp://, stomp:// or kafka://. Only a queue or topic named "
             "demo_flights_... is made, and removed again where the broker allows it.",
         ),
@@ -56,6 +58,7 @@ def demo(
         typer.Option(
             metavar="URL",
             show_default="transactional, on SQLite",
+            callback=optional_url_in,
             help="Another checker. Only tables and keys named demo_... are made in its store, and removed again.",
         ),
     ] = None,

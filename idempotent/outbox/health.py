@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from sqlalchemy import MetaData
+
 from idempotent.admin import Finding, Level
-from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError
+from idempotent.errors import SchemaError
 from idempotent.observe.outbox_stats import OutboxStats
 from idempotent.outbox.store import OutboxStore
+from idempotent.schema import outbox_tables
 from idempotent.stores.sql.cursor import DriverConnection, query
+from idempotent.stores.sql.grants import RIGHTS
+from idempotent.stores.sql.rights import grant_on, grant_to_user, missing_rights
 
 _OLD_S: Final = 300.0
 # A relay deletes what it publishes: PostgreSQL needs VACUUM to use the space again, and reads pass over what is dead.
@@ -46,13 +51,6 @@ _RIGHTS: Final = {
         "DELETE": "relays that died are never forgotten",
     },
 }
-# Tells whether the statement would be allowed, and does not do it.
-_TRIED: Final = {
-    "SELECT": "EXPLAIN SELECT {column} FROM {table} WHERE 1 = 0",
-    "INSERT": "EXPLAIN INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0",
-    "UPDATE": "EXPLAIN UPDATE {table} SET {column} = {column} WHERE 1 = 0",
-    "DELETE": "EXPLAIN DELETE FROM {table} WHERE 1 = 0",
-}
 # An identity column needs no right on its sequence, a serial one does.
 _NUMBERING: Final = (
     "SELECT s, has_sequence_privilege(s, 'USAGE, UPDATE') FROM pg_get_serial_sequence('{table}', 'id') AS s"
@@ -72,10 +70,11 @@ def outbox_findings(store: OutboxStore, name: str) -> Iterator[Finding]:
         StoreError: the database failed or did not answer.
     """
     try:
-        denied = [*_rights(store, name), *_sequences(store, name)]
+        denied = [*_rights(store, name)]
         if any(each.final for each in denied):
             yield from denied
             return
+        denied += _sequences(store, name)
         stats = store.stats()
     except SchemaError:
         return  # an application's own history need not have an outbox; what has to be there is checked elsewhere
@@ -100,19 +99,32 @@ def _figures(stats: OutboxStats, name: str) -> str:
 
 
 def _rights(store: OutboxStore, name: str) -> Iterator[Finding]:
-    """Whether the user of this connection may do what services and relays do. SQLite has no users."""
-    for suffix, needed in _RIGHTS.items():
-        table = f"{name}{suffix}"
-        missing = [right for right in needed if not _has_right(store, table, right)]
-        if "SELECT" in missing:
-            missing = ["SELECT"]  # MariaDB needs it for the others too
+    """Whether the user of this connection may do what services and relays do."""
+    connections = store.connections
+    tables = outbox_tables(MetaData(), store.table)
+    lacking = {
+        table.name: missing_rights(connections, table)
+        for table in (tables.waiting, tables.delayed, tables.held, tables.leases)
+    }
+    if all(missing == [*RIGHTS] for missing in lacking.values()):
+        grants = " ".join(grant_on(connections, table) for table in lacking)
+        yield Finding(
+            Level.OK,
+            f"this user has no right on the outbox {name}, so it is not looked at",
+            f"only for a user whose services send or whose relays publish, type: {grants}",
+            final=True,
+        )
+        return
+    for table, missing in lacking.items():
         if missing:
-            causes = dict.fromkeys(needed[right] for right in missing)
+            needed = _RIGHTS[table.removeprefix(name)]
+            named = ["SELECT"] if "SELECT" in missing else missing  # nothing can be said without it
+            causes = dict.fromkeys(needed[right] for right in named)
             yield Finding(
                 Level.ERROR,
-                f"this user has no right to {', '.join(missing)} in {table}: {', and '.join(causes)}",
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} to the user of each relay, and of this command; a "
-                "service that only sends needs INSERT",
+                f"this user has no right to {', '.join(named)} in {table}: {', and '.join(causes)}",
+                f"type, as a user who may grant it: {grant_on(connections, table)} Likewise to the user of each "
+                "relay; a service that only sends needs INSERT",
                 final="SELECT" in missing,
             )
 
@@ -125,29 +137,12 @@ def _sequences(store: OutboxStore, name: str) -> Iterator[Finding]:
         table = store.connections.dialect.quoted(f"{name}{suffix}")
         for sequence, allowed in store.connections.run(query, _NUMBERING.format(table=table)):
             if not allowed:
+                granted = grant_to_user(store.connections, ["USAGE"], f"SEQUENCE {sequence}")
                 yield Finding(
                     Level.ERROR,
                     f"this user has no right to USAGE of the sequence {sequence}: {_RIGHTS[suffix]['INSERT']}",
-                    f"GRANT USAGE ON SEQUENCE {sequence} to the user of each service and relay",
+                    f"type, as a user who may grant it: {granted} Likewise to the user of each service and relay",
                 )
-
-
-def _has_right(store: OutboxStore, table: str, right: str) -> bool:
-    dialect = store.connections.dialect
-    quoted = dialect.quoted(table)
-    if dialect.name == "postgresql":
-        asked = f"SELECT has_table_privilege('{quoted}', '{right}')"
-        return bool(store.connections.run(query, asked)[0][0])
-    if dialect.name == "sqlite":
-        return True
-    column = "slot" if table.endswith("_leases") else "bucket"
-    try:
-        store.connections.run(query, _TRIED[right].format(table=quoted, column=column))
-    except (StoreBusyError, StoreUnavailableError, SchemaError):
-        raise
-    except StoreError:
-        return False
-    return True
 
 
 def _waiting(stats: OutboxStats, name: str) -> Iterator[Finding]:

@@ -80,9 +80,9 @@ class Inserts:
                 except StatementError as error:
                     error.hide_parameters = True  # bodies and headers
                     if fault_of(error, connection.engine) in _OF_THE_TABLES:
-                        raise OutboxError(
-                            str(as_store_error(error, connection.engine, self._table))
-                        ) from error
+                        raw = connection.connection.dbapi_connection
+                        failed = as_store_error(error, connection.engine, self._table, raw)
+                        raise OutboxError(str(failed)) from error
                     raise
                 written(part)
 

@@ -157,7 +157,7 @@ class Registry:
             backoff: delays between attempts.
             on_missing_key: `reject`, or `process` without protection.
             on_expired_lease: `retry`, `park` (the key is dead until a person decides) or a callable that takes the
-                key and returns whether its effect happened.
+                key and returns whether its effect happened: everything that the handler does.
             on_store_error: `retry`, or `process` without protection (never with a transactional checker).
             fingerprint: returns what must be equal in all deliveries of a key, as str or bytes; a delivery that
                 differs is rejected.

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from idempotent.cli.configuration import url_in
 from idempotent.cli.demonstration import demonstrate, own_folder
 from idempotent.cli.options import JsonOption
 from idempotent.errors import ConfigurationError
@@ -30,6 +31,7 @@ def torture(
             metavar="URL",
             envvar="IDEMPOTENT_BROKER",
             show_default=False,
+            callback=url_in,
             help="amqp://, stomp:// or kafka://. Only a queue or topic named torture_... is made, and removed again.",
         ),
     ],
@@ -38,6 +40,7 @@ def torture(
         typer.Option(
             metavar="URL",
             show_default=False,
+            callback=url_in,
             help="As for `idempotent run`, without a name: redis://, an SQL URL, or one after transactional+ or "
             "offsets+. Only tables and keys named torture_... are made, and removed again.",
         ),

@@ -15,7 +15,7 @@ from idempotent.keys import Key, KeySpace
 from tests.support.stores import Store
 
 IN_OWN_HISTORY = (
-    "in an Alembic history of your own, create_dedup_table(), create_run_tables(), create_outbox_tables() of "
+    "in an Alembic history of your own, a new migration that calls create_dedup_table(table={!r}) of "
     "idempotent.migrations"
 )
 BILLING = KeySpace("orders.paid", "billing")

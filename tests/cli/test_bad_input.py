@@ -74,7 +74,7 @@ def test_a_missing_table_says_what_to_type(cli, sql_store):
     # On one line, without a border: something to copy.
     (line,) = [line for line in answer.err.splitlines() if "idempotent migrate upgrade" in line]
     assert line.strip().startswith("Type: idempotent migrate upgrade --url ")
-    assert line.endswith("--table not_there")
+    assert line.endswith("--table not_there --create-missing")
     assert "***" not in line
 
 
@@ -89,15 +89,23 @@ def test_a_missing_table_is_named_with_what_makes_it(cli, sql_store, words, miss
     answer = cli(*words, "--url", sql_store.url, "--table", "not_there")
     said = words_of(answer.err)
     assert f"the table {missing.format('not_there')} in " in said
-    assert f"in an Alembic history of your own, {function}() of idempotent.migrations" in said
+    assert (
+        f"in an Alembic history of your own, a new migration that calls {function}(table='not_there') of"
+        in said
+    )
 
 
 def test_a_command_to_type_has_no_masked_password(cli, mysql_url, monkeypatch):
     words = ("keys", "list", "--table", "not_there")
     answer = cli(*words, "--url", mysql_url)
     assert "idempotent migrate upgrade --url env:VARIABLE --table not_there" in words_of(answer.err)
-    monkeypatch.setenv("VARIABLE", mysql_url)
-    assert cli(*words, "--url", "env:VARIABLE").code == 4
+    monkeypatch.setenv("ORDERS_DB", mysql_url)
+    monkeypatch.setenv("IDEMPOTENT_URL", mysql_url)
+    for given, said in ((["--url", "env:ORDERS_DB"], "env:ORDERS_DB"), ([], "env:IDEMPOTENT_URL")):
+        answer = cli(*words, *given)
+        assert f"idempotent migrate upgrade --url {said} --table not_there" in words_of(answer.err)
+    monkeypatch.delenv("IDEMPOTENT_URL")
+    assert "--url env:VARIABLE" in words_of(cli(*words, "--url", mysql_url).err)
 
 
 def test_a_changed_table_says_where_to_look(cli, sql_store):

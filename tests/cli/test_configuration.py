@@ -1,7 +1,9 @@
 """Options from the environment and from a file, so that no password is on the command line."""
 
 import pytest
+import typer
 
+from idempotent.cli.root import app
 from tests.cli.test_replay import URL, effects, shop, write
 from tests.cli.test_run import broker
 
@@ -95,3 +97,44 @@ def test_a_file_that_is_not_there_is_named(cli, shop):
     answer = cli("--config", "nowhere.toml", "run", "shop_consumers", *broker("x"))
     assert answer.code != 0
     assert "nowhere.toml" in answer.err
+
+
+def url_options():
+    """Each option of a command that takes the URL of a database or broker."""
+    root = typer.main.get_command(app)
+    waiting = [((name,), root.commands[name]) for name in root.commands]
+    for words, known in waiting:
+        waiting += [((*words, name), each) for name, each in getattr(known, "commands", {}).items()]
+        for option in known.params:
+            if option.metavar in ("URL", "NAME=URL", "[NAME=]URL"):
+                yield (*words, option.opts[0])
+
+
+ARGUMENTS = {
+    "replay": ["-", "shop_consumers:on_paid"],
+    "run": ["shop_consumers"],
+    "redrive": ["shop_consumers:on_paid"],
+}
+BROKER = ["--broker", "memory://"]
+MORE = {
+    ("run", "--checker"): BROKER,
+    ("redrive", "--checker"): BROKER,
+    ("relay", "--outbox"): BROKER,
+    ("relay", "--broker"): ["--outbox", URL],
+    ("torture", "--checker"): BROKER,
+    ("torture", "--broker"): ["--checker", "memory://"],
+    ("keys", "show", "--url"): ["a:b:c"],
+    ("keys", "resolve", "--url"): ["a:b:c", "--done"],
+    ("keys", "reopen", "--url"): ["a:b:c"],
+    ("keys", "import", "--url"): ["-"],
+    ("outbox", "show", "--url"): ["1"],
+    ("outbox", "drop", "--url"): ["1"],
+}
+
+
+@pytest.mark.parametrize("words", [*url_options()], ids=" ".join)
+def test_each_option_for_a_url_takes_a_variable(cli, shop, words):
+    *command, option = words
+    given = ["db=env:NOT_SET" if option == "--checker" and command[0] in ARGUMENTS else "env:NOT_SET"]
+    answer = cli(*command, *ARGUMENTS.get(command[0], []), *MORE.get(words, []), option, *given)
+    assert (answer.code, "'NOT_SET'" in answer.err) == (3, True)

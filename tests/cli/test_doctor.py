@@ -78,8 +78,8 @@ def test_what_is_no_duration_is_a_usage_error(cli, sqlite_store, horizon):
 def test_missing_tables_are_found_and_nothing_else_is_looked_at(cli, sql_store):
     answer = cli("doctor", "--url", sql_store.url, "--table", "not_there", "--json")
     assert answer.code == 1
-    (hint,) = [line["hint"] for line in answer.lines if "migrate upgrade --url " in line["hint"]]
-    assert hint.endswith(f" --table not_there (or, {IN_OWN_HISTORY})")
+    (hint,) = {line["hint"] for line in answer.lines if "migrate upgrade --url " in line["hint"]}
+    assert hint.endswith(f" --table not_there --create-missing (or, {IN_OWN_HISTORY.format('not_there')})")
     assert "idempotent:idempotent@" not in answer.out
     assert not [line for line in answer.lines if "waits for a person" in line["what"]]
 

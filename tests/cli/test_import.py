@@ -1,11 +1,14 @@
 """`idempotent keys import`, and `keys resolve --done --create`: what was processed before the library came."""
 
 import json
+import threading
+from contextlib import contextmanager
 
 import pytest
 
-from idempotent import Message, Outcome, Registry
+from idempotent import Backoff, Message, Outcome, Registry
 from idempotent.checkers import SqlChecker
+from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
 from tests.cli.support import BILLING, at, dead, done, fill, lapsed, live
 
@@ -128,6 +131,51 @@ def test_one_key_is_created_as_done_where_it_is_said_to_be(cli, store):
     }
     assert codes == {"1": 0, "2": 0, "3": 1, "4": 0}
     assert [status(cli, store, name) for name in "1234"] == ["done", "done", "in_progress", "done"]
+
+
+@contextmanager
+def being_processed(checker, name):
+    """A message whose handler runs, in a thread of its own."""
+    runs, may_end = threading.Event(), threading.Event()
+
+    @Registry().consumer("orders.paid", group="billing", checker=checker)
+    def bill(message, *_):
+        runs.set()
+        may_end.wait(60)
+
+    thread = threading.Thread(target=lambda: bill(Message("orders.paid", id=name)))
+    thread.start()
+    assert runs.wait(60)
+    try:
+        yield
+    finally:
+        may_end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["leased", "transactional"])
+def test_a_key_whose_handler_runs_is_left_alone_and_said_to_be(cli, store, kind):
+    if kind == "transactional" and store.kind in ("redis", "sqlite"):
+        pytest.skip("no transactions, or one that locks the whole file")
+    with being_processed(getattr(store, kind)(), "1"):
+        answer = cli("keys", "resolve", "orders.paid:billing:1", "--done", "--create", *at(store))
+        assert (answer.code, "it is being processed" in answer.out) == (1, True)
+        assert ("its lease ends in" if kind == "leased" else "a transaction that is still open") in answer.out
+        given = lines({"id": "1"}, {"id": "2"})
+        answer = cli("keys", "import", "-", *CONSUMER, *at(store), "--json", input=given)
+        assert (answer.code, answer.line["imported"], answer.line["in_progress"]) == (1, 1, 1)
+    assert status(cli, store, "1") == "done"
+
+
+def test_a_key_that_waits_for_its_retry_was_processed_if_a_person_says_so(cli, store):
+    checker = store.leased()
+    for name in "12":
+        claim = checker.desk.claim(ClaimRequest(BILLING.key(name))).claim
+        checker.desk.release(claim, Failure("ValueError: no", max_attempts=5, backoff=Backoff(3600, 3600)))
+    answer = cli("keys", "import", "-", *CONSUMER, *at(store), "--json", input=lines({"id": "1"}))
+    assert (answer.code, answer.line["imported"], answer.line["in_progress"]) == (0, 1, 0)
+    assert cli("keys", "resolve", "orders.paid:billing:2", "--done", "--create", *at(store)).code == 0
+    assert [status(cli, store, name) for name in "12"] == ["done", "done"]
 
 
 @pytest.mark.parametrize("words", [("orders.paid:billing:1", "--retry"), ("--status", "dead", "--done")])

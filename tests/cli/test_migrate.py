@@ -81,7 +81,7 @@ def test_check_of_missing_tables_says_what_to_type(cli, bare):
     assert "missing table" in answer.out
     assert "idempotent migrate upgrade --url " in answer.out
     assert f"--table {bare[3]}" in answer.out
-    assert f"Or, {IN_OWN_HISTORY}" in answer.out
+    assert f"Or, {IN_OWN_HISTORY.format(bare[3])}" in answer.out
     assert "idempotent:idempotent@" not in answer.out
 
 

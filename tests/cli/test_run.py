@@ -174,6 +174,37 @@ def test_the_log_can_be_read_by_machines(cli, shop, more):
     assert dead["exception"].endswith("ValueError: no such customer")
 
 
+LOGGING = {
+    "basicConfig": "logging.basicConfig(level=logging.ERROR, format='APP %(message)s')",
+    "dictConfig": """logging.config.dictConfig({
+        "version": 1, "disable_existing_loggers": False,
+        "formatters": {"app": {"format": "APP %(message)s"}},
+        "handlers": {
+            "shown": {"class": "logging.StreamHandler", "formatter": "app"},
+            "file": {"class": "logging.FileHandler", "filename": "app.log", "formatter": "app"},
+        },
+        "root": {"level": "ERROR", "handlers": ["shown", "file"]},
+    })""",
+}
+
+
+@pytest.mark.parametrize("way", LOGGING)
+@pytest.mark.parametrize("typed", [True, False])
+def test_the_log_options_that_are_typed_win_over_the_modules_own_logging(shop, way, typed):
+    module = shop / "shop_consumers.py"
+    module.write_text(f"import logging.config\n{LOGGING[way]}\n{module.read_text()}")
+    file = write(shop / "orders.jsonl", ("1", {"bad": True}))
+    words = ["run", "shop_consumers", *broker(file), *CHECKER]
+    words += ["--log-format", "json", "--log-level", "warning"] if typed else []
+    with command(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=shop) as child:
+        _, err = child.communicate(timeout=60)
+    if typed:
+        assert "message_dead" in [json.loads(line)["event"] for line in err.decode().splitlines()]
+        assert way == "basicConfig" or "APP message_dead" in (shop / "app.log").read_text()
+    else:
+        assert b"message_dead" not in err  # the module wants errors only
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_redacted_logs_show_neither_text_nor_traceback(cli, shop, form):

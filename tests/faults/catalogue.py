@@ -264,6 +264,48 @@ FAULTS: Final = (
         "",
         "tests/cli/test_migrate.py -k test_upgrade_says_what_is_missing",
     ),
+    Fault(
+        "a transaction that holds a key makes the whole import busy",
+        "idempotent/cli/keys/importing.py",
+        "        return [checker.desk.claim(request) for request in requests]\n",
+        "        raise\n",
+        "tests/cli/test_import.py -k 'handler_runs and transactional and postgres'",
+    ),
+    Fault(
+        "an import leaves keys alone that wait for their retry",
+        "idempotent/cli/keys/importing.py",
+        "        Verdict.ACQUIRED if decision.held and",
+        "        Verdict.ACQUIRED if False and",
+        "tests/cli/test_import.py -k 'waits_for_its_retry and sqlite'",
+    ),
+    Fault(
+        "a module's own logging wins over the option that was typed",
+        "idempotent/cli/terminal/logs.py",
+        "            root.removeHandler(other)\n",
+        "            pass\n",
+        "tests/cli/test_run.py -k 'typed_win and True and basicConfig'",
+    ),
+    Fault(
+        "advice forgets the variable that was typed for a URL",
+        "idempotent/cli/configuration.py",
+        "    remember_word(url, word)\n",
+        "",
+        "tests/cli/test_bad_input.py -k no_masked_password",
+    ),
+    Fault(
+        "a table that the user may not see is called missing",
+        "migrations/drift.py",
+        "        drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]\n",
+        "        drifts = compare(connection, metadata)\n",
+        "tests/cli/test_advice.py -k 'no_missing'",
+    ),
+    Fault(
+        "an error says to GRANT a right to the account of another host",
+        "idempotent/stores/sql/grants.py",
+        "            return account_of(engine.dialect.name, ask)\n",
+        "            return default\n",
+        "tests/cli/test_advice.py -k 'one_host'",
+    ),
     # Garbage
     Fault(
         "gc takes what waits for a person",

@@ -26,18 +26,6 @@ def store(request):
     yield from open_store(request.param, request)
 
 
-@pytest.fixture
-def pairs(store):
-    """Two rows, which two transactions lock in opposite order."""
-    table = sa.Table(f"{store.table}_pairs", sa.MetaData(), sa.Column("id", sa.String(1), primary_key=True))
-    table.create(store.admin_engine)
-    with store.admin_engine.begin() as connection:
-        connection.execute(table.insert(), [{"id": "a"}, {"id": "b"}])
-    yield table
-    store.opened.close()
-    table.drop(store.admin_engine)
-
-
 class Crossing:
     """Two handlers that lock the two rows in opposite order, and wait for each other in between.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
+from idempotent import Backoff, Registry
+from idempotent.adapters.rabbitmq.topology import DELAYS_MS
 from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
@@ -230,3 +234,32 @@ def test_the_permissions_of_a_consumer_are_those_that_the_contract_runs_with():
     page = (ROOT / "docs" / "migrations.md").read_text()
     assert f"`{REDIS_COMMANDS}`" in page
     assert f"`{SQL_PRIVILEGES}` on the tables" in page
+
+
+def _written(default: object) -> str:
+    match default:
+        case Enum():
+            return f'"{default.value}"'
+        case str():
+            return f'"{default}"'
+        case tuple():
+            return f"({', '.join(each.__name__ for each in default)}{',' if len(default) == 1 else ''})"
+    return repr(default)
+
+
+def test_the_defaults_of_a_consumer_are_those_of_the_code():
+    page = (ROOT / "docs" / "consumers.md").read_text()
+    shown = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", page, re.MULTILINE))
+    parameters = inspect.signature(Registry.consumer).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    assert shown == {name: _written(default) for name, default in defaults.items()}
+    backoff = Backoff()
+    written = (
+        f"initial_s={backoff.initial_s:g}, maximum_s={backoff.maximum_s:g}, multiplier={backoff.multiplier:g}"
+    )
+    assert f"`Backoff({written}, jitter={backoff.jitter:g})`" in page
+    delays = [backoff.longest_s(attempt) for attempt in range(1, defaults["max_attempts"])]
+    assert f"an outage of {sum(delays):g} seconds" in page
+    on_rabbitmq = sum(next(each / 1000 for each in DELAYS_MS if each >= 1000 * delay) for delay in delays)
+    assert f"about {sum(delays):g} seconds" in page
+    assert f"rounds them up](rabbitmq.md#queues), {on_rabbitmq:g}." in page

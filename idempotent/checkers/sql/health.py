@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from sqlalchemy import MetaData, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from idempotent.admin import Finding, Level
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.errors import StoreError, url_word
+from idempotent.errors import SchemaError, StoreError
+from idempotent.schema import dedup_tables, failures_name, run_tables
 from idempotent.stores.sql.cursor import DriverConnection, query
-from idempotent.stores.sql.faults import as_store_error, in_own_history
+from idempotent.stores.sql.faults import as_store_error, in_own_history, to_create
+from idempotent.stores.sql.grants import RIGHTS
+from idempotent.stores.sql.rights import grant_on, missing_rights
 
 _OFF: Final = ("off", "0", "false", "none")
 _DAY_US: Final = 86_400_000_000
@@ -26,19 +30,25 @@ def sql_findings(store: SqlStore) -> list[Finding]:
     Raises:
         StoreError: the database did not answer.
     """
-    tables = _tables(store)
-    if any(finding.final for finding in tables):
-        return tables
+    found = [*_tables(store)]
+    if any(finding.final for finding in found):
+        return found
+    rights = [*_rights(store)]
+    if any(finding.final for finding in rights):
+        return [*found, *rights]
     dialect = store.connections.dialect
 
     def look(driver: DriverConnection) -> list[Finding]:
         settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
         return [*settings(driver), _backlog(driver, dialect.quoted(store.table), dialect.now_us)]
 
-    return [*tables, *_autocommit(store), *_refused(store), *store.connections.run(look)]
+    # What the user has no right to would be refused once more.
+    denied = any(finding.level is Level.ERROR for finding in rights)
+    refused = () if denied else _refused(store)
+    return [*found, *rights, *_autocommit(store), *refused, *store.connections.run(look)]
 
 
-def _tables(store: SqlStore) -> list[Finding]:
+def _tables(store: SqlStore) -> Iterator[Finding]:
     # Alembic is imported only for this.
     from idempotent.migrations import DriftKind, check
 
@@ -47,24 +57,55 @@ def _tables(store: SqlStore) -> list[Finding]:
     except SQLAlchemyError as error:
         raise as_store_error(error, store.engine, store.table) from error
     if not drifts:
-        return [Finding(Level.OK, f"the table {store.table} is as this version needs it")]
-    found = [
-        Finding(Level.ERROR, str(drift), "docs/migrations.md says how each table has to look")
-        for drift in drifts
-    ]
+        yield Finding(Level.OK, f"the table {store.table} is as this version needs it")
+        return
     missing = [drift.table for drift in drifts if drift.kind is DriftKind.MISSING_TABLE]
-    if missing:
-        word = url_word(store.engine.url.render_as_string(hide_password=False))
-        found.append(
-            Finding(
+    create = f"{to_create(store.engine, store.table)} (or, {in_own_history(missing, store.table)})"
+    # Without these, no keys can be looked at.
+    needed = (store.table, failures_name(store.table))
+    for drift in drifts:
+        match drift.kind:
+            case DriftKind.MISSING_TABLE:
+                hint = f"restore it from a backup if it was lost; else type: {create}"
+            case DriftKind.UNSEEN_TABLE:
+                hint = f"if it is not there for an administrator either, type: {create}"
+            case _:
+                hint = "docs/migrations.md says how each table has to look"
+        gone = drift.kind in (DriftKind.MISSING_TABLE, DriftKind.UNSEEN_TABLE)
+        yield Finding(Level.ERROR, str(drift), hint, final=gone and drift.table in needed)
+
+
+def _rights(store: SqlStore) -> Iterator[Finding]:
+    """Whether the user of this connection may do what a consumer does, and what Spark's ledger does."""
+    tables = dedup_tables(MetaData(), store.table)
+    for table in (tables.keys, tables.failures):
+        missing = missing_rights(store.connections, table)
+        if missing:
+            yield Finding(
                 Level.ERROR,
-                "the tables are not there, so no keys can be looked at",
-                f"idempotent migrate upgrade --url {word} --table {store.table} "
-                f"(or, {in_own_history(missing, store.table)})",
-                final=True,
+                f"this user has no right to {', '.join(missing)} in {table.name}: consumers cannot use it",
+                f"type, as a user who may grant it: {grant_on(store.connections, table.name)}",
+                final="SELECT" in missing,
             )
-        )
-    return found
+    runs = run_tables(MetaData(), store.table)
+    yield from _optional_rights(store, [tables.offsets], "an OffsetChecker")
+    yield from _optional_rights(store, [runs.runs, runs.claims], "Spark's run ledger")
+
+
+def _optional_rights(store: SqlStore, tables: Sequence[Table], user: str) -> Iterator[Finding]:
+    """The same for tables that few applications use: a user without any right on them does not."""
+    try:
+        lacking = {table.name: missing_rights(store.connections, table) for table in tables}
+    except SchemaError:
+        return  # said before, if they have to be there
+    unused = all(missing == [*RIGHTS] for missing in lacking.values())
+    for table, missing in lacking.items():
+        if missing:
+            yield Finding(
+                Level.OK if unused else Level.ERROR,
+                f"this user has no right to {', '.join(missing)} in {table}, which only {user} uses",
+                f"if it is to use it, type as a user who may grant it: {grant_on(store.connections, table)}",
+            )
 
 
 def _refused(store: SqlStore) -> Iterator[Finding]:
@@ -74,7 +115,7 @@ def _refused(store: SqlStore) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR,
             str(error),
-            "connect to a server that takes writes, as a user who may change these tables",
+            "connect to a server that takes writes",
         )
 
 

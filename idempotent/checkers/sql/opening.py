@@ -61,15 +61,17 @@ class Units:
                 unit.guard()
             except BaseException as error:
                 fault = self.fault(error)
+                raw = None if unit is None else unit.driver.raw
+                failed = fault and as_store_error(error, self._store.engine, self._store.table, raw)
                 if unit is not None:
                     unit.close(reuse=fault in KEPT)
-                if fault is None:
+                if failed is None:
                     raise
                 if fault not in KEPT:
                     self._connections.close()
                 if remaining and fault in (Fault.ABORTED, Fault.DISCONNECTED):
                     continue
-                raise as_store_error(error, self._store.engine, self._store.table) from error
+                raise failed from error
             return [_in_unit(decision, unit) for decision in decisions]
         raise AssertionError("unreachable")
 

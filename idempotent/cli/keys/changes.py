@@ -9,10 +9,11 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import KeyStatus, Verdict
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.keys.importing import mark_done
-from idempotent.cli.keys.view import Status, span, status_word
+from idempotent.cli.keys.view import Status, moment, span, status_word
 from idempotent.cli.options import (
     ConsumerOption,
     JsonOption,
@@ -135,11 +136,28 @@ def resolve(
         )
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with checker_at(url, table=table, prefix=prefix) as checker:
-        if create and key is not None and [*mark_done(checker, [parsed_key(key)])] == [Verdict.ACQUIRED]:
-            text = f"[green]Done:[/green] {plain(key)} marked done (was: not stored, or its lease had ended)."
-            tell(text, as_json=json, key=key, was=None, changed=True)
+        admin = checker.admin()
+        if create and key is not None and _create(checker, key, as_json=json):
             return
-        _change(checker.admin(), _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
+        _change(admin, _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
+
+
+def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> bool:
+    """Mark a key as done that is not stored; False: it is stored, so it is a key like others."""
+    wanted = parsed_key(key)
+    (verdict,) = mark_done(checker, [wanted])
+    if verdict is Verdict.ACQUIRED:
+        text = f"[green]Done:[/green] {plain(key)} marked done (was: not stored, waiting, or its lease had ended)."
+        tell(text, as_json=as_json, key=key, was=None, changed=True)
+        return True
+    if verdict is Verdict.IN_PROGRESS and checker.admin().get(wanted) is None:
+        text = (
+            f"[yellow]Left alone:[/yellow] {plain(key)}: it is being processed, in a transaction that is still open. "
+            "That has no lease. Wait until it ends, and look again: idempotent keys show KEY"
+        )
+        tell(text, as_json=as_json, key=key, was="in_progress", changed=False)
+        raise typer.Exit(ExitCode.ATTENTION)
+    return False
 
 
 def selection(consumer: str | None, status: list[Status] | None, *, lapsed: bool) -> KeyFilter:
@@ -246,5 +264,9 @@ def _count(counted: Sequence[KeyStats], meant: KeyFilter) -> int:
 
 def _why_not(record: KeyRecord) -> str:
     if record.status.in_progress and record.lease_until_us is not None and not (record.lapsed or record.held):
-        return f"it is being processed; its lease ends in {span(record.lease_until_us - record.now_us)}."
+        rest = span(record.lease_until_us - record.now_us)
+        return (
+            f"it is being processed; its lease ends in {rest}, at {moment(record.lease_until_us)}, unless its process "
+            "renews it. Wait, and look again: idempotent keys show KEY"
+        )
     return "it has changed meanwhile; look again."

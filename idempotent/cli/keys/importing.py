@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from idempotent.admin import KeyAdmin
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.claims import ClaimRequest, Completion, KeyStatus, Verdict
+from idempotent.claims import ClaimRequest, Completion, Decision, KeyStatus, Verdict
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import (
     BatchSizeOption,
@@ -24,6 +25,7 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.stores import checker_at, parsed_key
 from idempotent.cli.terminal.output import Unit, count, note, progress, tell
+from idempotent.errors import StoreBusyError
 from idempotent.keys import Key, KeySpace, id_of, space_named
 
 
@@ -53,7 +55,7 @@ def import_keys(
     """Mark keys as done whose messages were processed before: their next delivery is a duplicate.
 
     A line is {"id": "4711"}, a message id of --consumer, or {"key": "subject:group:id"}, as `keys list --json` writes
-    it; other fields are passed over. A key with a live lease and a dead one stay as they are. Run it as often as you
+    it; other fields are passed over. A key whose handler runs and a dead one stay as they are. Run it as often as you
     like. Keys are kept as long as the checker of --url keeps them: sqlite:///app.db?retention_s=2592000.
 
     Exit code 1: keys were left alone; 2: a line is wrong, and the batches before it are done.
@@ -87,17 +89,34 @@ def import_keys(
 
 
 def mark_done(checker: AbstractIdempotentChecker, keys: Iterable[Key]) -> Iterable[Verdict]:
-    """Make keys DONE that are new, or whose lease has lapsed.
+    """Make keys DONE that are new, whose lease has lapsed, or that wait for their retry.
 
     Returns the answers to their claims: ACQUIRED for those that are DONE now. A key that comes twice has one.
     """
-    distinct = {key.hash: key for key in keys}.values()
-    requests = [ClaimRequest(key, status=KeyStatus.IN_PROGRESS_GROUP) for key in distinct]
-    decisions = checker.desk.claim_many(requests)
+    distinct = [*{key.hash: key for key in keys}.values()]
+    decisions = _decisions(checker, distinct)
     claims = [decision.claim for decision in decisions if decision.claim is not None]
     if claims:
         checker.desk.complete_many([Completion(claim) for claim in claims])
-    return [decision.verdict for decision in decisions]
+    admin = checker.admin()
+    return [
+        Verdict.ACQUIRED if decision.held and _mark_held_done(admin, key) else decision.verdict
+        for key, decision in zip(distinct, decisions, strict=True)
+    ]
+
+
+def _decisions(checker: AbstractIdempotentChecker, keys: Sequence[Key]) -> list[Decision]:
+    requests = [ClaimRequest(key, status=KeyStatus.IN_PROGRESS_GROUP) for key in keys]
+    try:
+        return checker.desk.claim_many(requests)
+    except StoreBusyError:  # a transaction holds one of the keys: alone, that one is IN_PROGRESS
+        return [checker.desk.claim(request) for request in requests]
+
+
+def _mark_held_done(admin: KeyAdmin, key: Key) -> bool:
+    """Make a key DONE whose handler failed and does not run before its backoff is over; False: it runs again."""
+    record = admin.get(key)
+    return record is not None and record.held and admin.mark_done(record)
 
 
 def _keys(lines: Iterable[bytes], space: KeySpace | None) -> Iterator[tuple[Key, int]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Collection
 from enum import Enum
 
 from rich.console import Console
@@ -18,8 +20,18 @@ class LogFormat(Enum):
     JSON = "json"
 
 
-def log_to(console: Console, level: str, form: LogFormat = LogFormat.TEXT) -> None:
-    """Send the log to a console, above its progress bar."""
+def log_to(
+    console: Console, level: str, form: LogFormat = LogFormat.TEXT, *, typed: Collection[str] = ()
+) -> None:
+    """Send the log to a console, above its progress bar, unless the application's module has set logging up.
+
+    Args:
+        console: the console.
+        level: the lowest level.
+        form: how a line is written.
+        typed: which of `log_level` and `log_format` the user has typed: they apply in any case. Handlers of the module
+            that write to files stay.
+    """
     handler: logging.Handler
     if form is LogFormat.JSON:
         handler = logging.StreamHandler(console.file)
@@ -30,4 +42,19 @@ def log_to(console: Console, level: str, form: LogFormat = LogFormat.TEXT) -> No
     else:
         handler = logging.StreamHandler(console.file)
         handler.setFormatter(TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    root = logging.getLogger()
+    is_set_up = bool(root.handlers)
+    if not is_set_up or "log_format" in typed:
+        for other in filter(_is_shown, root.handlers[:]):
+            root.removeHandler(other)
+        root.addHandler(handler)
+    if not is_set_up or "log_level" in typed:
+        root.setLevel(level.upper())
+
+
+def _is_shown(handler: logging.Handler) -> bool:
+    """Whether a handler writes where the command writes."""
+    if isinstance(handler, RichHandler):
+        return True
+    shown = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    return isinstance(handler, logging.StreamHandler) and handler.stream in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -80,10 +80,11 @@ def watched(
     quiet: bool,
     position: Callable[[], dict[str, Any]] = dict,
     log_format: LogFormat = LogFormat.TEXT,
+    typed: Collection[str] = (),
 ) -> Iterator[Tally]:
-    """A tally for `Worker(on_result=...)`, drawn as a progress bar with the log above it."""
+    """A tally for `Worker(on_result=...)`, drawn as a progress bar with the log above it; `typed`: see `log_to`."""
     with progress(unit, quiet=quiet) as bar:
-        log_to(bar.console, log_level.value, log_format)
+        log_to(bar.console, log_level.value, log_format, typed=typed)
         yield Tally(bar, bar.add_task(task, total=None), position)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from idempotent.cli.configuration import optional_url_in
 from idempotent.cli.demonstration import demonstrate, own_folder, prepared
 from idempotent.cli.options import JsonOption
 from idempotent.demo.flights import FLIGHTS
@@ -37,6 +38,7 @@ def spark_demo(
         typer.Option(
             metavar="URL",
             show_default="SQLite",
+            callback=optional_url_in,
             help="Where the runs, their keys and the table are; with redis:// the table is in a file. "
             "Only names that begin with demo_ are made, and removed again.",
         ),

@@ -91,11 +91,12 @@ class Connections:
                     self._own.discard(detached)
                     raise
                 fault = fault_of(error, self.engine, detached.driver.raw)
+                failed = as_store_error(error, self.engine, self._table, detached.driver.raw)
                 self._give_back_or_discard(detached, fault)
                 given_up = fault is Fault.LOCKED and not retry_locked
                 if remaining and not given_up and self._worth_another_try(fault):
                     continue
-                raise as_store_error(error, self.engine, self._table, detached.driver.raw) from error
+                raise failed from error
             except BaseException:
                 self._own.discard(detached)  # interrupted in the middle: the connection's state is unknown
                 raise

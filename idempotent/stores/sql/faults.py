@@ -12,7 +12,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError, url_word
-from idempotent.schema import outbox_name, run_claims_name, runs_name
+from idempotent.schema import DEFAULT_TABLE, outbox_name, run_claims_name, runs_name
+from idempotent.stores.sql.grants import asking, usage_of_schema, what_to_grant
 
 
 class Fault(Enum):
@@ -186,6 +187,7 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
             return StoreUnavailableError(
                 f"cannot use the store {store}: {text}. "
                 "Check that the server runs, the host, port and database, the user and the password."
+                f"{_right_to_connect(text, engine)}"
             )
         case Fault.CROWDED:
             return StoreUnavailableError(
@@ -193,24 +195,51 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
                 "time needs one: raise the engine's pool_size or lower the worker's concurrency."
             )
         case Fault.LOCKED | Fault.ABORTED:
-            return StoreBusyError(f"the store {store} is busy: {text}. Try again.")
+            alone = engine.dialect.name == "sqlite"
+            why = " One transaction at a time writes to the file, such as that of a handler." if alone else ""
+            return StoreBusyError(f"the store {store} is busy: {text}.{why} Try again.")
         case Fault.FULL:
             return StoreError(f"the store {store} is full: {text}. Free disk space; messages wait.")
         case Fault.SCHEMA:
-            missing = _missing_table(text) or table
-            word = url_word(engine.url.render_as_string(hide_password=False))
-            return SchemaError(
-                f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
-                f"Type: idempotent migrate upgrade --url {word} --table {table} "
-                f"(or, {in_own_history([missing], table)}; `idempotent migrate check` shows what differs)"
-            )
+            return _missing(error, engine, table, connection)
         case Fault.DENIED:
             return StoreError(
-                f"the user of the store {store} lacks a right: {text}. "
-                "GRANT it; `idempotent doctor` names what is missing"
+                f"the user of the store {store} lacks a right: {text}. {what_to_grant(text, engine, connection)}"
             )
         case _:
             return StoreError(f"the store {store} failed: {text}")
+
+
+def _missing(error: BaseException, engine: Engine, table: str, connection: Any) -> SchemaError:
+    store = engine.url.render_as_string(hide_password=True)
+    text = " ".join(str(original(error)).split())
+    missing = _missing_table(text) or table
+    if (granted := _unseen(missing, engine, connection)) is not None:
+        return SchemaError(
+            f"the user of the store {store} may not use the schema of the table {missing}: {text}. "
+            f"Type: {granted} (as a user who may grant it)"
+        )
+    return SchemaError(
+        f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
+        f"If it was lost, restore it from a backup, or have it created, empty. Type: {to_create(engine, table)} "
+        f"(or, {in_own_history([missing], table)}; `idempotent migrate check` shows what differs)"
+    )
+
+
+def _unseen(missing: str, engine: Engine, connection: Any) -> str | None:
+    """The GRANT with which PostgreSQL would show this table to the user, if it is there."""
+    ask = asking(connection)
+    if ask is None or engine.dialect.name != "postgresql":
+        return None
+    try:
+        return usage_of_schema(missing, ask)
+    except (engine.dialect.loaded_dbapi.Error, OSError):
+        return None  # its transaction has failed, or the connection
+
+
+def _right_to_connect(text: str, engine: Engine) -> str:
+    """For MySQL's error 1044: the server has let the user in, but not into the database."""
+    return f" {what_to_grant(text, engine)}" if "Access denied" in text and "to database" in text else ""
 
 
 def _missing_table(text: str) -> str | None:
@@ -219,16 +248,28 @@ def _missing_table(text: str) -> str | None:
     return found[found.lastindex or 0] if found else None
 
 
+def to_create(engine: Engine, table: str) -> str:
+    """The command that creates the missing ones of the tables that belong to `table`, and upgrades the others."""
+    return f"idempotent migrate upgrade {options_for(engine, table)} --create-missing"
+
+
+def options_for(engine: Engine, table: str) -> str:
+    """The options that name these tables to a command."""
+    return f"--url {url_word(engine.url.render_as_string(hide_password=False))} --table {table}"
+
+
 def in_own_history(missing: Iterable[str], table: str) -> str:
     """What creates these tables, of those that belong to `table`, in the application's own migrations."""
-    calls = ", ".join(dict.fromkeys(f"{_creating(each, table)}()" for each in missing))
-    return f"in an Alembic history of your own, {calls} of idempotent.migrations"
+    argument = "" if table == DEFAULT_TABLE else f"table={table!r}"
+    names = dict.fromkeys(name for each in missing for name in _creating(each, table))
+    calls = ", ".join(f"{name}({argument})" for name in names)
+    return f"in an Alembic history of your own, a new migration that calls {calls} of idempotent.migrations"
 
 
-def _creating(missing: str, table: str) -> str:
-    """The function that creates a table of those that belong to `table`."""
+def _creating(missing: str, table: str) -> tuple[str, ...]:
+    """The functions that create a table of those that belong to `table`."""
     if missing.startswith(outbox_name(table)):
-        return "create_outbox_tables"
-    return (
-        "create_run_tables" if missing in (runs_name(table), run_claims_name(table)) else "create_dedup_table"
-    )
+        return ("create_outbox_tables",)
+    if missing in (runs_name(table), run_claims_name(table)):
+        return ("create_run_tables", "add_run_attempts")
+    return ("create_dedup_table",)

@@ -111,17 +111,6 @@ def test_ddl_is_part_of_the_transaction_or_refused(store):
     assert store.booked() == ({} if store.kind == "mysql" else {"1": 1})
 
 
-@pytest.fixture
-def pairs(store):
-    """A table with two rows, a and b, which a primary key keeps apart."""
-    table = sa.Table(f"{store.table}_pairs", sa.MetaData(), sa.Column("id", sa.String(9), primary_key=True))
-    table.create(store.admin_engine)
-    with store.admin_engine.begin() as connection:
-        connection.execute(table.insert(), [{"id": "a"}, {"id": "b"}])
-    yield table
-    table.drop(store.admin_engine)
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_integrity_error_that_is_ignored_undoes_what_the_database_says(store, pairs, nested):
     checker = store.transactional(store.async_engine())
