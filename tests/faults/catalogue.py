@@ -507,6 +507,27 @@ FAULTS: Final = (
         "tests/adapters/activemq/test_identity.py -k come_back",
     ),
     Fault(
+        "what RabbitMQ notes about a message is among its headers",
+        "adapters/rabbitmq/messages.py",
+        "for name, value in given.items() if name not in _OF_THE_BROKER}",
+        "for name, value in given.items()}",
+        "tests/adapters/test_headers.py -k rabbitmq",
+    ),
+    Fault(
+        "what ActiveMQ notes about a message is among its headers",
+        "adapters/activemq/frames.py",
+        "if name not in _OF_THE_BROKER and name != _TYPE",
+        "if name != _TYPE",
+        "tests/adapters/test_headers.py -k activemq",
+    ),
+    Fault(
+        "an outbox stores a time as a text",
+        "idempotent/outbox/headers.py",
+        "return {_TIME: given.isoformat()}",
+        "return given.isoformat()",
+        "tests/adapters/test_headers.py -k memory",
+    ),
+    Fault(
         "a received message is published under its old id",
         "adapters/rabbitmq/messages.py",
         "return _properties(message, headers, message.id if fits else None)",
