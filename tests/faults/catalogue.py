@@ -507,6 +507,20 @@ FAULTS: Final = (
         "tests/adapters/activemq/test_identity.py -k come_back",
     ),
     Fault(
+        "the attempts of a long handler are collected before its retry",
+        "idempotent/checkers/sql/statements.py",
+        "update_at = {now}, expires_at = {self._expiry(KeyStatus.IN_PROGRESS_GROUP, now)}",
+        "update_at = {now}",
+        "tests/checkers/test_retention.py -k 'long_handler and sqlite'",
+    ),
+    Fault(
+        "a backoff may outlive the attempts that it waits after",
+        "idempotent/consumer.py",
+        "if longest_s >= checker.retention_s:",
+        "if longest_s > checker.retention_s:",
+        "tests/checkers/test_retention.py -k backoff",
+    ),
+    Fault(
         "what RabbitMQ notes about a message is among its headers",
         "adapters/rabbitmq/messages.py",
         "for name, value in given.items() if name not in _OF_THE_BROKER}",
