@@ -160,6 +160,13 @@ class AnyConsumer:
                 f"{self.name}: on_store_error='process' cannot go with {kind}: without its database the "
                 "handler has no transaction; remove the option"
             )
+        longest_s = self.options.longest_backoff_s
+        if longest_s >= checker.retention_s:
+            raise ConfigurationError(
+                f"{self.name}: a failed message may wait {longest_s:g} s for its next attempt, and {kind} forgets the "
+                f"earlier ones after retention_s={checker.retention_s:g}, so max_attempts={self.options.max_attempts} "
+                "would never be reached; raise retention_s, or lower the backoff's maximum_s"
+            )
         for name in ("key", "fingerprint", "store_result"):
             if checker.keeps_positions and getattr(self.options, name):
                 raise ConfigurationError(

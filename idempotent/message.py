@@ -26,7 +26,8 @@ class Message:
             deleted. It is not an empty body; RabbitMQ and ActiveMQ have none, and refuse to publish it.
         id: the identity set by the producer, or else by the broker; None when neither set one. An int or a UUID becomes
             its text: the digits, or the usual 36 characters.
-        headers: application headers; copied, and read-only in the message.
+        headers: what the producer sent, and nothing that a broker or this library adds on the way: that is in `raw`.
+            Copied, and read-only in the message.
         redelivered: the broker's hint that it was delivered before. True and False are both unreliable.
         position: its place in the broker's own terms (offset, delivery tag); for people and logs.
         raw: the client library's own object. Copies in this process share it; a pickled message has none.

@@ -11,7 +11,7 @@ from idempotent.adapters.activemq.connecting import Connecting
 from idempotent.adapters.activemq.connection import Subscription
 from idempotent.adapters.activemq.destinations import dead_letters_of, destination_of
 from idempotent.adapters.activemq.epoch import Epoch, Token
-from idempotent.adapters.activemq.frames import Frame, ours_in, place_of, send_frame
+from idempotent.adapters.activemq.frames import Frame, ours_in, place_of, send_frame, type_of
 from idempotent.adapters.activemq.losses import Losses
 from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
 from idempotent.adapters.activemq.publishing import Publishing
@@ -169,7 +169,7 @@ class StompAdapter(Adapter):
         target = self._dead_of(origin)
         ours = self._ours(token.held.frame, origin)
         letter = dead_letter_headers(message, ours, place_of(target), origin, result)
-        headers = {**message.headers, **letter}
+        headers = {**message.headers, **type_of(token.held.frame), **letter}
         headers.pop("expires", None)  # a dead letter must not expire
         frame = send_frame(target, message.body, headers)
         if delivery.error is not None:
@@ -191,7 +191,8 @@ class StompAdapter(Adapter):
     def put_back(self, letter: Message) -> None:
         place = destination_of(letter.subject)
         ours = self._ours(letter.raw, self._dead_of(place))
-        self._publishing.publish([letter], returned_headers(letter, ours, place_of(place)))
+        returned = returned_headers(letter, ours, place_of(place))
+        self._publishing.publish([letter], {**type_of(letter.raw), **returned})
 
     def origin_of(self, letter: Delivery) -> str | None:
         held = letter.token.held
@@ -261,7 +262,7 @@ class StompAdapter(Adapter):
         token, message = delivery.token, delivery.message
         place = token.destination
         ours = delayed_headers(message, self._ours(token.held.frame, place), place_of(place), place)
-        headers = {**message.headers, **ours}
+        headers = {**message.headers, **type_of(token.held.frame), **ours}
         due = time.monotonic() + delay_s
 
         def copy() -> Frame:

@@ -27,22 +27,20 @@ _EXACT_HEADER: Final = "x-idempotent-exact"
 _GROUP: Final = "JMSXGroupID"
 _GROUP_FOR_COPIES: Final = "x-idempotent-group"  # a STOMP consumer does not receive the group
 _TYPE: Final = "amq-msg-type"
-# These belong to the frame, not to the message.
-_OF_THE_FRAME: Final = frozenset({"ack", "subscription", "content-length", "redelivered"})
-# The broker or this adapter writes these on every sent message.
-_NOT_SENT: Final = _OF_THE_FRAME | {
-    "destination",
-    "message-id",
-    "persistent",
-    "receipt",
-    "scheduledJobId",
-    "timestamp",
-    "transaction",
-    DELAY_HEADER,
-    QUOTED_KEY_HEADER,
-    _EXACT_HEADER,
-    _GROUP_FOR_COPIES,
-}
+# These say how a frame travels, or are the broker's notes about a message: no producer gave them to it. So no handler
+# sees them, and none is sent: the broker or this adapter writes its own.
+_OF_THE_BROKER: Final = frozenset(
+    {
+        *("ack", "subscription", "content-length", "redelivered", "destination", "message-id", "persistent"),
+        *("receipt", "timestamp", "transaction", "scheduledJobId", "JMSXUserID", DELAY_HEADER),
+        # of a message that it has moved, or delivers again
+        *("original-destination", "originalDeliveryMode", "originalExpiration"),
+        *("dlqDeliveryFailureCause", "redeliveryDelay"),
+    }
+)
+# What the broker writes where the producer gave none.
+_DEFAULTS: Final = {"expires": "0", "priority": "4"}
+_NOT_SENT: Final = _OF_THE_BROKER | {QUOTED_KEY_HEADER, _EXACT_HEADER, _GROUP_FOR_COPIES}
 # ActiveMQ makes two U+FFFD of a character beyond U+FFFF when it stores the message, and NUL would end the frame.
 _CHANGED: Final = re.compile("[\0\ufffd\U00010000-\U0010ffff]")
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\\c"})
@@ -108,12 +106,14 @@ def message_of(
     redelivered: bool,
 ) -> Message:
     """The message of a MESSAGE frame. `redelivered` wins over the frame's own header if it is True."""
-    headers = {name: value for name, value in frame.headers.items() if name not in _OF_THE_FRAME}
+    headers = {
+        name: value
+        for name, value in frame.headers.items()
+        if name not in _OF_THE_BROKER and name != _TYPE and _DEFAULTS.get(name) != value
+    }
     group = headers.get(_GROUP_FOR_COPIES)
     ours = ours_in(headers, destination, dead_of)
-    if "content-length" not in frame.headers:
-        headers[_TYPE] = "text"  # so that a copy stays a JMS TextMessage
-    body = from_java(frame.body) if _is_text(headers) else frame.body
+    body = from_java(frame.body) if type_of(frame) else frame.body
     if group is not None:
         headers[_GROUP] = group
     headers |= _exact(ours, headers)
@@ -127,6 +127,12 @@ def message_of(
         position=message_id,
         raw=frame,
     )
+
+
+def type_of(frame: Frame) -> Mapping[str, str]:
+    """The header that lets a copy of a received text be a JMS TextMessage, too; none for bytes."""
+    is_text = "content-length" not in frame.headers or _is_text(frame.headers)
+    return {_TYPE: "text"} if is_text else {}
 
 
 def send_frame(

@@ -14,11 +14,12 @@ from idempotent.adapters.rabbitmq.client import pika
 from idempotent.message import Message, received_message
 
 _SHORT_STRING_BYTES: Final = 255
-# Written by the broker about the original, or obeyed again: `CC` sends copies to other queues. From 4.0 on the
-# broker ignores an x-death that a client sends.
-_NOT_COPIED: Final = frozenset(
+# The notes of the broker, and of its plugins for federation and shovels, about a message. No producer gave them to it,
+# so no handler sees them, and none is sent. From 4.0 on the broker ignores an x-death that a client sends.
+_OF_THE_BROKER: Final = frozenset(
     {
-        *("CC", "BCC", "x-delivery-count", "x-acquired-count", "x-death"),
+        *("x-death", "x-delivery-count", "x-acquired-count"),
+        *("x-received-from", "x-shovelled", "x-shovelled-timestamp"),
         *(
             f"x-{which}-death-{what}"
             for which in ("first", "last")
@@ -26,6 +27,8 @@ _NOT_COPIED: Final = frozenset(
         ),
     }
 )
+# The broker would obey the producer's `CC` again, and send copies to other queues.
+_NOT_SENT: Final = _OF_THE_BROKER | {"CC", "BCC"}
 # Not `expiration`: a dead letter would vanish, a delayed copy arrive early. Not `user_id`: the broker refuses
 # another user's. Not `delivery_mode`: copies are always persistent.
 _COPIED: Final = (
@@ -50,7 +53,8 @@ class Received:
 
 def message_from(queue: str, received: Received, body: bytes) -> Message:
     """The message of a delivery. Its subject is the queue; the routing key is in `raw.method`."""
-    headers = dict(received.properties.headers or {})
+    given = received.properties.headers or {}
+    headers = {name: value for name, value in given.items() if name not in _OF_THE_BROKER}
     ours = take_ours(headers, queue)
     return received_message(
         queue,
@@ -101,7 +105,7 @@ def _properties(message: Message, headers: Mapping[str, Any], message_id: Any) -
     given: dict[str, Any] = {}
     if isinstance(message.raw, Received):
         given = {name: getattr(message.raw.properties, name) for name in _COPIED}
-    given["headers"] = {name: sendable(value) for name, value in headers.items() if name not in _NOT_COPIED}
+    given["headers"] = {name: sendable(value) for name, value in headers.items() if name not in _NOT_SENT}
     return pika.BasicProperties(**given, message_id=message_id, delivery_mode=_PERSISTENT)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from idempotent.admin import Finding
 from idempotent.observe import OutboxStats
-from idempotent.outbox.entries import decoded_headers
+from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.health import outbox_findings
 from idempotent.outbox.outbox import Outbox
 from idempotent.schema import outbox_name

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from idempotent.adapters.copies import without_ours
 from idempotent.choices import seconds
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
+from idempotent.outbox.headers import encoded_headers
 from idempotent.schema.outbox import DESTINATION_LENGTH, ID_LENGTH, LANE_BYTES
 
 BUCKETS: Final = 64
 """The parts of an outbox that relays share. All messages of an order key are in one."""
 
-_BYTES: Final = "$bytes"
 # Trace context differs with every attempt of a handler, and does not make another message.
 _OF_A_TRACE: Final = frozenset({"traceparent", "tracestate", "baggage"})
 
@@ -128,54 +125,6 @@ def new_id() -> str:
     bits = (milliseconds << 80 | int.from_bytes(os.urandom(10))) & ~(0xF << 76) & ~(0x3 << 62)
     text = f"{bits | 0x7 << 76 | 0x2 << 62:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-def encoded_headers(headers: Mapping[str, Any]) -> bytes | None:
-    """Headers as JSON; bytes as {"$bytes": base64}.
-
-    Raises:
-        ConfigurationError: a value that JSON does not have, or a name that is not a string.
-    """
-    if not headers:
-        return None
-    for name in headers:
-        if not isinstance(name, str):
-            raise ConfigurationError(f"the header name {name!r} is not a string")
-    try:
-        return json.dumps(
-            {name: _plain(headers[name]) for name in sorted(headers)},
-            ensure_ascii=False,
-            separators=(",", ":"),
-            allow_nan=False,
-        ).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            f"the headers cannot be stored: {error}. Use strings, bytes, numbers, booleans, None, lists and dicts"
-        ) from error
-
-
-def decoded_headers(stored: bytes | None) -> dict[str, Any]:
-    """The headers that `encoded_headers` encoded."""
-    if stored is None:
-        return {}
-    decoded: dict[str, Any] = json.loads(stored, object_hook=_original)
-    return decoded
-
-
-def _plain(given: Any) -> Any:
-    if isinstance(given, (bytes, bytearray, memoryview)):
-        return {_BYTES: base64.b64encode(bytes(given)).decode()}
-    if isinstance(given, Mapping):
-        if given.keys() == {_BYTES}:
-            raise TypeError(f"a dict whose only key is {_BYTES} stands for bytes")
-        return {str(name): _plain(each) for name, each in given.items()}
-    if isinstance(given, (list, tuple)):
-        return [_plain(each) for each in given]
-    return given
-
-
-def _original(found: dict[str, Any]) -> Any:
-    return base64.b64decode(found[_BYTES]) if found.keys() == {_BYTES} else found
 
 
 def demand_text(given: object, name: str, longest: int, *, empty: bool = False) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from idempotent.observe.outbox_stats import OutboxStats
-from idempotent.outbox.entries import decoded_headers
+from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.sql import Statements
 from idempotent.schema import ERROR_TEXT_LENGTH
 from idempotent.stores.sql.bridge import Bridge

@@ -35,6 +35,11 @@ class ConsumerOptions:
     concurrency: int | None
     handler_timeout_s: float | None
 
+    @property
+    def longest_backoff_s(self) -> float:
+        """Seconds before the last attempt, the longest of all waits; 0: there is only one attempt."""
+        return self.backoff.longest_s(self.max_attempts - 1) if self.max_attempts > 1 else 0.0
+
 
 def check_options(handler: Handler, options: ConsumerOptions) -> None:
     """Refuse options of a plain handler that only an `async def` can obey.

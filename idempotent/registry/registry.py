@@ -154,7 +154,8 @@ class Registry:
             idempotent_for: exceptions that count as processed; they win over `retry_for`. An exception in neither
                 makes the message dead at once, and so does a `MessageError`, such as that of `Message.json()`.
             max_attempts: real executions that may fail before the message is dead.
-            backoff: delays between attempts.
+            backoff: delays between attempts. The checker's `retention_s` must be longer than each of them: it forgets
+                earlier attempts then.
             on_missing_key: `reject`, or `process` without protection.
             on_expired_lease: `retry`, `park` (the key is dead until a person decides) or a callable that takes the
                 key and returns whether its effect happened: everything that the handler does.

@@ -11,6 +11,8 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters.base import Adapter
+from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from tests.adapters.activemq.stomp_client import client, in_queue
 from tests.adapters.conformance_child import GROUP, adapter_at
 from tests.adapters.kafka.broker import Broker
@@ -115,6 +117,44 @@ class KafkaPlace(Place):
         return self._sent[subject] - sum(committed)
 
 
+class MemoryPlace(Place):
+    """The broker in this process. Its other clients are programs like this one."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://")
+        self.broker = MemoryBroker()
+
+    def adapter(self) -> MemoryAdapter:
+        return MemoryAdapter(self.broker)
+
+    def subject(self) -> str:
+        return f"orders-{secrets.token_hex(6)}"
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.broker.publish(message)
+
+    def dead_letters(self, subject: str) -> list[Message]:
+        return [letter.message for letter in self.broker.dead_letters(subject)]
+
+    def left(self, subject: str) -> int:
+        return self.broker.backlog(subject)
+
+
+class CopyingKafka(KafkaPlace):
+    """Failed messages wait in a retry topic, as copies."""
+
+    def adapter(self) -> Adapter:
+        return KafkaAdapter(
+            self.url.removeprefix("kafka://"), ordering="none", commit_interval_s=0.1, retry_topic=True
+        )
+
+    def subject(self) -> str:
+        topic = super().subject()
+        self._broker.make(f"{topic}.{GROUP}.retry")
+        return topic
+
+
 _KINDS = {
     "rabbitmq": (RabbitPlace, "rabbitmq_url"),
     "activemq": (StompPlace, "stomp_url"),
@@ -129,3 +169,13 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     place = kind(request.getfixturevalue(fixture))
     yield place
     place.close()
+
+
+def open_copying(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A broker, or "memory", where a failed message comes back as a copy, if copies there are."""
+    if name == "memory":
+        yield MemoryPlace()
+    elif name == "kafka":
+        yield CopyingKafka(request.getfixturevalue("kafka_bootstrap"))
+    else:
+        yield from open_place(name, request)

@@ -13,15 +13,13 @@ import pytest
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.base import Adapter
 from idempotent.adapters.files import FileAdapter
-from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.admin import KeyFilter
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import KeyStatus
 from idempotent.policy import Backoff
 from idempotent.redrive import redrive
 from tests.adapters.conformance_child import GROUP
-from tests.adapters.places import BROKERS, KafkaPlace, Place, open_place
+from tests.adapters.places import BROKERS, Place, open_copying
 from tests.support.working import run_until
 
 SOON = Backoff(initial_s=0.1, maximum_s=0.1)
@@ -41,52 +39,9 @@ OF_THE_FRAME = {
 }
 
 
-class MemoryPlace(Place):
-    """The broker in this process. Its other clients are programs like this one."""
-
-    def __init__(self) -> None:
-        super().__init__("memory://")
-        self.broker = MemoryBroker()
-
-    def adapter(self) -> MemoryAdapter:
-        return MemoryAdapter(self.broker)
-
-    def subject(self) -> str:
-        return f"orders-{random.random()}"
-
-    def send(self, *messages: Message) -> None:
-        for message in messages:
-            self.broker.publish(message)
-
-    def dead_letters(self, subject: str) -> list[Message]:
-        return [letter.message for letter in self.broker.dead_letters(subject)]
-
-    def left(self, subject: str) -> int:
-        return self.broker.backlog(subject)
-
-
-class CopyingKafka(KafkaPlace):
-    """Failed messages wait in a retry topic, as copies."""
-
-    def adapter(self) -> Adapter:
-        return KafkaAdapter(
-            self.url.removeprefix("kafka://"), ordering="none", commit_interval_s=0.1, retry_topic=True
-        )
-
-    def subject(self) -> str:
-        topic = super().subject()
-        self._broker.make(f"{topic}.{GROUP}.retry")
-        return topic
-
-
 @pytest.fixture(params=[*BROKERS, "memory"])
 def place(request):
-    if request.param == "memory":
-        yield MemoryPlace()
-    elif request.param == "kafka":
-        yield CopyingKafka(request.getfixturevalue("kafka_bootstrap"))
-    else:
-        yield from open_place(request.param, request)
+    yield from open_copying(request.param, request)
 
 
 def wire_headers(message):

@@ -4,8 +4,12 @@ from functools import partial
 
 import pytest
 
+from idempotent import Message, Outcome, Registry
+from idempotent.checkers import AttemptChecker, MemoryChecker, OffsetChecker
 from idempotent.claims import ClaimRequest, Failure, KeyStatus, Lapsed, Verdict
+from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
+from idempotent.policy import Backoff
 from tests.support.stores import ALL, SQL, open_store
 
 KEY = KeySpace("orders", "retention").key("1")
@@ -55,6 +59,55 @@ def test_dead_keys_are_collected_with_their_attempts_if_the_user_says_so(made):
     claim = checker.desk.claim(ClaimRequest(KEY)).claim
     assert claim, "the key is gone"
     assert checker.desk.release(claim, Failure("no", 9)).attempts == 1, "and so are its attempts"
+
+
+def failing(checker, longest_s, max_attempts, before=lambda: None):
+    """A consumer that always fails, whose longest backoff is this."""
+    backoff = Backoff(initial_s=longest_s / 2, maximum_s=longest_s)
+
+    @Registry().consumer("orders", checker=checker, max_attempts=max_attempts, backoff=backoff)
+    def handle(_):
+        before()
+        raise ValueError("as always")
+
+    return handle
+
+
+def test_a_backoff_shorter_than_the_retention_leaves_the_attempts_their_count(made):
+    store, make = made
+    consumer = failing(make(retention_s=RETENTION_S), RETENTION_S * 0.9, 3)
+    results = []
+    for position in range(3):
+        results.append(consumer.process(Message("orders", id="1", position=position)))
+        store.age(RETENTION_S * 0.95)
+        consumer.checker.garbage_collect()
+    assert [result.outcome for result in results] == [Outcome.FAILED, Outcome.FAILED, Outcome.DEAD]
+
+
+def test_the_attempts_of_a_long_handler_are_kept_for_all_of_its_backoff(store):
+    checker = store.leased(retention_s=RETENTION_S)
+    slow = [RETENTION_S * 0.5]
+    consumer = failing(checker, RETENTION_S * 0.9, 2, lambda: slow and store.age(slow.pop()))
+    consumer.process(Message("orders", id="1", position=1))
+    store.age(RETENTION_S * 0.95)
+    checker.garbage_collect()
+    assert consumer.process(Message("orders", id="1", position=2)).outcome is Outcome.DEAD
+
+
+@pytest.mark.parametrize(
+    "make",
+    [MemoryChecker, partial(OffsetChecker, "sqlite:///unused.db"), AttemptChecker],
+    ids=["keys", "offsets", "attempts"],
+)
+def test_a_backoff_that_outlives_the_attempts_is_refused(make):
+    """They would be forgotten before the retry comes, and no message would be dead."""
+    checker = make(retention_s=RETENTION_S)
+    with pytest.raises(
+        ConfigurationError, match=r"may wait 3600 s .*retention_s=3600.*max_attempts=3.*maximum_s"
+    ):
+        failing(checker, RETENTION_S, 3).check()
+    failing(checker, RETENTION_S, 2).check()  # it waits once, for half as long
+    failing(checker, RETENTION_S, 1).check()
 
 
 def test_a_parked_key_is_collected_if_the_user_says_so(store):

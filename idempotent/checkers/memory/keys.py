@@ -137,6 +137,8 @@ class MemoryKeys:
         entry.owner, entry.status, entry.fingerprint = NOBODY, KeyStatus.IN_PROGRESS_GROUP, None
         entry.update_at = self.clock()
         entry.lease_until = entry.update_at + delay_s
+        # Its attempts are collected with it.
+        entry.expires_at = entry.update_at + self._retention_s
 
     def renew(self, claim: Claim) -> bool:
         """Extend the lease of an owned key in progress."""

@@ -140,7 +140,7 @@ class KeyTable:
         text = self._dialect.storable(connection, note.claim.key.text)
         params: list[object] = [note.claim.key.hash, text, NOBODY, delay_us]
         if self._dialect.name == "mysql":
-            params += (NOBODY, delay_us, NOBODY)
+            params += (NOBODY, delay_us, NOBODY, NOBODY)
         execute(connection, self._sql.hold, params)
 
     def bury(self, connection: DriverConnection, claim: Claim) -> None:

@@ -98,7 +98,7 @@ class Statements:
         # Parameters: `NOBODY`, the backoff in microseconds, hash, owner.
         self.hold_mine: Final = change(
             f"status = {KeyStatus.IN_PROGRESS_GROUP:d}, owner = ?, lease_until = {now} + ?, fingerprint = NULL,"
-            f" update_at = {now}",
+            f" update_at = {now}, expires_at = {self._expiry(KeyStatus.IN_PROGRESS_GROUP, now)}",
             f"{mine} AND {IN_PROGRESS}",
         )
         self.hold: Final = dialect.markers(self._hold())
@@ -221,13 +221,16 @@ class Statements:
     def _hold(self) -> str:
         """Hold a key that nobody owns for a time, waiting about a second for a transaction that has it.
 
-        Parameters: hash, text, `NOBODY`, microseconds; and for MySQL again `NOBODY`, microseconds, `NOBODY`.
+        Parameters: hash, text, `NOBODY`, microseconds; and for MySQL again `NOBODY`, microseconds, `NOBODY`, `NOBODY`.
         """
         now, group = self._dialect.now_us, KeyStatus.IN_PROGRESS_GROUP
         into = f"INSERT INTO {self._table} (fence, key_hash, k, status, owner, lease_until, update_at, expires_at)"
         expiry = self._expiry(group, "{0}").format
         if self._dialect.name == "mysql":
-            update = f"lease_until = IF(owner = ?, {now} + ?, lease_until), update_at = IF(owner = ?, {now}, update_at)"
+            update = (
+                f"lease_until = IF(owner = ?, {now} + ?, lease_until), update_at = IF(owner = ?, {now}, update_at),"
+                f" expires_at = IF(owner = ?, {expiry(now)}, expires_at)"
+            )
             row = f"{now}, ?, ?, {group:d}, ?, fence + ?, fence, {expiry('fence')}"
             return self._dialect.scoped(f"{into} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}", _BRIEF_S)
         limit = _statement_limit(_BRIEF_S) if self._dialect.name == "postgresql" else " WHERE true"
@@ -235,7 +238,7 @@ class Statements:
         return (
             f"{into} SELECT c.n, CAST(? AS {blob}), ?, {group:d}, CAST(? AS {blob}), c.n + ?, c.n, {expiry('c.n')}"
             f" FROM (SELECT {now} AS n{limit}) AS c WHERE true ON CONFLICT (key_hash) DO UPDATE"
-            " SET lease_until = excluded.lease_until, update_at = excluded.update_at"
+            " SET lease_until = excluded.lease_until, update_at = excluded.update_at, expires_at = excluded.expires_at"
             f" WHERE {self._table}.owner = excluded.owner"
         )
 

@@ -224,7 +224,7 @@ def _read(each: Waiting, published: Published) -> Message | None:
         return Message(
             each.subject, each.body, id=each.message_id, headers=each.header_values(), key=each.order_key
         )
-    except (ValueError, TypeError) as error:
+    except (ArithmeticError, ValueError, TypeError, RecursionError) as error:
         published.refused.append((each, f"the row cannot be read: {described(error)}"))
         return None
 

@@ -149,5 +149,5 @@ class Broker:
 
 
 def _message(raw):
-    headers = {name: value.decode() for name, value in raw.headers() or []}
+    headers = {name: value and value.decode(errors="backslashreplace") for name, value in raw.headers() or []}
     return Message(raw.topic(), raw.value(), id=headers.get(KEY_HEADER), headers=headers, raw=raw)

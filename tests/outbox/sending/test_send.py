@@ -1,5 +1,8 @@
 """What is sent in a transaction is in the outbox if, and only if, the transaction has committed."""
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -96,7 +99,17 @@ def test_a_connection_writes_at_once(outbox, sql_store, waiting, tables):
 
 
 def test_a_message_keeps_its_id_headers_and_body(outbox, session, tables):
-    headers = {"a": "ä", "n": 3, "bytes": b"\xff", "deep": {"list": [None, True, b"1"]}}
+    headers = {
+        "a": "ä",
+        "n": 3,
+        "bytes": b"\xff",
+        b"\xff": "no text",
+        "deep": {"list": [None, True, b"1"]},
+        "at": datetime(2026, 11, 26, 9, 30, 1, 5, UTC),
+        "endless": float("-inf"),
+        "price": Decimal("1.10"),
+        "like ours": [{"$bytes": "no"}, {"$dict": []}, {"$other": 1}, {7: b"x"}],
+    }
     given = outbox.send(
         session, Message("q", b"\x00\xff", id="order-7", headers=headers), order_key="k", to="b"
     )
@@ -128,8 +141,18 @@ def test_a_message_keeps_its_id_headers_and_body(outbox, session, tables):
         (Message("q", key=b"\xff"), {}, "not UTF-8"),
         (Message("q"), {"to": "x" * 101}, "to must be"),
         (Message("q"), {"delay_s": -1}, "delay_s"),
-        (Message("q", headers={"at": {1, 2}}), {}, "headers cannot be stored"),
-        (Message("q", headers={"at": float("nan")}), {}, "headers cannot be stored"),
+        (
+            Message("q", headers={"a": 1, "at": {1, 2}}),
+            {},
+            "the header 'at' cannot be stored.*Make it a string",
+        ),
+        (
+            Message("q", headers={"a": 1, "at": [{"deep": date(2026, 1, 1)}]}),
+            {},
+            "the header 'at' cannot be stored",
+        ),
+        (Message("q", headers={"half": "\ud800"}), {}, "the header 'half' cannot be stored"),
+        (Message("q", headers={7: "seven"}), {}, "the header name 7 is not a string"),
         (b"body", {}, "send takes a Message"),
     ],
 )
