@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from idempotent.claims import Failure, Lapsed, Released, Verdict
-from idempotent.policy import Backoff
 from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, acquired, needs
 
-_FIRST_S = LONG_S / 16
-_BACKOFF = Backoff(_FIRST_S, LONG_S)
 _OURS, _THEIRS = b"o" * 20, b"t" * 20
 
 
@@ -18,7 +15,7 @@ class BackoffContract(ContractBase):
         """A delivery whose handler raises."""
         return self.failing.desk.release(
             self.acquire(self.failing, message_id, fingerprint=_OURS),
-            Failure("no", max_attempts, backoff=_BACKOFF),
+            Failure("no", max_attempts, backoff=self.backoff),
         )
 
     def test_nobody_claims_a_failed_key_before_its_backoff_is_over(self) -> None:
@@ -34,7 +31,7 @@ class BackoffContract(ContractBase):
                 )
                 assert decision.held
                 assert decision.fingerprint is None
-                assert 0 < decision.retry_after_s <= _FIRST_S
+                assert 0 < decision.retry_after_s <= self.backoff.initial_s
         together = checker.desk.claim_many([self.request("m-0"), self.request(), self.request("m-2")])
         assert [decision.verdict for decision in together] == [
             Verdict.ACQUIRED,
@@ -49,7 +46,7 @@ class BackoffContract(ContractBase):
         fence = 0
         for attempts, on_lapsed in enumerate(Lapsed, start=1):
             self.fail()
-            self.age(checker, _BACKOFF.delay_s(attempts) + 1.0)
+            self.age(checker, self.backoff.delay_s(attempts) + 1.0)
             decision = self.ask(checker, on_lapsed=on_lapsed, fingerprint=_THEIRS)
             claim = acquired(decision)
             assert (decision.lapsed, decision.alone) == (False, False)
@@ -63,7 +60,7 @@ class BackoffContract(ContractBase):
         self.failing = checker = self.checker(retention_s=100 * LONG_S)
         for number in range(5):
             self.fail(f"m-{number}")
-        self.age(checker, _FIRST_S + 1.0)
+        self.age(checker, self.backoff.initial_s + 1.0)
         self.fail("later")
         requests = [self.request(f"m-{number}") for number in (4, 0, 7, 2)] + [self.request("later")]
         decisions = checker.desk.claim_many(requests)
@@ -73,8 +70,9 @@ class BackoffContract(ContractBase):
 
     def test_each_failure_is_followed_by_the_backoff_of_its_attempt(self) -> None:
         self.failing = checker = self.checker(retention_s=100 * LONG_S)
-        for attempts, delay_s in ((1, _FIRST_S), (2, 2 * _FIRST_S), (3, 4 * _FIRST_S)):
+        for attempts in (1, 2, 3):
             assert self.fail().attempts == attempts
+            delay_s = self.backoff.initial_s * 2 ** (attempts - 1)
             rest_s = self.ask(checker).retry_after_s
             assert delay_s / 2 < rest_s <= delay_s
             self.age(checker, delay_s + 1.0)
@@ -82,7 +80,7 @@ class BackoffContract(ContractBase):
     def test_the_last_attempt_kills_the_key_whatever_its_backoff(self) -> None:
         self.failing = checker = self.checker()
         assert not self.fail(max_attempts=2).dead
-        self.age(checker, _FIRST_S + 1.0)
+        self.age(checker, self.backoff.initial_s + 1.0)
         assert self.fail(max_attempts=2) == Released(owned=True, attempts=2, dead=True)
         assert self.ask(checker).verdict is Verdict.DEAD
 
@@ -90,29 +88,29 @@ class BackoffContract(ContractBase):
     def test_who_failed_owns_the_key_no_more(self) -> None:
         self.failing = checker = self.checker()
         claim = self.acquire(checker)
-        checker.desk.release(claim, Failure("no", 100, backoff=_BACKOFF))
+        checker.desk.release(claim, Failure("no", 100, backoff=self.backoff))
         assert not checker.desk.complete(claim)
         assert not checker.desk.release(claim).owned
-        assert not checker.desk.release(claim, Failure("again", 100, backoff=_BACKOFF)).owned
+        assert not checker.desk.release(claim, Failure("again", 100, backoff=self.backoff)).owned
         assert checker._renew_many([claim]) == [False]
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        self.age(checker, _FIRST_S + 1.0)
+        self.age(checker, self.backoff.initial_s + 1.0)
         assert self.fail().attempts == 2
 
     def test_a_release_without_a_failure_frees_the_key_at_once(self) -> None:
         self.failing = checker = self.checker()
         self.fail()
-        self.age(checker, _FIRST_S + 1.0)
+        self.age(checker, self.backoff.initial_s + 1.0)
         checker.desk.release(self.acquire(checker))
         assert self.fail().attempts == 2
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_a_key_that_waits_for_its_retry_is_collected_after_its_time(self) -> None:
-        self.failing = checker = self.checker(retention_s=_FIRST_S / 2)
+        self.failing = checker = self.checker(retention_s=self.backoff.initial_s / 4)
         self.fail()
-        self.age(checker, _FIRST_S * 0.75)
+        self.age(checker, self.backoff.initial_s * 0.5)
         assert checker.garbage_collect() == 0
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        self.age(checker, _FIRST_S * 0.5)
+        self.age(checker, self.backoff.initial_s * 0.75)
         assert checker.garbage_collect() == 1
         checker.desk.release(self.acquire(checker))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Claim, ClaimRequest, Decision, Lapsed, Verdict
 from idempotent.keys import Key, KeySpace
+from idempotent.policy import Backoff
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -27,6 +28,7 @@ _AGED_RETENTION_S: Final = LONG_S
 _STEADY_LEASE_S: Final = 5.0
 _WAITED_RETENTION_S: Final = 0.1
 _STEADY_RETENTION_S: Final = 3.0
+_WAITED_BACKOFF_S: Final = 4.0
 _LAPSE_DEADLINE_S: Final = 10.0
 
 
@@ -168,6 +170,12 @@ class ContractBase(ABC):
     def steady_retention_s(self) -> float:
         """The retention of keys that expire and have to be stored at another moment of the test."""
         return _AGED_RETENTION_S if self._overrides_age else _STEADY_RETENTION_S
+
+    @property
+    def backoff(self) -> Backoff:
+        """The backoff of handlers that fail: 225 seconds, 450, ...; 4 seconds, 8, ... where the test waits for it."""
+        first_s = LONG_S / 16 if self._overrides_age else _WAITED_BACKOFF_S
+        return Backoff(first_s, 16 * first_s)
 
     @property
     def _overrides_age(self) -> bool:

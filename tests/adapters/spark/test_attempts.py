@@ -86,7 +86,7 @@ def test_rows_that_were_claimed_and_are_not_published_are_refused(begin, frame, 
     run = begin()
     new = run.dedup(frame, key="k", unique=True)
     run.stage(new.limit(10), staging)
-    with pytest.raises(UnpublishedClaimsError, match="10 rows are to be published"):
+    with pytest.raises(UnpublishedClaimsError, match="10 rows would be published"):
         publish(run, out)
     assert not out.exists()
     assert not run.is_prepared
