@@ -59,7 +59,27 @@ def inside_handler() -> bool:
     return _current_claim.get() is not None
 
 
-class Calls:
+class Began:
+    """When handlers began, while a worker watches. Otherwise no message pays for it.
+
+    Attributes:
+        began: by the `id()` of the message, in seconds of `time.monotonic`; RETURNED: it runs no more. The life of the
+            message removes it. None: nothing watches.
+    """
+
+    began: dict[int, float] | None = None
+
+    def watch(self) -> None:
+        """Note from now on when handlers begin."""
+        if self.began is None:
+            self.began = {}
+
+    def _note(self, messages: Sequence[Message], when: float) -> None:
+        if self.began is not None:
+            self.began.update(dict.fromkeys(map(id, messages), when))
+
+
+class Calls(Began):
     """Runs the functions of a consumer whose handler is a plain function.
 
     Args:
@@ -67,16 +87,11 @@ class Calls:
         handler: its handler.
         transactions: provide the handler's second parameter.
         observers: those of the registry.
-
-    Attributes:
-        began: when the handler began, or RETURNED, by the `id()` of its message; whoever leads the message's life
-            removes it. In seconds of `time.monotonic`.
     """
 
     def __init__(
         self, name: str, handler: Handler, transactions: TransactionHooks, observers: Observers
     ) -> None:
-        self.began: Final[dict[int, float]] = {}
         self._name = name
         self._handler = handler
         self._transactions = transactions
@@ -87,7 +102,9 @@ class Calls:
         handler = self._handler
         process = generation.number
         token = _current_claim.set(claim)
-        self.began[id(message)] = time.monotonic()
+        began = self.began
+        if began is not None:
+            began[id(message)] = time.monotonic()
         try:
             first: Any = [message] if handler.batch else message
             if self._observers.watch_runs:
@@ -100,7 +117,8 @@ class Calls:
         finally:
             if generation.number != process:
                 end_child(self._name)
-            self.began[id(message)] = RETURNED
+            if began is not None:
+                began[id(message)] = RETURNED
             _current_claim.reset(token)
 
     def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
@@ -108,7 +126,7 @@ class Calls:
         arguments = self._arguments(claim, list(messages))
         process = generation.number
         token = _current_claim.set(_MANY)
-        _note(self.began, messages, time.monotonic())
+        self._note(messages, time.monotonic())
         try:
             if self._observers.watch_runs:
                 return self._watched(messages, arguments)
@@ -116,7 +134,7 @@ class Calls:
         finally:
             if generation.number != process:
                 end_child(self._name)
-            _note(self.began, messages, RETURNED)
+            self._note(messages, RETURNED)
             _current_claim.reset(token)
 
     @staticmethod
@@ -140,7 +158,7 @@ class Calls:
             self._observers.ran(self._name, messages, time.perf_counter() - began, error)
 
 
-class AsyncCalls:
+class AsyncCalls(Began):
     """Runs the functions of a consumer whose handler is an `async def`.
 
     Args:
@@ -150,9 +168,6 @@ class AsyncCalls:
         transactions: provide it.
         observers: those of the registry.
         timeout_s: seconds after which a handler is cancelled and has failed; None: never.
-
-    Attributes:
-        began: as that of `Calls`.
     """
 
     def __init__(
@@ -164,7 +179,6 @@ class AsyncCalls:
         observers: Observers,
         timeout_s: float | None,
     ) -> None:
-        self.began: Final[dict[int, float]] = {}
         self._name = name
         self._handler = handler
         self._awaiting = awaiting
@@ -210,7 +224,7 @@ class AsyncCalls:
         before = task.cancelling()
         process = generation.number
         began = time.monotonic()
-        _note(self.began, messages, began)
+        self._note(messages, began)
         try:
             returned = await (
                 handler.function(*arguments)
@@ -230,7 +244,7 @@ class AsyncCalls:
         finally:
             if generation.number != process:
                 end_child(self._name)
-            _note(self.began, messages, RETURNED)
+            self._note(messages, RETURNED)
             if self._observers.watch_runs:
                 self._observers.ran(self._name, messages, time.monotonic() - began, sys.exc_info()[1])
 
@@ -246,11 +260,6 @@ class AsyncCalls:
                     f"the handler was cancelled after handler_timeout_s={timeout_s:g}"
                 ) from error
             raise
-
-
-def _note(began: dict[int, float], messages: Sequence[Message], when: float) -> None:
-    """Note of all these messages when their handler began."""
-    began.update(dict.fromkeys(map(id, messages), when))
 
 
 def _while_cancelled(error: Exception) -> bool:

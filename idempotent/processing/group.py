@@ -34,8 +34,9 @@ def process_many(binding: Binding, messages: Sequence[Message]) -> Life[list[Res
     try:
         yield from group.run()
     finally:
-        for message in messages:
-            binding.calls.began.pop(id(message), None)
+        if binding.calls.began:
+            for message in messages:
+                binding.calls.began.pop(id(message), None)
     return [group.results[index] for index in range(len(messages))]
 
 

@@ -63,7 +63,8 @@ def process_one(
             result = yield from _process(binding, message, request)
     finally:
         running.pop(run, None)
-        binding.calls.began.pop(id(message), None)
+        if binding.calls.began:
+            binding.calls.began.pop(id(message), None)
     return result or (yield from _process_alone(binding, message, request))
 
 
@@ -109,7 +110,8 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
     finally:
         runs.running.pop(run, None)
         runs.end_alone(run)
-        binding.calls.began.pop(id(message), None)
+        if binding.calls.began:
+            binding.calls.began.pop(id(message), None)
 
 
 def _has_ended(result: Result) -> bool:

@@ -42,7 +42,8 @@ class Work:
     @property
     def began(self) -> float | None:
         """When its handler began, by the worker's clock. None: it has not; RETURNED: it has ended, the message not."""
-        return self.consumer.binding.calls.began.get(id(self.delivery.message))
+        began = self.consumer.binding.calls.began
+        return None if began is None else began.get(id(self.delivery.message))
 
     @property
     def held_long_enough(self) -> bool:

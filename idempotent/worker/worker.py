@@ -158,6 +158,8 @@ class Worker:
         self._routes = routes(self._registry, self._names, self._batch_size)
         check_dead_letters(self._adapter, self._routes)
         consumers = tuple(self._routes.values())
+        for consumer in consumers:
+            consumer.binding.calls.watch()
         checkers = {consumer.checker for consumer in consumers}
         self._stores = StoreWatch(checkers, fail_fast=self._fail_fast)
         self._unrecorded = UnrecordedSteps(checkers)
