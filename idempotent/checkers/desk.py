@@ -183,6 +183,11 @@ class ClaimDesk:
         """How many completions and releases the store has not recorded yet. They are retried in the background."""
         return len(self._unrecorded)
 
+    @property
+    def unrecorded_releases(self) -> int:
+        """How many of these are releases, whose handlers had no effect."""
+        return self._unrecorded.releases
+
     # Answers of hooks are checked: an answer of another type must not become a verdict.
 
     def _claim_each(self, requests: Sequence[ClaimRequest]) -> list[Decision]:

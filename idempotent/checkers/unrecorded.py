@@ -56,6 +56,11 @@ class Unrecorded:
     def __len__(self) -> int:
         return len(self._steps)
 
+    @property
+    def releases(self) -> int:
+        """How many of them are releases: a handler raised, or never ran. The others are completions of effects."""
+        return sum(isinstance(step, Release) for step in list(self._steps.values()))
+
     def remember(self, steps: Sequence[Step]) -> None:
         """Keep steps that the store did not record."""
         if self._generation != generation.number:
@@ -144,4 +149,8 @@ def _count_lost(key: Key, completion: Completion) -> None:
 
 def not_recorded_yet() -> Decision:
     """The answer to a claim of a key with an unrecorded step: the handler must not run again before it is recorded."""
-    return Decision(Verdict.IN_PROGRESS, retry_after_s=_RETRY_S)
+    return Decision(
+        Verdict.IN_PROGRESS,
+        retry_after_s=_RETRY_S,
+        reason="this process ran it, and the store has not recorded what came of it",
+    )

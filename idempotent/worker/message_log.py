@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import IdempotentError, described
+from idempotent.errors import IdempotentError, StoreError, described
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
@@ -42,7 +42,7 @@ class MessageLog:
         )
         extra = self._about(consumer, message, result)
         if result.delayed:
-            log.info("message_waits", extra={**extra, "waited_s": 0.0})
+            log.info("message_waits", extra={**extra, "reason": _reason(result), "waited_s": 0.0})
         elif result.action is Action.DELAY:
             log.warning("message_failed", extra=extra, exc_info=shown)
         else:
@@ -53,6 +53,7 @@ class MessageLog:
         waited_s = time.monotonic() - work.since
         extra = {
             **self._about(work.consumer, work.delivery.message, result),
+            "reason": _reason(result),
             "waited_s": round(waited_s, 1),
         }
         is_long = waited_s >= _LONG_S * (work.complaints + 1)
@@ -97,6 +98,15 @@ class MessageLog:
         if self._redact and not isinstance(error, IdempotentError):
             return type(error).__name__
         return described(error)
+
+
+def _reason(result: Result) -> str:
+    """Why a message waits."""
+    if result.outcome is not Outcome.UNAVAILABLE:
+        return result.reason or "another delivery has its key"
+    if isinstance(result.error, StoreError):
+        return "the store did not answer, or refused: see error"
+    return "its transaction or its effect is in doubt: see error"
 
 
 def _hidden(error: BaseException) -> BaseException:

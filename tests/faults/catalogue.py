@@ -507,6 +507,27 @@ FAULTS: Final = (
         "tests/adapters/activemq/test_identity.py -k come_back",
     ),
     Fault(
+        "a lease that the store did not renew is blamed on the handler",
+        "idempotent/checkers/leases.py",
+        "hint = _STORE_AWAY if self._refused_at > since else _PROCESS_LATE",
+        "hint = _PROCESS_LATE",
+        "tests/guarantees/test_silent_networks.py -k no_fault",
+    ),
+    Fault(
+        "a message that waits for a backoff says that another delivery has its key",
+        "idempotent/processing/results.py",
+        "retry_after_s=wait_s, reason=reason)",
+        "retry_after_s=wait_s)",
+        "tests/worker/test_message_log.py -k backoff",
+    ),
+    Fault(
+        "releases are counted among the completions that were not recorded",
+        "idempotent/worker/unrecorded.py",
+        "completions = len(self) - releases",
+        "completions = len(self)",
+        "tests/worker/test_unrecorded.py -k no_effect",
+    ),
+    Fault(
         "the attempts of a long handler are collected before its retry",
         "idempotent/checkers/sql/statements.py",
         "update_at = {now}, expires_at = {self._expiry(KeyStatus.IN_PROGRESS_GROUP, now)}",
