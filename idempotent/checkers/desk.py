@@ -40,7 +40,7 @@ class ClaimDesk:
         self._keeper: Final = (
             NoLeases() if hooks.lease_s is None else LeaseKeeper(self._renew, self._reconnect, hooks.lease_s)
         )
-        self._unrecorded: Final = Unrecorded(self._record_late)
+        self._unrecorded: Final = Unrecorded(self._record_late, self._reconnect)
 
     def claim(self, request: ClaimRequest) -> Decision:
         """Claim one key. `Decision` documents the answers.

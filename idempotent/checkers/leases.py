@@ -149,6 +149,8 @@ class LeaseKeeper:
 
     def _renew_all(self) -> None:
         self._renew_part(list(self._held.items()), time.monotonic() + self._lease_s / 3)
+        if self._rounds is None:  # closed meanwhile: a connection that was made for this would stay open
+            self._reconnect()
 
     def _renew_part(self, held: Sequence[tuple[Claim, Since]], until: float) -> None:
         if not held:

@@ -43,10 +43,12 @@ class Unrecorded:
 
     Args:
         record: records one step in the store; False: another owner has the key.
+        reconnect: forgets the store's idle connections.
     """
 
-    def __init__(self, record: Callable[[Step], bool]) -> None:
+    def __init__(self, record: Callable[[Step], bool], reconnect: Callable[[], object]) -> None:
         self._record = record
+        self._reconnect = reconnect
         self._steps: dict[bytes, Step] = {}
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
@@ -108,9 +110,12 @@ class Unrecorded:
     def _round(self) -> bool:
         self.offer_all()
         with self._lock:
+            is_closed = self._rounds is None
             if not self._steps:
                 self._rounds = None  # the next one that is remembered starts new ones
-            return bool(self._steps)
+        if is_closed:  # a connection that was made for this would stay open
+            self._reconnect()
+        return bool(self._steps)
 
     def _offer(self, step: Step) -> bool:
         """Retry a step. Returns whether the store answered."""

@@ -507,6 +507,20 @@ FAULTS: Final = (
         "tests/adapters/activemq/test_identity.py -k come_back",
     ),
     Fault(
+        "a renewal that ends after close() leaves its connection open",
+        "idempotent/checkers/leases.py",
+        "if self._rounds is None:  # closed meanwhile",
+        "if False:  # closed meanwhile",
+        "tests/guarantees/test_closing.py -k 'renewal and sqlite'",
+    ),
+    Fault(
+        "a retry that ends after close() leaves its connection open",
+        "idempotent/checkers/unrecorded.py",
+        "if is_closed:  # a connection",
+        "if False:  # a connection",
+        "tests/guarantees/test_closing.py -k 'retry and sqlite'",
+    ),
+    Fault(
         "a lease that the store did not renew is blamed on the handler",
         "idempotent/checkers/leases.py",
         "hint = _STORE_AWAY if self._refused_at > since else _PROCESS_LATE",
