@@ -168,7 +168,7 @@ class Decision:
         alone: the lapsed claim had been made alone, so its lapse counts as an attempt.
         result: what the handler of the first delivery returned, as stored.
         fingerprint: the stored content hash.
-        reason: why the key is DEAD.
+        reason: why the key is DEAD; or why it is IN_PROGRESS, if another delivery does not have it.
         held: nobody owns the key: its handler failed, and `retry_after_s` is the rest of its backoff.
         attempts: the attempts that were counted before this run, deaths included; None: nobody has looked.
     """

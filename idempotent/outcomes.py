@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic
 
@@ -88,6 +88,7 @@ class Result(Generic[T_co]):
         attempt: how many executions of the message have failed, this one included; None: unknown, or none failed.
         delayed: the message is IN_PROGRESS because its handler has failed in another delivery: deliver it again after
             `retry_after_s`, as that one.
+        reason: why the message is IN_PROGRESS, for people; None: another delivery has its key.
     """
 
     outcome: Outcome
@@ -96,6 +97,7 @@ class Result(Generic[T_co]):
     retry_after_s: float | None = None
     attempt: int | None = None
     delayed: bool = False
+    reason: str | None = field(default=None, compare=False)
 
     @property
     def action(self) -> Action:

@@ -42,7 +42,7 @@ class ClaimDesk:
         self._keeper: Final = (
             NoLeases() if hooks.lease_s is None else LeaseKeeper(self._renew, self._reconnect, hooks.lease_s)
         )
-        self._unrecorded: Final = Unrecorded(self._record_late)
+        self._unrecorded: Final = Unrecorded(self._record_late, self._reconnect)
 
     def claim(self, request: ClaimRequest) -> Decision:
         """Claim one key. `Decision` documents the answers.
@@ -186,6 +186,11 @@ class ClaimDesk:
     def unrecorded(self) -> int:
         """How many completions and releases the store has not recorded yet. They are retried in the background."""
         return len(self._unrecorded)
+
+    @property
+    def unrecorded_releases(self) -> int:
+        """How many of these are releases, whose handlers had no effect."""
+        return self._unrecorded.releases
 
     # Answers of hooks are checked: an answer of another type must not become a verdict.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,12 @@ _SHORTEST_PATIENCE_S: Final = 0.5
 _MAX_HANGING: Final = 8
 # How many parts a renewal is split into that a locked key held up: each such part waits about a second for the lock.
 _PARTS: Final = 8
+
+_STORE_AWAY: Final = (
+    "the store did not renew it: see lease_renewal_failed and lease_renewal_hangs; raise lease_s above the length of "
+    "such an outage"
+)
+_PROCESS_LATE: Final = "a handler held the GIL, the process was paused or the store was slow; raise lease_s"
 
 Since: TypeAlias = list[float]
 """When the leases of some claims began at the latest, by the monotonic clock. One element, shared by these claims."""
@@ -70,6 +77,8 @@ class LeaseKeeper:
         self._rounds: Rounds | None = None
         self._start_lock = free_in_child(threading.Lock())
         self._hanging: list[threading.Thread] = []
+        self._refused_at = -math.inf
+        """When a renewal last failed, or got no answer, by the monotonic clock."""
         self._generation = generation.number
 
     def hold(self, claims: Sequence[Claim]) -> None:
@@ -90,7 +99,7 @@ class LeaseKeeper:
         for claim in claims:
             since = self._held.pop(claim, None)
             if since is not None and since[0] < lapsed_before:
-                _count_late([claim])
+                self._count_late(claim, since[0])
 
     @property
     def held(self) -> Sequence[Claim]:
@@ -129,6 +138,7 @@ class LeaseKeeper:
             if not renewal.is_alive():
                 return True
             self._hanging.append(renewal)
+            self._refused_at = time.monotonic()
             log.error(
                 "lease_renewal_hangs",
                 extra={"claims": len(self._held), "waited_s": round(self._patience_s, 1)},
@@ -138,6 +148,8 @@ class LeaseKeeper:
 
     def _renew_all(self) -> None:
         self._renew_part(list(self._held.items()), time.monotonic() + self._lease_s / 3)
+        if self._rounds is None:  # closed meanwhile: a connection that was made for this would stay open
+            self._reconnect()
 
     def _renew_part(self, held: Sequence[tuple[Claim, Since]], until: float) -> None:
         if not held:
@@ -150,6 +162,7 @@ class LeaseKeeper:
                 for part in range(_PARTS):  # one locked key must not let the leases of the others end
                     self._renew_part(held[part::_PARTS], until)
                 return
+            self._refused_at = time.monotonic()
             # Even a bug in a checker must not end the renewals of all other claims.
             level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "lease_renewal_failed", extra={"claims": len(held), "error": repr(error)})
@@ -163,22 +176,16 @@ class LeaseKeeper:
                 self._held.pop(claim, None)
                 log.warning("lease_lost", extra=about_key(claim.key))
             elif since[0] < lapsed_before:
-                late.append(claim)
+                late.append((claim, since[0]))
         for (_, since), still_owned in kept:
             if still_owned:
                 since[0] = max(since[0], began)
-        _count_late(late)
+        for claim, before in late:
+            self._count_late(claim, before)
 
-
-def _count_late(claims: Sequence[Claim]) -> None:
-    """Count and log leases that ended before their renewal: another delivery could have taken the keys over."""
-    for claim in claims:
+    def _count_late(self, claim: Claim, since: float) -> None:
+        """Count and log a lease that ended before its renewal: another delivery could have taken the key over."""
         if claim.key is not NO_KEY:
             counters.add(claim.key.consumer, Event.LEASE_RENEWED_LATE)
-            log.warning(
-                "lease_renewed_late",
-                extra={
-                    **about_key(claim.key),
-                    "hint": "a handler held the GIL, the process was paused or the store was slow; raise lease_s",
-                },
-            )
+            hint = _STORE_AWAY if self._refused_at > since else _PROCESS_LATE
+            log.warning("lease_renewed_late", extra={**about_key(claim.key), "hint": hint})

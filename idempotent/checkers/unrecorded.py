@@ -43,13 +43,15 @@ class Unrecorded:
 
     Args:
         record: records one step in the store; False: another owner has the key.
+        reconnect: forgets the store's idle connections.
 
     Attributes:
         steps: by the hash of their key. Each message looks whether there are any, which a call would take longer for.
     """
 
-    def __init__(self, record: Callable[[Step], bool]) -> None:
+    def __init__(self, record: Callable[[Step], bool], reconnect: Callable[[], object]) -> None:
         self._record = record
+        self._reconnect = reconnect
         self.steps: dict[bytes, Step] = {}
         self._lock = threading.Lock()
         self._rounds: Rounds | None = None
@@ -58,6 +60,11 @@ class Unrecorded:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def releases(self) -> int:
+        """How many of them are releases: a handler raised, or never ran. The others are completions of effects."""
+        return sum(isinstance(step, Release) for step in list(self.steps.values()))
 
     def remember(self, steps: Sequence[Step]) -> None:
         """Keep steps that the store did not record."""
@@ -106,9 +113,12 @@ class Unrecorded:
     def _round(self) -> bool:
         self.offer_all()
         with self._lock:
+            is_closed = self._rounds is None
             if not self.steps:
                 self._rounds = None  # the next one that is remembered starts new ones
-            return bool(self.steps)
+        if is_closed:  # a connection that was made for this would stay open
+            self._reconnect()
+        return bool(self.steps)
 
     def _offer(self, step: Step) -> bool:
         """Retry a step. Returns whether the store answered."""
@@ -147,4 +157,8 @@ def _count_lost(key: Key, completion: Completion) -> None:
 
 def not_recorded_yet() -> Decision:
     """The answer to a claim of a key with an unrecorded step: the handler must not run again before it is recorded."""
-    return Decision(Verdict.IN_PROGRESS, retry_after_s=_RETRY_S)
+    return Decision(
+        Verdict.IN_PROGRESS,
+        retry_after_s=_RETRY_S,
+        reason="this process ran it, and the store has not recorded what came of it",
+    )

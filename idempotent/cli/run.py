@@ -113,7 +113,7 @@ def run(
         "requeued": (summary.requeued, "returned unprocessed"),
         "abandoned": (summary.abandoned, "handlers still ran; their messages are delivered again"),
         "stale": (summary.stale, "settled after the connection was lost; they are delivered again"),
-        "unrecorded": (summary.unrecorded, "processed, but the store did not record it; they may run again"),
+        "unrecorded": (summary.unrecorded, "finished, but the store did not record it; they may run again"),
     }
     show_outcomes(tally, f"{target} on {broker}", more, as_json=as_json)
     if summary.abandoned:

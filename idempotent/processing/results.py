@@ -63,10 +63,13 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
         case Verdict.DEAD:
             return Result(Outcome.DEAD, error=DeadKeyError(f"{request.key} is dead: {decision.reason}"))
         case _:
-            if decision.held and decision.retry_after_s > _LONGEST_HOLD_S:
-                return Result(Outcome.IN_PROGRESS, retry_after_s=decision.retry_after_s, delayed=True)
-            wait_s = min(max(decision.retry_after_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
-            return Result(Outcome.IN_PROGRESS, retry_after_s=wait_s)
+            rest_s, reason = decision.retry_after_s, decision.reason
+            if decision.held:
+                reason = f"an earlier delivery failed, and its backoff ends in {rest_s:.1f} s"
+            if decision.held and rest_s > _LONGEST_HOLD_S:
+                return Result(Outcome.IN_PROGRESS, retry_after_s=rest_s, delayed=True, reason=reason)
+            wait_s = min(max(rest_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+            return Result(Outcome.IN_PROGRESS, retry_after_s=wait_s, reason=reason)
 
 
 def mismatch(request: ClaimRequest, stored: bytes | None) -> FingerprintMismatchError:

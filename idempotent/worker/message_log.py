@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import IdempotentError, described
+from idempotent.errors import IdempotentError, StoreError, described
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
@@ -43,7 +43,7 @@ class MessageLog:
         )
         extra = self._about(consumer, message, result)
         if result.delayed:
-            log.info("message_waits", extra={**extra, "waited_s": 0.0})
+            log.info("message_waits", extra={**extra, "reason": _reason(result), "waited_s": 0.0})
         elif result.action is Action.DELAY:
             log.warning("message_failed", extra=extra, exc_info=shown)
         else:
@@ -54,6 +54,7 @@ class MessageLog:
         waited_s = time.monotonic() - work.since
         extra = {
             **self._about(work.consumer, work.delivery.message, result),
+            "reason": _reason(result),
             "waited_s": round(waited_s, 1),
         }
         is_long = waited_s >= _LONG_S * (work.complaints + 1)
@@ -144,6 +145,15 @@ def _names(consumer: AnyConsumer | None, message: Message) -> dict[str, Any]:
         "key": None if key is None else str(key),
         **about_message(message),
     }
+
+
+def _reason(result: Result) -> str:
+    """Why a message waits."""
+    if result.outcome is not Outcome.UNAVAILABLE:
+        return result.reason or "another delivery has its key"
+    if isinstance(result.error, StoreError):
+        return "the store did not answer, or refused: see error"
+    return "its transaction or its effect is in doubt: see error"
 
 
 def _hidden(error: BaseException) -> BaseException:

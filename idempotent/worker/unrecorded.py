@@ -33,12 +33,22 @@ class UnrecordedSteps:
                 log.warning("attempts_not_taken_back", extra={"error": str(error)})
 
     def report(self) -> None:
-        """Log an error if there are any."""
-        if self:
+        """Log those that are left: an error for effects that may be repeated, a warning for keys that are not free."""
+        releases = sum(desk.unrecorded_releases for desk in self._desks)
+        completions = len(self) - releases
+        if completions:
             log.error(
                 "completions_not_recorded",
                 extra={
-                    "keys": len(self),
+                    "keys": completions,
                     "hint": "the store did not answer; when their leases end, other workers may repeat these effects",
+                },
+            )
+        if releases:
+            log.warning(
+                "releases_not_recorded",
+                extra={
+                    "keys": releases,
+                    "hint": "the store did not answer; these handlers had no effect, and run again when the leases end",
                 },
             )

@@ -14,6 +14,7 @@ from idempotent import Outcome
 from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, leases
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.claims import ClaimRequest
+from idempotent.errors import StoreUnavailableError
 from idempotent.observe import Event, counters
 from idempotent.testing.proxy import Proxy
 from tests.guarantees.orders import ORDERS, consumer_of, message, wait
@@ -132,6 +133,43 @@ def test_a_lease_that_ends_while_a_handler_holds_the_gil_is_counted(caplog):
     assert consumer_of(checker, handle).process(message()).outcome is Outcome.PROCESSED
     assert late() > before
     assert "lease_renewed_late" in caplog.text
+    assert "held the GIL" in caplog.text
+    checker.close()
+
+
+def test_a_lease_that_ends_while_the_store_is_away_is_no_fault_of_a_handler(private_redis, caplog):
+    server = private_redis()
+    checker = RedisChecker(server.url, lease_s=1.0)
+    before = late()
+
+    def handle(message):
+        server.pause()
+        time.sleep(2.0)
+        server.resume()
+        wait(lambda: late() > before, "the renewal")
+
+    assert consumer_of(checker, handle).process(message()).outcome is Outcome.PROCESSED
+    (line,) = [vars(each) for each in caplog.records if "lease_renewed_late" in each.getMessage()]
+    assert "the store did not renew it" in line["hint"]
+    checker.close()
+
+
+def test_a_renewal_that_the_store_refuses_is_no_fault_of_a_handler_either(caplog):
+    checker = MemoryChecker(lease_s=0.3, clock=Clock())
+    answers = [StoreUnavailableError("gone"), StoreUnavailableError("gone")]
+
+    def renew(claims):
+        time.sleep(0.2)
+        if answers:
+            raise answers.pop()
+        return [checker.keys.renew(claim) for claim in claims]
+
+    keeper, before = LeaseKeeper(renew, lambda: None, 0.3), late()
+    keeper.hold([checker.desk.claim(ClaimRequest(KEY)).claim])
+    wait(lambda: late() > before, "the renewal")
+    assert "the store did not renew it" in caplog.text
+    assert "GIL" not in caplog.text
+    keeper.close()
     checker.close()
 
 

@@ -116,7 +116,7 @@ def test_what_is_remembered_while_an_older_step_is_retried_stays():
             unrecorded.remember([newer])
         return True
 
-    unrecorded = Unrecorded(record)
+    unrecorded = Unrecorded(record, lambda: None)
     unrecorded.remember([older])
     assert unrecorded.settle(ClaimRequest(KEY))
     assert len(unrecorded) == 1
@@ -131,7 +131,7 @@ def test_two_threads_may_retry_one_step():
         both.wait()
         return True
 
-    unrecorded = Unrecorded(record)
+    unrecorded = Unrecorded(record, lambda: None)
     step = Completion(MemoryChecker().desk.claim(ClaimRequest(KEY)).claim)
     unrecorded._steps[KEY.hash] = step
     answers = []
@@ -158,7 +158,7 @@ def test_an_outage_writes_one_line_a_minute_and_says_how_many_more(caplog):
     def refuse(_step):
         raise StoreError("down")
 
-    unrecorded = Unrecorded(refuse)
+    unrecorded = Unrecorded(refuse, lambda: None)
     claims = [MemoryChecker().desk.claim(ClaimRequest(KEY)).claim for _ in range(2)]
     for _ in range(3):
         for claim in claims:

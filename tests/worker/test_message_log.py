@@ -1,6 +1,7 @@
 """What the log says of a message that did not end well."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 
@@ -142,6 +143,7 @@ def test_a_message_that_waits_again_and_again_is_a_warning_with_the_reason(
     assert len(warned) == 1
     assert vars(warned[0])["message_id"] == "a-1"
     assert "cannot store it" in vars(warned[0])["error"]
+    assert vars(warned[0])["reason"] == "the store did not answer, or refused: see error"
 
 
 def test_a_message_whose_key_is_held_for_a_long_time_is_a_warning_now_and_then(
@@ -168,8 +170,29 @@ def test_a_message_whose_key_is_held_for_a_long_time_is_a_warning_now_and_then(
     running.join()
     data = [vars(line) for line in warnings()]
     assert all(line["outcome"] == "in_progress" for line in data)
+    assert {line["reason"] for line in data} == {"another delivery has its key"}
     assert 0.5 <= data[0]["waited_s"] < data[1]["waited_s"]
     assert len(data) < len(lines(caplog, "message_waits")), "not each look"
+
+
+@pytest.mark.parametrize("backoff_s", [0.5, 7.0])
+def test_a_message_that_waits_for_the_backoff_of_another_delivery_says_so(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture, backoff_s: float
+) -> None:
+    caplog.set_level(logging.INFO)
+    backoff = Backoff(initial_s=backoff_s, maximum_s=backoff_s)
+
+    @registry.consumer(SUBJECT, checker=MemoryChecker(), backoff=backoff)
+    def handle(_: Message) -> None:
+        raise ValueError("not now")
+
+    publish(broker, "a", "a")
+    running = Running(Worker(registry, MemoryAdapter(broker), gc_interval_s=None, drain_timeout_s=0.1))
+    until(lambda: lines(caplog, "message_waits"))
+    running.worker.stop()
+    running.join()
+    reason = vars(lines(caplog, "message_waits")[0])["reason"]
+    assert re.fullmatch(r"an earlier delivery failed, and its backoff ends in \d\.\d s", reason)
 
 
 def test_what_ends_the_worker_is_logged_with_its_traceback(

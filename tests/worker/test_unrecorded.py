@@ -53,6 +53,26 @@ def test_a_worker_says_what_the_store_never_recorded(
     checker.close()
 
 
+def test_a_release_that_was_never_recorded_is_called_no_effect(
+    registry: Registry, broker: MemoryBroker, caplog
+) -> None:
+    checker = MemoryChecker()
+    registry.consumer(SUBJECT, checker=checker)(failing)
+    publish(broker, "a")
+    worker = Worker(registry, MemoryAdapter(broker), drain_timeout_s=0.2, gc_interval_s=None)
+    with answering(checker, _release=unreachable):
+        running = Running(worker)
+        until(lambda: checker.desk.unrecorded)
+        worker.stop()
+        left = (
+            running.join().summary.unrecorded
+        )  # the store watch may have met the outage, too, with its own key
+    (line,) = [each for each in caplog.records if "s_not_recorded" in each.getMessage()]
+    assert (vars(line)["event"], vars(line)["keys"]) == ("releases_not_recorded", left)
+    assert "had no effect" in vars(line)["hint"]
+    checker.close()
+
+
 def test_a_store_that_never_comes_back_does_not_keep_an_impatient_worker(
     registry: Registry, broker: MemoryBroker
 ) -> None:

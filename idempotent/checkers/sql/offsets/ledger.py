@@ -20,8 +20,9 @@ from idempotent.stores.sql.cursor import DriverConnection
 
 log = EventLog(__name__)
 
-# An earlier message of the partition is not done.
-_WAIT: Final = Decision(Verdict.IN_PROGRESS, retry_after_s=0.1)
+_WAIT: Final = Decision(
+    Verdict.IN_PROGRESS, retry_after_s=0.1, reason="an earlier message of its partition is not done"
+)
 
 
 class OffsetLedger(Ledger):
