@@ -142,6 +142,9 @@ class Claim:
         owner: random token; only its holder can complete or release the key.
         unit: the transaction that contains the claim, for transactional checkers.
         partition: the message's partition, for checkers that keep positions.
+        attempt: one more than the counted failures of the key, if the store has looked: 2 or more in a retry after its
+            backoff. None: the key was new, so this is the first execution as far as is known.
+        max_attempts: at how many the key becomes DEAD, if the attempt is known.
     """
 
     key: Key
@@ -149,6 +152,15 @@ class Claim:
     owner: bytes = field(default=b"", repr=False)
     unit: Any = field(default=None, repr=False)
     partition: Key | None = field(default=None, repr=False)
+    attempt: int | None = None
+    max_attempts: int | None = None
+
+    @property
+    def is_last_attempt(self) -> bool | None:
+        """Whether the message is DEAD after one more exception that is retried; None: the attempt is not known."""
+        if self.attempt is None or self.max_attempts is None:
+            return None
+        return self.attempt >= self.max_attempts
 
     @property
     def empty(self) -> bool:
@@ -170,7 +182,6 @@ class Decision:
         fingerprint: the stored content hash.
         reason: why the key is DEAD; or why it is IN_PROGRESS, if another delivery does not have it.
         held: nobody owns the key: its handler failed, and `retry_after_s` is the rest of its backoff.
-        attempts: the attempts that were counted before this run, deaths included; None: nobody has looked.
     """
 
     verdict: Verdict
@@ -182,7 +193,6 @@ class Decision:
     fingerprint: bytes | None = None
     reason: str | None = None
     held: bool = False
-    attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

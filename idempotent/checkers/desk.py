@@ -94,7 +94,8 @@ class ClaimDesk:
     def count_lapse(self, decision: Decision, max_attempts: int) -> Decision:
         """Count the lapse of a claim made alone as an attempt: its process died or stalled.
 
-        Returns the decision with the attempts; DEAD if they are used up; IN_PROGRESS if another one has the key.
+        Returns the decision, whose claim has the attempt now; DEAD if the attempts are used up; IN_PROGRESS if another
+        delivery has the key.
 
         Raises:
             StoreError: the store did not count it.
@@ -103,7 +104,10 @@ class ClaimDesk:
         lapse = Failure(LAPSED_ERROR, max_attempts, keep_claim=True)
         released = self._only_store_errors(self._release_one, decision.claim, lapse)
         if released.owned and not released.dead:
-            return changed(decision, attempts=released.attempts)
+            claim = changed(decision.claim, attempt=released.attempts + 1, max_attempts=max_attempts)
+            self._keeper.drop([decision.claim])
+            self._keeper.hold([claim])
+            return changed(decision, claim=claim)
         self._keeper.drop([decision.claim])
         if released.dead:
             return Decision(Verdict.DEAD, reason=LAPSED_ERROR)

@@ -114,6 +114,20 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
     return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=True, alone=alone), Change.STORE)
 
 
+def known(decision: Decision, request: ClaimRequest, failed: int) -> Decision:
+    """The decision about a free key that is stored, if it was acquired: its claim has the attempt.
+
+    Args:
+        decision: the decision.
+        request: its request.
+        failed: how many executions have failed.
+    """
+    if decision.claim is None:
+        return decision
+    claim = changed(decision.claim, attempt=failed + 1, max_attempts=request.max_attempts)
+    return changed(decision, claim=claim)
+
+
 def done_expiry(status: KeyStatus, expiry: float, now: float, retention_s: float) -> float:
     """The expiry of a key that becomes DONE now: at least half of the retention is left, so that duplicates are known.
 

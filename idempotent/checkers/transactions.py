@@ -105,7 +105,7 @@ class TransactionHooks(ABC):
             claim: the claim that it got; open until the answer.
             max_attempts: the number of attempts after which it runs no more.
 
-        Returns the claim to run with, and the attempts without this one; or why it must not run.
+        Returns the claim to run with, which has the attempt; or why it must not run.
 
         Raises:
             StoreError: the store did not answer; the claim is given up.

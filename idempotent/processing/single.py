@@ -235,23 +235,25 @@ def _begin(
         if isinstance(counted, Result):
             return counted
         log.warning("process_died", extra=_about_death(binding, message, counted))
-        request, claim = changed(request, counted=True), counted.claim
-        assert claim is not None
+        request, claim = changed(request, counted=True), counted
     if decision.lapsed:
         binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
-        log.warning("lease_taken_over", extra=_about_death(binding, message, decision))
+        log.warning("lease_taken_over", extra=_about_death(binding, message, claim))
         if callable(binding.options.on_expired_lease):
-            result = yield from _ask_consumer(binding, message, claim)
-            if result is None and decision.alone:
-                result = yield from _count_lapse(binding, message, request, decision)
-            if result is not None:
-                return result
+            happened = yield from _ask_consumer(binding, message, claim)
+            if happened is not None:
+                return happened
+            if decision.alone:
+                counted = yield from _count_lapse(binding, message, request, decision)
+                if isinstance(counted, Result):
+                    return counted
+                claim = counted
     return request, claim
 
 
 def _count_start(
     binding: Binding, message: Message, request: ClaimRequest, claim: Claim
-) -> Life[Result | Decision]:
+) -> Life[Result | Claim]:
     """Count the attempt before the handler runs: a death of this process is its fault."""
     arguments = (request, claim, binding.options.max_attempts)
     try:
@@ -262,7 +264,7 @@ def _count_start(
         return unavailable(error)
     if decision.claim is None:
         return (yield from refused(binding, message, request, decision))
-    return decision
+    return decision.claim
 
 
 def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Result | None]:
@@ -295,20 +297,24 @@ def _effect_happened(answer: object) -> bool:
 
 def _count_lapse(
     binding: Binding, message: Message, request: ClaimRequest, decision: Decision
-) -> Life[Result | None]:
-    """Count the lapse as an attempt, after the consumer said that the effect did not happen; None: run."""
+) -> Life[Result | Claim]:
+    """Count the lapse as an attempt, after the consumer said that the effect did not happen.
+
+    Returns the claim to run with, or the result without a run.
+    """
     assert decision.claim is not None
     try:
         counted = yield STORE, binding.desk.count_lapse, (decision, binding.options.max_attempts)
     except StoreError as error:
         yield STORE, binding.desk.abandon, (decision.claim,)
         return unavailable(error)
-    return (yield from refused(binding, message, request, counted)) if counted.claim is None else None
+    return counted.claim or (yield from refused(binding, message, request, counted))
 
 
-def _about_death(binding: Binding, message: Message, decision: Decision) -> dict[str, object]:
+def _about_death(binding: Binding, message: Message, claim: Claim) -> dict[str, object]:
     """The fields of a log line about a message whose process died."""
-    counts = {"attempt": decision.attempts, "max_attempts": binding.options.max_attempts}
+    died = None if claim.attempt is None else claim.attempt - 1
+    counts = {"attempt": died, "max_attempts": binding.options.max_attempts}
     return {**binding.about(message), **counts}
 
 

@@ -465,6 +465,13 @@ FAULTS: Final = (
         "tests/processing/test_runs.py -k charged_for_a_death",
     ),
     Fault(
+        "a retry takes itself for an earlier attempt",
+        "idempotent/checkers/judging.py",
+        "attempt=failed + 1,",
+        "attempt=failed,",
+        "tests/guarantees/test_attempts.py -k 'wrong_attempt and sqlite-leased'",
+    ),
+    Fault(
         "nobody hears of a message that kills its process",
         "idempotent/processing/single.py",
         '        log.warning("process_died", extra=_about_death(binding, message, counted))\n',
@@ -474,7 +481,7 @@ FAULTS: Final = (
     Fault(
         "a lapsed lease is logged without its attempts",
         "idempotent/checkers/desk.py",
-        "return changed(decision, attempts=released.attempts)",
+        "return changed(decision, claim=claim)",
         "return decision",
         "tests/guarantees/deaths/test_deaths.py -k 'names_a_message and sqlite'",
     ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge
+from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge, known
 from idempotent.checkers.memory.entries import Attempts, Entry
 from idempotent.choices import function, whole
 from idempotent.claims import (
@@ -69,7 +69,9 @@ class MemoryKeys:
             stored = self._stored(entry, now)
             if stored.free:
                 del self.entries[request.key.hash]
-                return self._insert(request)
+                decision = self._insert(request)
+                noted = self.attempts.get(request.key.hash)
+                return known(decision, request, noted.count if noted else 0)
             judged = judge(stored, request)
             if judged.change is Change.PARK:
                 self._kill(entry)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
+from idempotent.checkers.judging import known
 from idempotent.checkers.redis.admin import RedisKeyAdmin
 from idempotent.checkers.redis.health import redis_findings
 from idempotent.checkers.redis.layout import claim_body, release_body
@@ -190,9 +191,10 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
     if type(answer) is int:  # the fence of a free key: the common case, so it comes first
         return Decision(_VERDICT_ACQUIRED, Claim(request.key, answer, request.owner))
     if answer[0] == _ACQUIRED:
-        _, fence, lapsed, alone = answer
+        _, fence, lapsed, alone, *failed = answer
         claim = Claim(request.key, fence, request.owner)
-        return Decision(Verdict.ACQUIRED, claim, lapsed=lapsed == 1, alone=alone == 1)
+        decision = Decision(Verdict.ACQUIRED, claim, lapsed=lapsed == 1, alone=alone == 1)
+        return known(decision, request, failed[0]) if failed else decision
     if answer[0] == _DONE:
         return Decision(Verdict.DUPLICATE, fingerprint=answer[1], result=answer[2])
     if answer[0] == _DEAD:

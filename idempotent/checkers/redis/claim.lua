@@ -1,6 +1,6 @@
 -- KEYS: names. ARGV: for each key the text that claim_body (layout.py) makes.
 -- Returns the fence alone if all keys were free. Else for each key its fence if it was free, or
--- {0 acquired, fence, lapsed, alone}, {1 done, fingerprint, result}, {2 dead, fingerprint, reason},
+-- {0 acquired, fence, lapsed, alone, failures of a retry}, {1 done, fingerprint, result}, {2 dead, fingerprint, reason},
 -- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), 1 lapsed or 2 held}, {4 unreadable}.
 local call = redis.call
 local time = call('TIME')
@@ -66,7 +66,8 @@ local function judge(key, body)
       return {3, false, until_ - now, 2}
     end
     put(key, fresh .. body, forget_at(body:byte(1), lease_until, now + RETENTION))
-    return now
+    local failure = redis.call('GET', key .. ':f')
+    return {0, now, 0, 0, failure and struct.unpack('>I4', failure) or 0}
   end
   local fingerprint = fingerprint_of(value, 34, flags)
   if status == DONE then

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from idempotent.checkers.judging import Change, StoredKey, judge
+from idempotent.checkers.judging import Change, StoredKey, judge, known
 from idempotent.checkers.sql.failures import FailureTable
 from idempotent.checkers.sql.statements import MAX_ROWS, MICROSECONDS, Statements
 from idempotent.claims import NOBODY, UNKNOWN_EFFECT, Claim, ClaimRequest, Decision, KeyStatus, Verdict
@@ -81,6 +81,11 @@ class Claiming:
                     decision = row and self._judge(connection, request, row, mode)
                     # No row or no decision: the key was released or taken over between the two statements.
                     decisions[hashed] = decision or self.claim_one(connection, request, mode)
+            if free:
+                counts = self._failures.attempts_of(connection, [request.key for request in free])
+                for request in free:
+                    hashed = request.key.hash
+                    decisions[hashed] = known(decisions[hashed], request, counts.get(hashed, 0))
         return [decisions[request.key.hash] for request in requests]
 
     def claim_one(
@@ -91,13 +96,18 @@ class Claiming:
         insert = self._sql.insert(1, mode.status or request.status, mode.wait_s, in_transaction=mode.locking)
         text = self._dialect.storable(connection, key.text)
         params = (key.hash, text, request.owner, request.fingerprint)
+        waited = False
         for _ in range(_ROUNDS):
-            if fence := self._insert_one(connection, insert, params):
-                return _acquired(request, fence)
-            rows = query(connection, self._sql.read(1, locking=mode.locking), (key.hash,))
-            decision = self._judge(connection, request, rows[0], mode) if rows else None
+            fence = self._insert_one(connection, insert, params)
+            if fence:
+                decision: Decision | None = _acquired(request, fence)
+            else:
+                rows = query(connection, self._sql.read(1, locking=mode.locking), (key.hash,))
+                waited = waited or _is_free(rows[0] if rows else None)
+                decision = self._judge(connection, request, rows[0], mode) if rows else None
             if decision:
-                return decision
+                failed = self._failures.attempts(connection, key) if waited and decision.claim else 0
+                return known(decision, request, failed) if waited else decision
         return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
 
     def _insert_one(self, connection: DriverConnection, statement: str, params: Sequence[Any]) -> int | None:

@@ -74,6 +74,7 @@ class FailureTable:
         self._unless_there = (
             f"{on_conflict} key_hash = {name}.key_hash" if mysql else "ON CONFLICT DO NOTHING"
         )
+        self._counts = f"SELECT key_hash, attempts FROM {name} WHERE key_hash IN "
         self._last = text(f"SELECT attempts, update_at FROM {name} WHERE key_hash = ?")
         self._reason = text(f"SELECT {dialect.in_utf8('last_error')} FROM {name} WHERE key_hash = ?")
         # The failures of a stored key are kept with it: a DEAD key waits for a person, who needs its last error.
@@ -147,6 +148,12 @@ class FailureTable:
     def attempts(self, connection: DriverConnection, key: Key) -> int:
         """The attempts of a key so far."""
         return self.last(connection, key)[0]
+
+    def attempts_of(self, connection: DriverConnection, keys: Sequence[Key]) -> dict[bytes, int]:
+        """The attempts of up to 1,000 keys so far, by hash; a key without a failure is left out."""
+        hashes = [key.hash for key in keys]
+        rows = query(connection, *self._of(self._counts, hashes), many=len(hashes) > 1)
+        return {bytes(hashed): int(attempts) for hashed, attempts in rows}
 
     def last(self, connection: DriverConnection, key: Key) -> tuple[int, int]:
         """The attempts of a key so far, and when the last failure was noted, in microseconds; 0, 0: none."""

@@ -249,7 +249,9 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         decision = self.desk.claim(request) if has_one_writer else Decision(Verdict.ACQUIRED, claim)
         if decision.claim is None:
             self.uncount(request.key)
-        return changed(decision, attempts=note.attempts - 1)
+            return decision
+        known = changed(decision.claim, attempt=note.attempts, max_attempts=max_attempts)
+        return changed(decision, claim=known)
 
     def uncount(self, key: Key) -> None:
         if self._counted.pop(key.hash, None) is None:

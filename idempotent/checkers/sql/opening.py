@@ -122,6 +122,14 @@ def _in_unit(decision: Decision, unit: Unit) -> Decision:
     # copied): that would need a second transaction, and this one has locked the key.
     return Decision(
         decision.verdict,
-        Claim(claim.key, claim.fence, claim.owner, unit, claim.partition),
+        Claim(
+            claim.key,
+            claim.fence,
+            claim.owner,
+            unit,
+            claim.partition,
+            claim.attempt,
+            claim.max_attempts,
+        ),
         lapsed=decision.lapsed,
     )

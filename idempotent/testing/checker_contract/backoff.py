@@ -50,6 +50,7 @@ class BackoffContract(ContractBase):
             decision = self.ask(checker, on_lapsed=on_lapsed, fingerprint=_THEIRS)
             claim = acquired(decision)
             assert (decision.lapsed, decision.alone) == (False, False)
+            assert claim.attempt in {None, attempts + 1}
             assert claim.fence > fence
             fence = claim.fence
             checker.desk.release(claim)
