@@ -133,7 +133,7 @@ def test_two_threads_may_retry_one_step():
 
     unrecorded = Unrecorded(record, lambda: None)
     step = Completion(MemoryChecker().desk.claim(ClaimRequest(KEY)).claim)
-    unrecorded._steps[KEY.hash] = step
+    unrecorded.steps[KEY.hash] = step
     answers = []
     threads = [
         threading.Thread(target=lambda: answers.append(unrecorded.settle(ClaimRequest(KEY)))) for _ in "12"

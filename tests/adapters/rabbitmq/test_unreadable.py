@@ -152,7 +152,7 @@ def test_a_letter_that_another_client_made_and_that_cannot_be_read_stays_as_it_i
     with rabbit.channel() as channel:
         rabbit.publish(channel, f"{queue}.dead", b"whole", Raw("bad", at=MILLISECONDS))
     consumer = Registry().consumer(queue, group="g", checker=MemoryChecker())(lambda _: None)
-    assert redrive(consumer, rabbit.adapter(), limit=1, idle_s=60) == Redriven(left=1, unreadable=1)
+    assert redrive(consumer, rabbit.adapter(), limit=1, idle_s=10) == Redriven(left=1, unreadable=1)
     assert rabbit.depth(queue) == 0
     again = rabbit.adapter()
     again.open([Registry().consumer(f"{queue}.dead", group="g", checker=MemoryChecker())(lambda _: None)])

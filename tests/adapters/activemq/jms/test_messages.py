@@ -13,7 +13,7 @@ from idempotent.errors import UndecodableMessageError
 from idempotent.observe import Observer
 from idempotent.redrive import Redriven, redrive
 from tests.adapters.activemq.jms.client import JmsClient, missing
-from tests.adapters.activemq.member import ACK, DEADLINE_S, QUICK, left, receive, send, until_left, work_until
+from tests.adapters.activemq.member import ACK, QUICK, left, receive, send, until_left, work_until
 from tests.adapters.activemq.opening import one_consumer, opened
 from tests.adapters.activemq.stomp_client import in_queue, until_in_queue
 from tests.support.services import PrivateActiveMq, is_required
@@ -137,7 +137,7 @@ def test_a_dead_letter_whose_body_stomp_does_not_carry_stays_as_it_is(jms, serve
     jms.send(server.jms_url, f"{name}.dead", "map")
     consumer = next(iter(one_consumer(name).consumers.values()))
     adapter = StompAdapter(server.url, backoff=QUICK)
-    assert redrive(consumer, adapter, limit=1, idle_s=DEADLINE_S) == Redriven(left=1, unreadable=1)
+    assert redrive(consumer, adapter, limit=1, idle_s=10) == Redriven(left=1, unreadable=1)
     assert in_queue(server.url, f"/queue/{name}") == []
     (kept,) = jms.read(server.jms_url, f"{name}.dead", 1, f"{name}.dead")
     assert (kept["type"], kept["body"]) == ("ActiveMQMapMessage", "value")

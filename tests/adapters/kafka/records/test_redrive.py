@@ -70,14 +70,14 @@ def test_a_letter_whose_origin_is_elsewhere_stays(broker, topic, origin):
     broker.produce(f"{topic}.dlq", b"1", None, [(ORIGIN_HEADER, origin.format(topic=topic).encode())])
     consumer = Registry().consumer(topic, group=GROUP, checker=MemoryChecker())(nothing)
     reader = KafkaAdapter(broker.bootstrap)
-    assert redrive(consumer, reader, limit=1, idle_s=60) == Redriven(left=1, others=1)
+    assert redrive(consumer, reader, limit=1, idle_s=10) == Redriven(left=1, others=1)
 
 
 def test_a_letter_whose_headers_cannot_be_decoded_stays_with_them(broker, topic, caplog):
     broker.produce(f"{topic}.dlq", b"1", b"customer", HEADERS)
     consumer = Registry().consumer(topic, group=GROUP, checker=MemoryChecker())(nothing)
     with garbled(broker) as bootstrap:
-        left = redrive(consumer, KafkaAdapter(bootstrap), limit=1, idle_s=60)
+        left = redrive(consumer, KafkaAdapter(bootstrap), limit=1, idle_s=10)
     assert left == Redriven(left=1, unreadable=1)
     (told,) = logged(caplog, "letter_unreadable")
     assert "header" in told.error
