@@ -469,7 +469,7 @@ FAULTS: Final = (
         "idempotent/checkers/sql/statements.py",
         '" FORCE INDEX (PRIMARY)" if locking and',
         '"" if locking and',
-        "tests/checkers/sql/test_small_tables.py -k 'mysql and duplicates'",
+        "tests/checkers/sql/test_locks.py -k 'small_table and mysql and duplicates'",
     ),
     Fault(
         "a retry takes itself for an earlier attempt",

@@ -8,9 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent.claims import Verdict
+from idempotent.migrations import upgrade
 from tests.checkers.combining.child import in_tasks, in_threads
 from tests.checkers.combining.rounds import Calls, request
 from tests.support.forked import Forked
+from tests.support.stores import Store
 
 DEADLOCKS = {
     "mysql": "SELECT count FROM information_schema.INNODB_METRICS WHERE name = 'lock_deadlocks'",
@@ -62,11 +64,11 @@ def test_500_tasks_in_4_processes_acquire_each_of_1000_keys_once(shared_store, t
 
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_rounds_of_three_processes_do_not_deadlock(request, tmp_path, kind):
-    from contextlib import contextmanager
-
-    from tests.support.stores import open_store
-
-    with contextmanager(open_store)(kind, request) as store:
+    """On a server of their own: InnoDB counts those of all databases, and other tests make some."""
+    server = request.getfixturevalue({"mysql": "private_mariadb", "postgres": "private_postgres"}[kind])()
+    store = Store(kind, server.url)
+    upgrade(server.url, table=store.table)
+    with store.opened:
 
         def deadlocks():
             with store.admin_engine.connect() as connection:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from idempotent import Message, Outcome
 from idempotent.admin import KeyFilter
-from idempotent.claims import ClaimRequest, KeyStatus
+from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Verdict
 from idempotent.errors import StoreBusyError
 from idempotent.keys import KeySpace
 from idempotent.observe import Event, counters
@@ -208,3 +208,36 @@ def test_a_claim_that_does_not_wait_says_at_once_that_a_key_is_locked(sql_store)
     finally:
         holder.desk.release(held)
     assert all(decision.claim for decision in ask("held", "free 0"))
+
+
+MINE = [SPACE.key(str(number)) for number in range(3)]
+
+
+def claimed(checker, keys):
+    decisions = checker.desk.claim_many([ClaimRequest(key) for key in keys])
+    assert {decision.verdict for decision in decisions} == {Verdict.ACQUIRED}
+    return [decision.claim for decision in decisions]
+
+
+@pytest.mark.timeout(45)
+@pytest.mark.parametrize("end", ["complete", "release", "fail", "duplicates"])
+@pytest.mark.parametrize("other", range(2))
+@pytest.mark.parametrize("sql_store", ["mysql", "postgres"], indirect=True)
+def test_a_group_waits_for_no_other_key_of_a_small_table(sql_store, end, other):
+    """A server may read all of a table that has few rows, and lock it."""
+    checker, theirs = sql_store.transactional(), sql_store.transactional()
+    held = claimed(theirs, [SPACE.key(f"other-{other}")])
+    try:
+        mine = claimed(checker, MINE)
+        if end == "release":
+            assert all(each.owned for each in checker.desk.release_many([(claim, None) for claim in mine]))
+        elif end == "fail":
+            failures = [(claim, Failure("no", 5)) for claim in mine]
+            assert all(each.owned for each in checker.desk.release_many(failures))
+        else:
+            assert checker.desk.complete_many([Completion(claim) for claim in mine]) == [True] * 3
+        if end == "duplicates":
+            decisions = checker.desk.claim_many([ClaimRequest(key) for key in MINE])
+            assert {decision.verdict for decision in decisions} == {Verdict.DUPLICATE}
+    finally:
+        theirs.desk.abandon(held[0])
