@@ -181,7 +181,7 @@ class Decision:
         result: what the handler of the first delivery returned, as stored.
         fingerprint: the stored content hash.
         reason: why the key is DEAD; or why it is IN_PROGRESS, if another delivery does not have it.
-        held: nobody owns the key: its handler failed, and `retry_after_s` is the rest of its backoff.
+        held: the key has no owner: its handler failed, and `retry_after_s` is the rest of its backoff.
     """
 
     verdict: Verdict

@@ -149,7 +149,7 @@ class Partition:
             self._stored_epoch = earlier.epoch_before(offset)
 
     def has_received(self, offset: int) -> bool:
-        """Whether the record at this offset was among the received ones, as far as there is one."""
+        """Whether the client has received the log up to this offset. Compaction may have removed the record itself."""
         return self._first is not None and self._first <= offset <= self._received
 
     def take(self, now: float, limit: int) -> list[Delivery]:

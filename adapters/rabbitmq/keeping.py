@@ -26,7 +26,7 @@ _STOP_S: Final = 1.0
 class Keeper:
     """Looks at the delay queues and dead-letter queues of a worker every five minutes, which counts as their use.
 
-    A policy `expires` makes the broker delete a queue, with its messages, that no client has used for so long. A
+    A policy `expires` makes the broker delete a queue, with its messages, after that time without use. A
     declaration is a use of a classic queue. Of a quorum queue only a consumer and `basic.get` are, so a delay queue's
     first message is fetched and returned. That adds to the message's count of deliveries, and a quorum queue without a
     dead-letter exchange drops a message that reaches its delivery limit: dead-letter queues are only declared.

@@ -33,7 +33,7 @@ _UNENCODABLE: Final = (TypeError, ValueError, RecursionError)
 
 
 def encoded_headers(headers: Mapping[Any, Any]) -> bytes | None:
-    """Headers as JSON, in the order of their names; None: there are none.
+    """Headers as JSON, in the order of their names; None if the message has no headers.
 
     Raises:
         ConfigurationError: a name or a value of another type, or a text that UTF-8 does not have. It says which header.

@@ -31,7 +31,7 @@ class LongMessages:
         messages: logs the messages.
 
     Attributes:
-        count: how many took so long at the last look. Those that a batch handler has together are one.
+        count: how many handlers took so long at the last look; a batch handler counts once.
     """
 
     def __init__(self, pool: HandlerPool, messages: MessageLog) -> None:

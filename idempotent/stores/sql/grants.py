@@ -1,4 +1,4 @@
-"""The GRANT that gives the user of a database what he lacks, to be typed by somebody who may grant it."""
+"""The GRANT statements, for an administrator to type, that give a database user the missing rights."""
 
 from __future__ import annotations
 
@@ -50,13 +50,16 @@ def account_of(database: str, ask: Ask) -> str:
 
 
 def usage_of_schema(table: str, ask: Ask) -> str | None:
-    """On PostgreSQL: the GRANT with which the user would see this table; None: it is not in a schema of the path."""
+    """On PostgreSQL: the GRANT with which the user would see this table.
+
+    None: no schema of the search path that the user may not use has such a table.
+    """
     found = ask(_UNUSABLE_SCHEMA.format(table=table))
     return grant(["USAGE"], f'SCHEMA "{found[0][0]}"', account_of("postgresql", ask)) if found else None
 
 
 def asking(connection: Any) -> Ask | None:
-    """Asks a driver's connection; None: there is none."""
+    """A function that sends a question over a driver's connection; None without a connection."""
     if connection is None:
         return None
 
