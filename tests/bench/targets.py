@@ -7,8 +7,9 @@ from typing import Final
 
 from tests.bench.bare import GROUP, SAME, SAME_IN_SESSION, SAVEPOINTS, TOGETHER
 from tests.bench.bare import WHO as BY_HAND
-from tests.bench.brokers import BARE, REDIS
+from tests.bench.brokers import BARE, REDIS, SECOND_HALF, TRANSACTIONAL
 from tests.bench.brokers import BY_HAND as CLIENT_BY_HAND
+from tests.bench.brokers.rounds import BATCH
 from tests.bench.crowd import targets as of_crowds
 from tests.bench.figures import Figures, faster, slower
 from tests.bench.goals import Goal, Measure, Target
@@ -19,7 +20,6 @@ from tests.bench.spark_dedup import IDENTITY, REDIS_BY_HAND
 
 SPARK_REDIS: Final = "run.dedup, Redis, unique"
 _SQL: Final = ("MariaDB", "PostgreSQL")
-_TRANSACTIONAL: Final = "TransactionalSqlChecker"
 
 
 def targets() -> Iterator[Target]:
@@ -36,9 +36,18 @@ def targets() -> Iterator[Target]:
             Goal.AT_LEAST,
             0.5,
             "x the rate",
-            _best_batch(where, REDIS, _TRANSACTIONAL),
+            _best_batch(where, REDIS, TRANSACTIONAL),
             _best_batch(where, CLIENT_BY_HAND),
         )
+    yield Target(
+        f"{TRANSACTIONAL} over Kafka from the first message on, against the second half",
+        Goal.AT_LEAST,
+        0.9,
+        "x the rate",
+        lambda f: faster(
+            f.find("Kafka", TRANSACTIONAL, batch=BATCH), f.find("Kafka", SECOND_HALF, batch=BATCH)
+        ),
+    )
     yield Target(
         "Spark dedup by key through Redis, against mapInArrow identity",
         Goal.AT_MOST,
@@ -102,19 +111,19 @@ def _of_sql(where: str) -> Iterator[Target]:
     )
     yield _grouped(f"SqlChecker on {where}, batch 500", 20, where, "SqlChecker", "SqlChecker", 500, SAME)
     yield Target(
-        f"{_TRANSACTIONAL} on {where}, one at a time, against a Session by hand",
+        f"{TRANSACTIONAL} on {where}, one at a time, against a Session by hand",
         Goal.AT_MOST,
         1.15,
         "x the time",
-        lambda f: slower(f.find(where, _TRANSACTIONAL), f.find(where, f"{BY_HAND}, Session")),
+        lambda f: slower(f.find(where, TRANSACTIONAL), f.find(where, f"{BY_HAND}, Session")),
         lambda f: slower(f.find(where, SAME_IN_SESSION), f.find(where, f"{BY_HAND}, Session")),
     )
     for who, number, limit in (
-        (_TRANSACTIONAL, 4, GROUP),
-        (f"{_TRANSACTIONAL}, savepoints", 2, SAVEPOINTS),
-        (f"{_TRANSACTIONAL}, batch=True", 20, TOGETHER),
+        (TRANSACTIONAL, 4, GROUP),
+        (f"{TRANSACTIONAL}, savepoints", 2, SAVEPOINTS),
+        (f"{TRANSACTIONAL}, batch=True", 20, TOGETHER),
     ):
-        yield _grouped(f"{who} on {where}, batch 200", number, where, who, _TRANSACTIONAL, 200, limit)
+        yield _grouped(f"{who} on {where}, batch 200", number, where, who, TRANSACTIONAL, 200, limit)
 
 
 def _grouped(

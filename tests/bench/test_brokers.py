@@ -6,6 +6,7 @@ import pytest
 
 from tests.bench import growth, memory
 from tests.bench.brokers import BARE, REDIS, measure
+from tests.bench.brokers.course import Course
 from tests.bench.figures import Figures, slower
 from tests.bench.growth.results import Layout
 from tests.support.services import (
@@ -37,6 +38,11 @@ def test_a_queue_is_consumed_bare_and_through_a_worker() -> None:
         assert 0 < through.p50_us <= through.p99_us
         assert through.cpu_us > 0
         assert slower(through, bare) is not None
+
+
+def test_what_a_beginning_costs_is_not_in_the_second_half() -> None:
+    course = Course(ends=[(10.0, 1), (18.0, 4), (20.0, 8)])
+    assert course.second_half_us == 500_000
 
 
 def test_memory_is_sampled_and_judged() -> None:

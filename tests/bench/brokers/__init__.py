@@ -1,6 +1,16 @@
 """End to end: messages that wait in a broker, consumed to the last one, with and without a checker."""
 
 from tests.bench.brokers.places import missing, open_place
-from tests.bench.brokers.rounds import BARE, BROKERS, BY_HAND, REDIS, TRANSACTIONAL, measure
+from tests.bench.brokers.rounds import BARE, BROKERS, BY_HAND, REDIS, SECOND_HALF, TRANSACTIONAL, measure
 
-__all__ = ["BARE", "BROKERS", "BY_HAND", "REDIS", "TRANSACTIONAL", "measure", "missing", "open_place"]
+__all__ = [
+    "BARE",
+    "BROKERS",
+    "BY_HAND",
+    "REDIS",
+    "SECOND_HALF",
+    "TRANSACTIONAL",
+    "measure",
+    "missing",
+    "open_place",
+]

@@ -21,6 +21,8 @@ from tests.bench.figures import Figure, What
 BARE: Final = "bare client"
 REDIS: Final = "RedisChecker"
 TRANSACTIONAL: Final = "TransactionalSqlChecker"
+# What a checker costs at the beginning of a run is in the figure of the whole, and not in this one.
+SECOND_HALF: Final = f"{TRANSACTIONAL}, the second half"
 BY_HAND: Final = "bare client, RedisChecker by hand"
 BATCH: Final = 500
 
@@ -36,15 +38,22 @@ class _Contender:
     only: str | None = None
     courses: list[Course] = field(default_factory=list)
 
-    def figure(self, broker: str, count: int) -> Figure:
+    def figures(self, broker: str, count: int) -> Iterator[Figure]:
+        whole = [course.wall_s * 1e6 / count for course in self.courses]
+        yield self._figure(broker, self.who, whole, count)
+        if self.who == TRANSACTIONAL:
+            halves = [course.second_half_us for course in self.courses]
+            yield self._figure(broker, SECOND_HALF, halves, count)
+
+    def _figure(self, broker: str, who: str, rounds_us: Sequence[float], count: int) -> Figure:
         calls = sorted(us for course in self.courses for us in course.calls_us)
         return Figure(
             broker,
-            self.who,
+            who,
             What.FRESH,
             self.batch,
             1,
-            tuple(round(course.wall_s * 1e6 / count, 3) for course in self.courses),
+            tuple(round(one, 3) for one in rounds_us),
             round(calls[len(calls) // 2], 1) if calls else 0.0,
             round(calls[min(len(calls) * 99 // 100, len(calls) - 1)], 1) if calls else 0.0,
             round(statistics.median(course.cpu_s * 1e6 / count for course in self.courses), 2),
@@ -88,7 +97,8 @@ def measure(
                 for contender in here:
                     contender.courses = []
                 _rounds(broker, place, here, rounds, on_step)
-            figures += [contender.figure(broker, messages) for contender in here]
+            for contender in here:
+                figures += contender.figures(broker, messages)
     return figures
 
 
