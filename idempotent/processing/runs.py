@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Final
@@ -14,8 +15,8 @@ from idempotent.processing.steps import SLEEP, Life
 # How long a message waits before it looks again whether it may begin, at first and later.
 _LOOK_S: Final = 0.01
 _LONGEST_LOOK_S: Final = 0.25
-# How long one that must run alone waits for handlers that take longer. Then it runs beside them: a handler may take
-# hours, or wait for another message of this process.
+# How long one that must run alone waits for handlers that take longer, and how long others then wait for it. A handler
+# may take hours, or wait for another message of this process.
 _LONGEST_WAIT_S: Final = 60.0
 
 
@@ -34,7 +35,7 @@ class Runs:
         alone: the one that runs alone, or waits until it can.
     """
 
-    __slots__ = ("_lock", "_since", "_suspect", "alone", "running")
+    __slots__ = ("_lock", "_long", "_since", "_suspect", "_until", "alone", "running")
 
     def __init__(self) -> None:
         self._lock: Final = free_in_child(threading.Lock())
@@ -47,6 +48,9 @@ class Runs:
         self.alone: bytes | None = None
         self._suspect: Message | None = None
         self._since = 0.0
+        self._until = 0.0
+        # Those that have been waited for once: the next one that is to be alone runs beside them.
+        self._long: set[bytes] = set()
 
     def beside(self, run: bytes) -> Life[None]:
         """Wait until a run may go on that has begun while another was to be alone.
@@ -54,7 +58,7 @@ class Runs:
         What a handler itself gives to a consumer belongs to its own run, which waits for it.
         """
         wait_s = _LOOK_S
-        while self.alone is not None and not inside_handler():
+        while self._keeps_others() and not inside_handler():
             del self.running[run]
             yield SLEEP, time.sleep, (wait_s,)
             wait_s = min(wait_s * 2, _LONGEST_LOOK_S)
@@ -72,11 +76,24 @@ class Runs:
         if inside_handler():
             return True
         with self._lock:
-            if self.alone is None:
-                self._since, self._suspect, self.alone = time.monotonic(), message, run
-        if self.alone != run:
-            return False
-        return not self.running or time.monotonic() - self._since >= _LONGEST_WAIT_S
+            now = time.monotonic()
+            if not self._keeps_others():
+                self._long.update(filter(None, [self.alone]))
+                self._since, self._until, self._suspect, self.alone = now, math.inf, message, run
+            if self.alone != run:
+                return False
+            if now - self._since >= _LONGEST_WAIT_S:
+                self._long.update(self.running)
+            self._long = {other for other in self._long if other in self.running}
+            return len(self.running) == len(self._long)
+
+    def share(self, message: Message) -> None:
+        """Let others begin beside the message that runs alone, when it has run for a minute."""
+        if self._suspect is message:
+            self._until = time.monotonic() + _LONGEST_WAIT_S
+
+    def _keeps_others(self) -> bool:
+        return self.alone is not None and time.monotonic() < self._until
 
     def end_alone(self, run: bytes) -> None:
         """Let others begin again."""
@@ -85,7 +102,8 @@ class Runs:
 
     def blocked_s(self, message: Message) -> float | None:
         """For how many seconds nothing else has begun because this message is to run alone; None: others may begin."""
-        return time.monotonic() - self._since if self._suspect is message else None
+        now = time.monotonic()
+        return now - self._since if self._suspect is message and now < self._until else None
 
 
 runs: Final = Runs()

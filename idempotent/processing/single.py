@@ -248,6 +248,9 @@ def _begin(
                 if isinstance(counted, Result):
                     return counted
                 claim = counted
+    # Only the death that makes a message dead must be its own beyond doubt. Until then others need not wait for hours.
+    if alone and not claim.is_last_attempt:
+        runs.share(message)
     return request, claim
 
 

@@ -25,10 +25,10 @@ class Scene:
         self.running: set[str] = set()
         self.beside: dict[str, set[str]] = {}
 
-    def lapsed(self, consumer, *ids: str) -> None:
+    def lapsed(self, consumer, *ids: str, beside: bool = True) -> None:
         for name in ids:
-            claim = self.checker.desk.claim(consumer.binding.requests.of(Message("orders", id=name))).claim
-            self.checker.desk.abandon(claim)
+            request = consumer.binding.requests.of(Message("orders", id=name), beside=beside)
+            self.checker.desk.abandon(self.checker.desk.claim(request).claim)
         self.ahead_s += 3600
 
     def begin(self, message: Message) -> None:
@@ -154,6 +154,58 @@ def test_what_a_handler_gives_to_a_consumer_is_part_of_its_run(outer, inner):
         time.sleep(0.1)
         others.set()
         assert {first.result(60).outcome, second.result(60).outcome} == {Outcome.PROCESSED}
+
+
+@pytest.mark.parametrize(
+    ("died_alone", "max_attempts", "shares"),
+    [(False, 5, True), (True, 5, True), (True, 2, False)],
+)
+def test_others_wait_for_one_that_runs_alone_a_minute_unless_its_next_death_is_the_last(
+    monkeypatch, died_alone, max_attempts, shares
+):
+    monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 0.3)
+    scene, begun, gate = Scene(), threading.Event(), threading.Event()
+
+    @Registry().consumer("orders", checker=scene.checker, max_attempts=max_attempts)
+    def consumer(message: Message) -> None:
+        if message.id in SUSPECTS:
+            begun.set()
+            assert gate.wait(60)
+
+    scene.lapsed(consumer, "s1", beside=not died_alone)
+    with ThreadPoolExecutor(2) as pool:
+        suspect = pool.submit(consumer.process, Message("orders", id="s1"))
+        assert begun.wait(60)
+        other = pool.submit(consumer.process_many, [Message("orders", id="a"), Message("orders", id="b")])
+        if not shares:
+            time.sleep(1.0)
+            assert not other.done()
+            gate.set()
+        assert {result.outcome for result in other.result(60)} == {Outcome.PROCESSED}
+        gate.set()
+        assert suspect.result(60).outcome is Outcome.PROCESSED
+
+
+@pytest.mark.parametrize("first", ["new", "lapsed"])
+def test_a_long_handler_is_waited_for_once(monkeypatch, first):
+    monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 0.3)
+    scene, begun, gate = Scene(), threading.Event(), threading.Event()
+
+    @Registry().consumer("orders", checker=scene.checker)
+    def consumer(message: Message) -> None:
+        if message.id == "long":
+            begun.set()
+            assert gate.wait(60)
+
+    scene.lapsed(consumer, *SUSPECTS, *["long"] * (first == "lapsed"))
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(consumer.process, Message("orders", id="long"))
+        assert begun.wait(60)
+        assert consumer.process(Message("orders", id="s1")).outcome is Outcome.PROCESSED
+        monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 3600.0)
+        assert consumer.process(Message("orders", id="s2")).outcome is Outcome.PROCESSED
+        gate.set()
+        assert long.result(60).outcome is Outcome.PROCESSED
 
 
 def test_a_run_that_must_be_alone_waits_no_longer_than_a_minute_for_the_others(monkeypatch):
