@@ -27,6 +27,8 @@ _TOKEN_BYTES: Final = 8
 # Asked for by `ping`; no consumer has this name.
 _PINGED: Final = KeySpace("idempotent", "ping").key("ping")
 _ACQUIRED, _DONE, _DEAD, _, _NO_KEY = range(5)
+# Of a key in progress.
+_LAPSED, _HELD = 1, 2
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _VERDICT_ACQUIRED: Final = Verdict.ACQUIRED
 _UNREADABLE: Final = Decision(Verdict.IN_PROGRESS)
@@ -202,12 +204,12 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
         return Decision(Verdict.DEAD, fingerprint=answer[1], reason=reason)
     if answer[0] == _NO_KEY:
         return _UNREADABLE
-    _, fingerprint, rest_us, lapsed = answer
+    _, fingerprint, rest_us, state = answer
     rest_s = float("inf") if rest_us < 0 else rest_us / _MICROSECONDS
     return Decision(
         Verdict.IN_PROGRESS,
         retry_after_s=rest_s,
-        lapsed=lapsed == 1,
+        lapsed=state == _LAPSED,
         fingerprint=fingerprint,
-        held=lapsed == 2,  # noqa: PLR2004 - the script's number
+        held=state == _HELD,
     )
