@@ -167,8 +167,7 @@ class MemoryBroker:
                 self._ripen(queue)
                 while queue.ready and len(taken) < limit:
                     copy = heapq.heappop(queue.ready)[2]
-                    taken.append(replace(copy))
-                    copy.seen = True
+                    taken.append(copy)
                     held[copy.number] = copy
                     queue.unsettled += 1
             return taken
@@ -246,6 +245,7 @@ class MemoryBroker:
     def _taken_back(self, epoch: int, number: int) -> Copy | None:
         copy = self._unsettled.get(epoch, {}).pop(number, None)
         if copy is not None:
+            copy.seen = True
             self._queues[copy.message.subject].unsettled -= 1
         return copy
 

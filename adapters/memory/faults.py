@@ -10,6 +10,8 @@ from idempotent.errors import ConfigurationError
 class Faults:
     """Decides by the seed and by a message's number, not by timing. `MemoryBroker` explains the arguments.
 
+    A broker without faults computes no chances: they would take most of its time.
+
     Raises:
         ConfigurationError: a rate or number is out of its range.
     """
@@ -30,15 +32,17 @@ class Faults:
 
     def duplicates(self, number: int) -> bool:
         """Whether this message arrives twice."""
-        return self._chance(number, "duplicate") < self._duplicate_rate
+        return bool(self._duplicate_rate) and self._chance(number, "duplicate") < self._duplicate_rate
 
     def order(self, number: int) -> float:
         """The place of this message in its queue."""
+        if not self._reorder_window:
+            return number
         return number + self._chance(number, "order") * self._reorder_window
 
     def loses_ack(self, number: int, returns: int) -> bool:
         """Whether the acknowledgement gets lost after the message was returned `returns` times."""
-        return self._chance(number, f"ack-{returns}") < self._redeliver_rate
+        return bool(self._redeliver_rate) and self._chance(number, f"ack-{returns}") < self._redeliver_rate
 
     def _chance(self, number: int, what: str) -> float:
         """A number from 0 to below 1 that depends only on the seed and the arguments."""
