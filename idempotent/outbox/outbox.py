@@ -18,7 +18,7 @@ from idempotent.outbox.sends import Sends
 from idempotent.outbox.store import OutboxStore
 from idempotent.outbox.wake import Wake
 from idempotent.outbox.wakes import Notifier
-from idempotent.processing.calling import claim_if_any
+from idempotent.processing.calling import claim_if_any, inside_handler, inside_leased_batch
 from idempotent.schema import DEFAULT_TABLE, outbox_name, validate_table_name
 from idempotent.schema.outbox import ID_LENGTH
 from idempotent.stores.sql.engines import AnyEngine
@@ -89,7 +89,8 @@ class Outbox:
         Returns the message's id: its own, or else one derived from the claim of a leased handler, or a new one.
 
         Raises:
-            ConfigurationError: a value of another type or too long. Nothing was sent.
+            ConfigurationError: a value of another type or too long; or a message without an id in a batch handler whose
+                checker is leased. Nothing was sent.
             OutboxError: on a Connection: a table is missing, or the user may not write to it. In a Session its commit
                 raises it.
         """
@@ -153,10 +154,16 @@ class Outbox:
         if order_key is None and message.key is not None:
             order_key = _text_of(message.key)
         entry = entry_of(message, to, order_key, delay_s, "to be made" if message.id is None else message.id)
+        if message.id is None and inside_leased_batch():
+            raise ConfigurationError(
+                "a batch handler without a transaction of its checker's may run again with other messages, and what it "
+                "sends must keep its id: derive that from what the handler was given, "
+                'Message(..., id=f"invoice-{order.id}")'
+            )
         claim = claim_if_any()
         if dedup is not None:
             demand_text(dedup, "dedup", ID_LENGTH)
-            if claim is None:
+            if not inside_handler():
                 raise ConfigurationError(
                     "dedup names a message among those of a handler, and no handler runs here: give the message an id, "
                     "Message(..., id=...); in a thread of a handler use contextvars.copy_context().run"

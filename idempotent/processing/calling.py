@@ -26,6 +26,7 @@ from idempotent.processing.handler import Handler
 _current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
 # In a batch handler: it has a claim for each message, and none is the current one.
 _MANY: Final = Claim(NO_KEY)
+_MANY_LEASED: Final = Claim(NO_KEY)
 RETURNED: Final = math.inf
 """In the place of the time at which a handler began: it has returned or raised."""
 
@@ -51,12 +52,22 @@ def current_claim() -> Claim:
 def claim_if_any() -> Claim | None:
     """The claim of the message that the running handler processes; None outside of a handler, and for a batch."""
     claim = _current_claim.get()
-    return None if claim is _MANY else claim
+    return None if claim is _MANY or claim is _MANY_LEASED else claim
 
 
 def inside_handler() -> bool:
     """Whether a handler runs in this context."""
     return _current_claim.get() is not None
+
+
+def inside_leased_batch() -> bool:
+    """Whether a batch handler runs in this context whose effects do not commit with its keys."""
+    return _current_claim.get() is _MANY_LEASED
+
+
+def _of_batch(claim: Claim) -> Claim:
+    """What stands for the claims of a batch handler, one of which is given."""
+    return _MANY_LEASED if claim.owner and claim.unit is None else _MANY
 
 
 class Began:
@@ -101,12 +112,13 @@ class Calls(Began):
         """Run the handler on one message and return its value. Exceptions pass through."""
         handler = self._handler
         process = generation.number
-        token = _current_claim.set(claim)
+        batch = handler.batch
+        token = _current_claim.set(_of_batch(claim) if batch else claim)
         began = self.began
         if began is not None:
             began[id(message)] = time.monotonic()
         try:
-            first: Any = [message] if handler.batch else message
+            first: Any = [message] if batch else message
             if self._observers.watch_runs:
                 return self._watched((message,), self._arguments(claim, first))
             if handler.takes is None:
@@ -125,7 +137,7 @@ class Calls(Began):
         """Run a batch handler on all messages together. Exceptions pass through."""
         arguments = self._arguments(claim, list(messages))
         process = generation.number
-        token = _current_claim.set(_MANY)
+        token = _current_claim.set(_of_batch(claim))
         self._note(messages, time.monotonic())
         try:
             if self._observers.watch_runs:
@@ -188,16 +200,17 @@ class AsyncCalls(Began):
 
     async def one(self, claim: Claim, message: Message) -> Any:
         """Run the handler on one message and return its value. Exceptions pass through."""
-        token = _current_claim.set(claim)
+        batch = self._handler.batch
+        token = _current_claim.set(_of_batch(claim) if batch else claim)
         try:
-            return await self._run(claim, (message,), [message] if self._handler.batch else message)
+            return await self._run(claim, (message,), [message] if batch else message)
         finally:
             with suppress(ValueError):  # closed outside its task, which is gone
                 _current_claim.reset(token)
 
     async def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
         """Run a batch handler on all messages together. Exceptions pass through."""
-        token = _current_claim.set(_MANY)
+        token = _current_claim.set(_of_batch(claim))
         try:
             return await self._run(claim, messages, list(messages))
         finally:

@@ -1,5 +1,6 @@
 """What is sent in a transaction is in the outbox if, and only if, the transaction has committed."""
 
+import asyncio
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -287,6 +288,63 @@ class TestInAHandler:
         assert second[0] not in first
         assert consumer.process(Message("orders", id="2")).outcome is Outcome.PROCESSED
         assert not set(ids[2]) & set(first)
+
+    @pytest.mark.parametrize("batch", [False, True])
+    @pytest.mark.parametrize("is_async", [False, True])
+    @pytest.mark.parametrize("alone", [False, True])
+    def test_what_a_leased_group_sends_again_has_the_same_id(
+        self, outbox, sql_store, tables, waiting, consume, batch, is_async, alone
+    ):
+        """A batch handler runs again with other messages: it gives the ids, or sends nothing."""
+        ids, refused, failed = [], [], []
+
+        def sends(orders):
+            with Session(sql_store.admin_engine) as session, session.begin():
+                if batch:
+                    with pytest.raises(ConfigurationError, match=r"derive that .* Message\(\.\.\., id="):
+                        outbox.send(session, note("of a batch"), dedup="invoice")
+                    refused.append(len(orders))
+                for order in orders:
+                    invoice = f"invoice-{order.id}" if batch else None
+                    ids.append(outbox.send(session, note(str(order.id), id=invoice)))
+            if not failed:
+                failed.append(orders)
+                raise ValueError("after its transaction has committed")
+
+        def plain(given):
+            sends(given if batch else [given])
+
+        async def awaited(given):
+            plain(given)
+
+        consumer = consume(awaited if is_async else plain, sql_store.leased(), batch=batch)
+        orders = [Message("orders", id=str(number)) for number in range(3)]
+
+        def deliver():
+            made = [consumer.process(order) for order in orders] if alone else [consumer.process_many(orders)]
+            return [asyncio.run(each) if is_async else each for each in made]
+
+        deliver()
+        deliver()
+        assert len(failed) == 1
+        assert sorted(set(waiting())) == ["0", "1", "2"]
+        assert len(ids) > len(set(ids)) == 3
+        assert bool(refused) is batch
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_batch_with_a_transaction_sends_what_it_commits(
+        self, outbox, sql_store, tables, waiting, consume, fails
+    ):
+        def handle(orders, session: Session):
+            for order in orders:
+                outbox.send(session, note(str(order.id)), dedup="is not needed")
+            if fails and len(orders) > 1:
+                raise ValueError
+
+        consumer = consume(handle, sql_store.transactional(), batch=True)
+        results = consumer.process_many([Message("orders", id=str(number)) for number in range(3)])
+        assert {result.outcome for result in results} == {Outcome.PROCESSED}
+        assert waiting() == ["0", "1", "2"]
 
     def test_a_handler_that_runs_without_protection_sends_new_ids(
         self, outbox, sql_store, tables, consume, monkeypatch
