@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from idempotent.checkers.combining.combiner import Combiner, at_once, combines, must_be_alone
@@ -18,6 +18,7 @@ from idempotent.logs import EventLog
 log = EventLog(__name__)
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _SIDE_THREADS: Final = 16
 
@@ -34,6 +35,14 @@ class Awaiting(ABC):
 
         Raises:
             StoreError: the store did not answer; whether the key was claimed is unknown.
+        """
+
+    @abstractmethod
+    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        """`ClaimDesk.claim_many`. May be cancelled, as `claim`.
+
+        Raises:
+            StoreError: the store did not answer; which keys were claimed is unknown.
         """
 
     @abstractmethod
@@ -69,6 +78,9 @@ class InLoop(Awaiting):
     async def claim(self, request: ClaimRequest) -> Decision:
         return self._desk.claim(request)
 
+    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        return self._desk.claim_many(requests)
+
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         return self._desk.complete(claim, result)
 
@@ -103,10 +115,13 @@ class InThreads(Awaiting):
         try:
             await waiter.signal.wait()
         except BaseException:
-            self._free(self._combiner.withdraw(waiter))
+            self._release_later([self._combiner.withdraw(waiter)])
             raise
         decision: Decision = waiter.result()
         return await self._claim_alone(request) if must_be_alone(request, decision) else decision
+
+    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        return await self._claimed(self._desk.claim_many, requests, lambda decisions: decisions)
 
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         if claim.empty:
@@ -134,24 +149,35 @@ class InThreads(Awaiting):
         self._threads.close()
 
     async def _claim_alone(self, request: ClaimRequest) -> Decision:
-        def free(decision: Decision) -> None:
-            if decision.claim is not None:
-                self._desk.release(decision.claim)
+        return await self._claimed(self._desk.claim, request, lambda decision: [decision])
 
-        call = SideCall(self._desk.claim, (request,), unused=free)
+    async def _claimed(
+        self, claim: Callable[[T], R], asked: T, decisions_of: Callable[[R], Sequence[Decision]]
+    ) -> R:
+        """Claim in a thread; what was claimed for a task that does not wait any more is released."""
+
+        def free(answer: R) -> None:
+            self._release([decision.claim for decision in decisions_of(answer)])
+
+        call = SideCall(claim, (asked,), unused=free)
         self._threads.run(call.run)
         try:
             return await call.answer()
         except BaseException:
-            decision = call.give_up()
-            if decision is not None:
-                self._free(decision.claim)
+            answer = call.give_up()
+            if answer is not None:
+                self.later(free, answer)
             raise
 
-    def _free(self, claim: Claim | None) -> None:
-        """Release the claim of a task that was cancelled."""
-        if claim is not None:
-            self.later(self._desk.release, claim)
+    def _release_later(self, claims: Sequence[Claim | None]) -> None:
+        if any(claims):
+            self.later(self._release, claims)
+
+    def _release(self, claims: Sequence[Claim | None]) -> None:
+        """Release the claims of a task that was cancelled."""
+        releases = [(claim, None) for claim in claims if claim is not None]
+        if releases:
+            self._desk.release_many(releases)
 
 
 def _log_failed(error: Exception) -> None:

@@ -8,7 +8,19 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from idempotent.checkers.awaiting import Awaiting
-from idempotent.processing.steps import CLAIM, COMPLETE, RUN, STORE, Closed, Life, Step, drive, frame_of
+from idempotent.claims import Decision
+from idempotent.processing.steps import (
+    CLAIM,
+    CLAIM_MANY,
+    COMPLETE,
+    RUN,
+    STORE,
+    Closed,
+    Life,
+    Step,
+    drive,
+    frame_of,
+)
 
 R = TypeVar("R")
 
@@ -52,7 +64,7 @@ async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
                     finally:
                         before = task.cancelling()
                 else:
-                    given = await asyncio.sleep(arguments[0], None)
+                    given = await _seldom(kind, arguments, awaiting)
                 resume = life.send
             except StopIteration as stop:
                 if frame_of(life) is None:
@@ -69,6 +81,13 @@ async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
         _under_way.discard(life)
         # The exception's traceback holds this frame: without this they would keep each other alive.
         given = None
+
+
+async def _seldom(kind: int, arguments: tuple[Any, ...], awaiting: Awaiting) -> list[Decision] | None:
+    """Carry out a step that not every message has."""
+    if kind == CLAIM_MANY:
+        return await awaiting.claim_many(*arguments)
+    return await asyncio.sleep(arguments[0], None)
 
 
 def _close(life: Life[Any]) -> None:

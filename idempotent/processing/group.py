@@ -20,7 +20,7 @@ from idempotent.processing.results import mismatch
 from idempotent.processing.running import GroupRun
 from idempotent.processing.runs import runs
 from idempotent.processing.single import process_one
-from idempotent.processing.steps import STORE, Life
+from idempotent.processing.steps import CLAIM_MANY, STORE, Life
 from idempotent.processing.streamed import Streamed
 from idempotent.processing.unprotected import refused, store_failed, without_key
 
@@ -154,7 +154,7 @@ class _Group:
             list(requests()) if self._binding.handler.is_async else Streamed(requests())
         )
         try:
-            decisions: list[Decision] = yield STORE, self._binding.desk.claim_many, (asked,)
+            decisions: list[Decision] = yield CLAIM_MANY, self._binding.desk.claim_many, (asked,)
         except StoreBusyError:
             self._run.repeat_alone([*members, *firsts])
             return []

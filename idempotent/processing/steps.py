@@ -28,6 +28,8 @@ RUN: Final = 3
 """Runs the handler."""
 SLEEP: Final = 4
 """Waits: `sleep(seconds)`."""
+CLAIM_MANY: Final = 5
+"""Claims the keys of a group: `claim_many(requests)`."""
 
 
 class Closed(BaseException):

@@ -430,6 +430,20 @@ FAULTS: Final = (
         "tests/worker/test_holding.py -k test_a_store_that_is_down",
     ),
     Fault(
+        "the connection of an interrupted handler serves the next message",
+        "idempotent/checkers/sql/in_transactions.py",
+        "        claim.unit.close(reuse=False)\n",
+        "        claim.unit.close()\n",
+        "tests/checkers/sql/asynchronous/test_interrupts.py -k serves_no_other",
+    ),
+    Fault(
+        "a group whose coroutine is closed while it is claimed keeps its locks",
+        "idempotent/checkers/sql/greenlets.py",
+        "return await greenlet_spawn(self._desk.claim_many, requests)",
+        "return await self.call(self._desk.claim_many, requests)",
+        "tests/checkers/sql/asynchronous/test_interrupts.py -k 'interrupted_anywhere and closed and group and few'",
+    ),
+    Fault(
         "an interrupted handler keeps its key",
         _PROCESSING,
         "        yield from interrupted(binding, message, claim)\n        raise error\n",

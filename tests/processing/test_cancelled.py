@@ -243,7 +243,7 @@ def test_a_group_that_is_cancelled_while_it_is_claimed_runs_no_handler(run, bloc
         blocking.go.set()
         await cancelled(task, times=0)
         assert not entered.names
-        assert [await attempts_of(blocking, name) for name in "12"] == [1, 1]
+        assert [await later_attempts_of(blocking, name) for name in "12"] == [1, 1]
 
     run(main)
 

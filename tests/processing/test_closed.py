@@ -46,6 +46,21 @@ def test_a_group_that_is_closed_in_a_handler_keeps_what_was_done(run, checker):
     run(main)
 
 
+def test_a_group_that_is_closed_while_it_is_claimed_frees_its_keys(run, blocking):
+    async def main():
+        entered = Entered()
+        blocking.waits_at = "_claim_many"
+        running = async_consumer(entered, blocking).process_many([message(name) for name in "12"])
+        task = asyncio.create_task(running)
+        await blocking.is_reached()
+        await closed(running, task)
+        blocking.go.set()
+        assert [await later_attempts_of(blocking, name) for name in "12"] == [1, 1]
+        assert not entered.names
+
+    run(main)
+
+
 def test_a_coroutine_that_is_closed_while_its_effect_is_recorded_has_processed_the_message(run, blocking):
     async def main():
         consumer = async_consumer(returns, blocking)

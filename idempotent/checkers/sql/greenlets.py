@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
@@ -32,6 +32,9 @@ class InGreenlets(Awaiting):
 
     async def claim(self, request: ClaimRequest) -> Decision:
         return await greenlet_spawn(self._desk.claim, request)
+
+    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        return await greenlet_spawn(self._desk.claim_many, requests)
 
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         return await self.call(self._desk.complete, claim, result)

@@ -48,7 +48,6 @@ class Unit:
         began: when it began, by the monotonic clock.
         committing: COMMIT was sent.
         committed: COMMIT has succeeded.
-        interrupted: an interrupt or a cancellation came out of a handler: its connection serves no other unit.
 
     Raises:
         ConfigurationError: the engine is in AUTOCOMMIT, so there would be no transaction.
@@ -67,7 +66,6 @@ class Unit:
         self._keyed = False
         self.committing = False
         self.committed = False
-        self.interrupted = False
         self._closed = False
         self._session: Session | None = None
         self._savepoint: HandlerSavepoint | None = None
@@ -241,7 +239,7 @@ class Unit:
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.raw.rollback()
-            reusable = reuse and not self.interrupted and self._detached.intact
+            reusable = reuse and self._detached.intact
         except Exception:
             reusable = False
         self.connection.end()

@@ -115,7 +115,7 @@ class AsyncUnit(Unit):
         if self._closed:
             return
         here = running_loop() is self._loop and may_await()
-        if reuse and here and not self.interrupted and not self._raw.busy:
+        if reuse and here and not self._raw.busy:
             try:
                 super().close()
             except BaseException:

@@ -1,13 +1,10 @@
-"""What drives the hooks of an async checker in these tests, as a consumer does it for its tasks."""
+"""Messages for an async checker."""
 
 from __future__ import annotations
 
-import asyncio
-
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from idempotent.claims import ClaimRequest, Failure, Verdict
-from idempotent.errors import DoomedTransactionError
+from idempotent import Message, Registry
 from idempotent.keys import KeySpace
 
 SPACE = KeySpace("orders", "billing")
@@ -17,50 +14,25 @@ def key(number):
     return SPACE.key(str(number))
 
 
+def message(number):
+    return Message("orders", id=str(number))
+
+
+def consumer_of(checker, handler, **options):
+    return Registry().consumer("orders", group="billing", checker=checker, **options)(handler)
+
+
 async def process(checker, number, handle, takes=AsyncSession):
-    """One message: its verdict, or the exception of the handler or of its completion."""
-    awaiting = checker.awaiting
-    decision = await awaiting.claim(ClaimRequest(key(number)))
-    claim = decision.claim
-    if claim is None:
-        return decision.verdict
-    try:
-        await handle(await awaiting.call(checker.handler_argument, claim, takes))
-    except Exception as error:
-        if await shielded(awaiting.call(checker.is_transient, claim, error)):
-            await shielded(awaiting.call(checker.desk.release, claim))
-            raise DoomedTransactionError from error
-        await shielded(awaiting.call(checker.desk.release, claim, Failure("it failed", 9)))
-        raise
-    except BaseException:
-        claim.unit.interrupted = True
-        await shielded(awaiting.call(checker.desk.release, claim))
-        raise
-    try:
-        await shielded(awaiting.complete(claim))
-    except Exception:
-        await shielded(awaiting.call(checker.desk.release, claim))
-        raise
-    return Verdict.ACQUIRED
+    """One message through an async consumer: its outcome, or the exception in its result."""
 
+    async def handler(_message, given):
+        await handle(given)
 
-async def shielded(step):
-    """Run a step to its end; a cancellation goes on afterwards."""
-    task = asyncio.ensure_future(step)
-    cancelled = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-        except Exception:
-            break
-    if cancelled is not None:
-        task.exception()
-        raise cancelled
-    return task.result()
+    handler.__annotations__["given"] = takes
+    result = await consumer_of(checker, handler).process(message(number))
+    if result.error is not None:
+        raise result.error
+    return result.outcome
 
 
 def booking(store, number):

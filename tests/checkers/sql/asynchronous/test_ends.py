@@ -10,12 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import registry as mappers
 
-from idempotent.claims import ClaimRequest, Verdict
-from idempotent.errors import TransactionEscapedError
+from idempotent import Outcome
+from idempotent.claims import ClaimRequest
+from idempotent.errors import DeadKeyError, TransactionEscapedError
 from tests.checkers.sql.asynchronous.driving import booking, key, nothing, process
 from tests.checkers.sql.booking import keys
 
-PROCESSED = Verdict.ACQUIRED
+PROCESSED = Outcome.PROCESSED
 
 
 async def raw_commit(session):
@@ -82,7 +83,8 @@ def test_a_commit_of_the_drivers_connection_is_noticed(store):
     async def main():
         with pytest.raises(TransactionEscapedError):
             await process(checker, 1, handle)
-        assert await process(checker, 1, nothing) is Verdict.DEAD
+        with pytest.raises(DeadKeyError):
+            await process(checker, 1, nothing)
 
     asyncio.run(main())
     assert store.booked() == {"1": 1}

@@ -12,14 +12,25 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from idempotent.claims import ClaimRequest, Verdict
+from idempotent import Outcome
+from idempotent.claims import ClaimRequest
 from idempotent.errors import CommitUnknownError, DoomedTransactionError, StoreError
 from idempotent.testing.proxy import Loss, Proxy
-from tests.checkers.sql.asynchronous.driving import booking, idle_of, key, nothing, process, shielded
+from tests.checkers.sql.asynchronous.driving import (
+    booking,
+    consumer_of,
+    idle_of,
+    key,
+    message,
+    nothing,
+    process,
+)
 from tests.checkers.sql.booking import keys
 
+LOOPS = ("asyncio", "uvloop")
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+
+@pytest.fixture(params=LOOPS)
 def run(request):
     """Runs a coroutine on a new event loop of either kind."""
     if request.param == "asyncio":
@@ -46,66 +57,106 @@ async def turns_of(task, most=sys.maxsize):
     return turns
 
 
-async def cancelled(step, turns):
-    """Run a step, and cancel it after so many turns of the event loop. Whether it had not ended by then."""
+async def interrupted(step, turns, *, closes):
+    """Run a step, and cancel or close it after so many turns of the event loop. Whether it had not ended by then."""
     task = asyncio.ensure_future(step)
     await turns_of(task, turns)
-    was_running = task.cancel()
-    with suppress(asyncio.CancelledError):  # a commit goes on to its end
+    was_running = not task.done()
+    if closes:
+        step.close()
+    task.cancel()
+    with suppress(asyncio.CancelledError, RuntimeError):  # a commit goes on to its end; a closed step cannot
         await task
     return was_running
 
 
+class Deliveries:
+    """One message at a time, or groups of three, to a consumer of an async checker.
+
+    Attributes:
+        stage: what was under way at last.
+    """
+
+    def __init__(self, store, checker, how):
+        self.stage = "claim"
+        self._store = store
+        self._single = how == "one"
+        batch = how == "batch"
+        self._consumer = consumer_of(checker, self._all if batch else self._one, batch=batch)
+
+    def of(self, name):
+        return [message(f"{name}-{part}") for part in range(1 if self._single else 3)]
+
+    async def deliver(self, name):
+        self.stage = "claim"
+        messages = self.of(name)
+        if self._single:
+            return [await self._consumer.process(*messages)]
+        return await self._consumer.process_many(messages)
+
+    async def _one(self, given, session: AsyncSession):
+        await self._all([given], session)
+
+    async def _all(self, given, session: AsyncSession):
+        self.stage = "handler"
+        for each in given:
+            await booking(self._store, each.id)(session)
+        await session.execute(sa.select(sa.func.count()).select_from(self._store.effects))
+        self.stage = "commit"
+
+
 @pytest.mark.parametrize(
-    ("rounds", "seed"), [(60, 1), pytest.param(400, 2, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("rounds", "seed"), [(20, 1), pytest.param(400, 2, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-@pytest.mark.parametrize("shields", [True, False], ids=["shielded", "bare"])
-def test_a_message_that_is_cancelled_anywhere_runs_once_in_the_end(store, run, rounds, seed, shields):
-    checker = store.transactional(store.async_engine(), lock_timeout_s=20)
-    chance = random.Random(seed)
-    where = Counter()
-    stage = "claim"
-
-    def handler(number):
-        async def book(session):
-            nonlocal stage
-            stage = "handler"
-            await booking(store, number)(session)
-            await session.execute(sa.select(sa.func.count()).select_from(store.effects))
-            stage = "commit"
-
-        return book
-
-    async def step(number):
-        if shields:
-            return await process(checker, number, handler(number))
-        claim = (await checker.awaiting.claim(ClaimRequest(key(number)))).claim
-        try:
-            await handler(number)(await checker.awaiting.call(checker.handler_argument, claim, AsyncSession))
-            return await checker.awaiting.complete(claim)
-        except BaseException:
-            checker.awaiting.later(checker.desk.abandon, claim)
-            raise
+@pytest.mark.parametrize(
+    "closes",
+    [
+        pytest.param(False, id="cancelled"),
+        # psycopg leaves a connection whose `connect` is closed to the garbage collector.
+        pytest.param(
+            True,
+            id="closed",
+            marks=pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("run", "how"),
+    [(loop, "one") for loop in LOOPS] + [(LOOPS[0], how) for how in ("group", "savepoints", "batch")],
+    indirect=["run"],
+)
+def test_what_is_interrupted_anywhere_runs_once_in_the_end(store, run, rounds, seed, closes, how):
+    checker = store.transactional(store.async_engine(), lock_timeout_s=20, savepoints=how == "savepoints")
+    deliveries = Deliveries(store, checker, how)
+    chance, where = random.Random(seed), Counter()
 
     async def main():
-        nonlocal stage
         for number in range(rounds):
             # Uninterrupted, so that a connection is idle, and to learn how long it takes.
-            turns = await turns_of(asyncio.ensure_future(process(checker, f"calm {number}", nothing)))
-            stage = "claim"
-            if await cancelled(step(number), chance.randrange(3 * turns)):
-                where[stage] += 1
+            turns = await turns_of(asyncio.ensure_future(deliveries.deliver(f"calm-{number}")))
+            if await interrupted(deliveries.deliver(number), chance.randrange(turns), closes=closes):
+                where[deliveries.stage] += 1
             assert_clean(checker)
         booked = await asyncio.to_thread(store.booked)
-        assert set(booked) == {known for known in await asyncio.to_thread(keys, checker) if known.isdigit()}
+        assert set(booked) == await asyncio.to_thread(keys, checker)
         for number in range(rounds):
-            verdict = await process(checker, number, booking(store, number))
-            assert verdict is (Verdict.DUPLICATE if str(number) in booked else Verdict.ACQUIRED)
+            results = await deliveries.deliver(number)
+            for result, each in zip(results, deliveries.of(number), strict=True):
+                assert result.outcome is (Outcome.DUPLICATE if each.id in booked else Outcome.PROCESSED)
+        await asyncio.to_thread(no_attempts, checker)
 
     run(main())
-    assert store.booked() == {str(number): 1 for number in range(rounds)}
+    assert set(store.booked().values()) == {1}
     if rounds > 100:
         assert min(where["claim"], where["handler"], where["commit"]) > 5, where
+
+
+def no_attempts(checker):
+    """An interrupted message was not to blame."""
+    for number in range(2):
+        known = checker.admin().get(key(f"{number}-0"))
+        assert known is not None
+        assert known.attempts == 0
 
 
 def test_a_cancelled_claim_that_waits_for_a_key_leaves_no_lock(store, run):
@@ -120,7 +171,7 @@ def test_a_cancelled_claim_that_waits_for_a_key_leaves_no_lock(store, run):
             await waiting
         assert idle_of(checker) == 0
         await checker.awaiting.call(checker.desk.release, first)
-        assert await process(checker, 1, booking(store, 1)) is Verdict.ACQUIRED
+        assert await process(checker, 1, booking(store, 1)) is Outcome.PROCESSED
 
     run(main())
     assert store.booked() == {"1": 1}
@@ -134,7 +185,7 @@ def test_the_connection_of_a_cancelled_handler_serves_no_other_message(store, ru
         await asyncio.sleep(60)
 
     async def main():
-        assert await process(checker, 0, nothing) is Verdict.ACQUIRED
+        assert await process(checker, 0, nothing) is Outcome.PROCESSED
         assert idle_of(checker) == 1
         assert await asyncio.wait_for(asyncio.create_task(once(hang)), 20)
         assert idle_of(checker) == 0
@@ -175,7 +226,7 @@ def test_a_commit_whose_answer_is_lost_is_found_on_another_connection(store, beh
     checker, proxy = behind
 
     async def main():
-        assert await process(checker, 1, losing(store, proxy, Loss.ANSWER)) is Verdict.ACQUIRED
+        assert await process(checker, 1, losing(store, proxy, Loss.ANSWER)) is Outcome.PROCESSED
         assert proxy.cut_off.is_set()
         assert idle_of(checker) == 0
 
@@ -189,7 +240,7 @@ def test_a_commit_that_is_lost_is_unknown_until_the_next_claim_decides(store, be
     async def main():
         with pytest.raises(CommitUnknownError):
             await process(checker, 1, losing(store, proxy, Loss.QUESTION))
-        assert await process(checker, 1, booking(store, 1)) is Verdict.ACQUIRED
+        assert await process(checker, 1, booking(store, 1)) is Outcome.PROCESSED
 
     asyncio.run(main())
     assert store.booked() == {"1": 1}
@@ -199,9 +250,9 @@ def test_a_connection_that_died_while_it_was_idle_costs_a_claim_nothing(store, b
     checker, proxy = behind
 
     async def main():
-        assert await process(checker, 1, booking(store, 1)) is Verdict.ACQUIRED
+        assert await process(checker, 1, booking(store, 1)) is Outcome.PROCESSED
         proxy.cut()
-        assert await process(checker, 2, booking(store, 2)) is Verdict.ACQUIRED
+        assert await process(checker, 2, booking(store, 2)) is Outcome.PROCESSED
 
     asyncio.run(main())
     assert store.booked() == {"1": 1, "2": 1}
@@ -215,7 +266,7 @@ def test_a_store_that_does_not_answer_is_unavailable(behind):
         with pytest.raises(StoreError):
             await process(checker, 1, nothing)
         proxy.recover()
-        assert await process(checker, 1, nothing) is Verdict.ACQUIRED
+        assert await process(checker, 1, nothing) is Outcome.PROCESSED
 
     asyncio.run(main())
 
@@ -231,7 +282,7 @@ def test_a_handler_whose_connection_is_lost_does_not_commit(store, behind):
     async def main():
         with pytest.raises(DoomedTransactionError):
             await process(checker, 1, lose)
-        assert await process(checker, 1, booking(store, 1)) is Verdict.ACQUIRED
+        assert await process(checker, 1, booking(store, 1)) is Outcome.PROCESSED
 
     asyncio.run(main())
     assert store.booked() == {"1": 1}
@@ -241,14 +292,21 @@ def test_a_second_cancellation_does_not_interrupt_a_release(store, run):
     checker = store.transactional(store.async_engine(), lock_timeout_s=20)
 
     async def main():
-        claim = (await checker.awaiting.claim(ClaimRequest(key(1)))).claim
-        release = asyncio.create_task(shielded(checker.awaiting.call(checker.desk.release, claim)))
-        for _ in range(3):
+        begun = asyncio.Event()
+
+        async def hang(session):
+            await booking(store, 1)(session)
+            begun.set()
+            await asyncio.sleep(60)
+
+        task = asyncio.create_task(process(checker, 1, hang))
+        await begun.wait()
+        for _ in range(4):
+            task.cancel()
             await asyncio.sleep(0)
-            release.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await release
-        assert await process(checker, 1, booking(store, 1)) is Verdict.ACQUIRED
+            await task
+        assert await process(checker, 1, booking(store, 1)) is Outcome.PROCESSED
 
     run(main())
     assert store.booked() == {"1": 1}
