@@ -77,6 +77,7 @@ def generator_handler(message):
         (lambda: declare(print_message, on_missing_key="drop"), "'reject', 'process'"),
         (lambda: declare(print_message, retry_for=("ValueError",)), "exception class, or a tuple"),
         (lambda: declare(print_message, max_attempts=0), "at least 1"),
+        (lambda: declare(print_message, handler_timeout_s=1), "a thread cannot be cancelled"),
         (lambda: declare(print_message, batch=True, on_expired_lease="park"), "cannot go with batch"),
         (lambda: declare(print_message, batch=True, store_result=True), "cannot go with batch"),
         (lambda: Registry().consumer("", checker=MemoryChecker()), "subject"),

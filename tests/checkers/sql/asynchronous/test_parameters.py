@@ -9,8 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
+from idempotent import Registry, Worker
+from idempotent.adapters import MemoryAdapter, MemoryBroker
+from idempotent.checkers import OffsetChecker, TransactionalSqlChecker
 from idempotent.errors import ConfigurationError
-from tests.checkers.sql.asynchronous.driving import booking, process
+from tests.checkers.sql.asynchronous.driving import booking, message, process
 
 
 def test_the_handlers_second_parameter_is_what_the_application_made(store):
@@ -51,6 +54,63 @@ def test_the_wrong_pair_of_session_and_engine_is_refused(store):
 
     with pytest.raises(ConfigurationError, match=r"async_sessionmaker\(engine, class_=Mine\)"):
         asynchronous.check_argument(Mine)
+
+
+async def awaited(message):
+    pass
+
+
+async def awaited_with_a_session(message, session: AsyncSession):
+    pass
+
+
+def plain(message):
+    pass
+
+
+def plain_with_a_session(message, session: Session):
+    pass
+
+
+@pytest.mark.parametrize("kind", [TransactionalSqlChecker, OffsetChecker])
+@pytest.mark.parametrize(
+    ("handler", "is_async", "said"),
+    [
+        (awaited, False, r"is an `async def`.* create_async_engine\(.* or write a plain `def`"),
+        (awaited_with_a_session, False, r"is an `async def`.* create_async_engine\("),
+        (plain, True, r"is a plain `def`.* create_engine\(.* or write an `async def`"),
+        (plain_with_a_session, True, r"is a plain `def`.* create_engine\("),
+    ],
+)
+@pytest.mark.parametrize("when", ["declared", "checked", "called", "started"])
+def test_a_handler_and_an_engine_of_two_kinds_are_refused_before_a_message_runs(
+    store, kind, handler, is_async, said, when
+):
+    engine = store.async_engine() if is_async else store.engine()
+    checker = kind(engine, table=store.table)
+    store.opened.callback(checker.close)
+    registry, broker = Registry(), MemoryBroker()
+    if when == "declared":
+        with pytest.raises(ConfigurationError, match=said):
+            registry.consumer("orders", checker=checker)(handler)
+        return
+    consumer = registry.consumer("orders", checker="db")(handler)
+    registry.checker("db", checker)
+    broker.publish(message(1))
+    ways = {
+        "checked": registry.check,
+        "started": Worker(registry, MemoryAdapter(broker, until_empty=True)).run,
+        "called": lambda: drive(consumer, message(1)),
+    }
+    with pytest.raises(ConfigurationError, match=said):
+        ways[when]()
+    assert broker.backlog("orders") == 1
+
+
+def drive(consumer, given):
+    if consumer.handler.is_async:
+        return asyncio.run(consumer.process(given))
+    return consumer.process(given)
 
 
 def make_session(**options):
