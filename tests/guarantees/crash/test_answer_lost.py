@@ -125,7 +125,7 @@ def test_a_leased_completion_that_never_arrived_is_sent_again(leased, proxy):
 @LEASED
 def test_a_claim_whose_answer_is_lost_is_found_by_its_owner(leased, proxy):
     consumer = Behind(leased, proxy).consumer
-    claiming = b"EVALSHA" if leased.store.kind == "redis" else b"INSERT INTO "
+    claiming = b"EVALSHA" if leased.store.kind == "redis" else b"INSERT "
     proxy.lose(claiming)
     assert deliver(consumer).outcome is Outcome.PROCESSED
     assert proxy.cut_off.is_set()
