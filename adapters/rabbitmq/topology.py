@@ -15,6 +15,9 @@ log = EventLog(__name__)
 
 NAME_BYTES: Final = 255
 """The most that AMQP has room for in the name of a queue, an exchange, a routing key or a virtual host."""
+# RabbitMQ 4 tells the name and the virtual host of a queue that is missing, in 255 bytes. If it has more to say, it
+# closes the connection instead of the channel. This leaves 40 bytes to the virtual host.
+_QUEUE_BYTES: Final = 180
 DEAD_SUFFIX: Final = ".dead"
 DUE_SUFFIX: Final = ".retry.due"
 _SECONDS: Final = (
@@ -217,11 +220,11 @@ def fault_in_name(name: str, most: int = NAME_BYTES) -> str | None:
 
 
 def _check_name(name: str, suffix: str, what: str) -> None:
-    fault = fault_in_name(name, NAME_BYTES - len(suffix))
+    fault = fault_in_name(name, _QUEUE_BYTES - len(suffix))
     if fault is not None:
         raise ConfigurationError(
-            f"{what} {name!r} cannot be: {fault}, because RabbitMQ's names have at most {NAME_BYTES} bytes and the "
-            f"adapter's own queues add up to {len(suffix)}, as in '<queue>{suffix}'"
+            f"{what} {name!r} cannot be: {fault}, because RabbitMQ can report a missing queue of {_QUEUE_BYTES} bytes, "
+            f"and the adapter's own queues add up to {len(suffix)}, as in '<queue>{suffix}'"
         )
 
 
