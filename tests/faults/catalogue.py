@@ -2084,8 +2084,8 @@ FAULTS: Final = (
     Fault(
         "async: a handler has no current claim",
         _CALLING,
-        "        token = _current_claim.set(claim)\n        try:\n            return await",
-        "        token = _current_claim.set(None)\n        try:\n            return await",
+        "_current_claim.set(_of_batch(claim) if batch else claim)\n        try:\n            return await",
+        "_current_claim.set(None)\n        try:\n            return await",
         "tests/processing/test_awaited.py -k test_each_of_many_handlers",
     ),
     Fault(
