@@ -90,7 +90,8 @@ class Runs:
     def share(self, message: Message) -> None:
         """Let others begin beside the message that runs alone, when it has run for a minute."""
         if self._suspect is message:
-            self._until = time.monotonic() + _LONGEST_WAIT_S
+            # Not later than before: a transaction that is repeated begins its handler again.
+            self._until = min(self._until, time.monotonic() + _LONGEST_WAIT_S)
 
     def _keeps_others(self) -> bool:
         return self.alone is not None and time.monotonic() < self._until

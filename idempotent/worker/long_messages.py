@@ -31,7 +31,7 @@ class LongMessages:
         messages: logs the messages.
 
     Attributes:
-        count: how many handlers took so long at the last look; a batch handler counts once.
+        count: how many handlers had run for so long when `look` last looked; a batch handler counts once.
     """
 
     def __init__(self, pool: HandlerPool, messages: MessageLog) -> None:
