@@ -34,6 +34,7 @@ class AbstractIdempotentChecker(CheckerHooks):
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
         combine: single claims and completions that arrive during a call of a hook go together to `_claim_many` and
             `_complete_many`. Not for claims in transactions.
+        one_writer: the store carries out one write at a time, so with `combine` no second call begins beside another.
 
     Attributes:
         desk: claims, completes and releases keys for consumers.
@@ -50,12 +51,15 @@ class AbstractIdempotentChecker(CheckerHooks):
         retention_s: float = DEFAULT_RETENTION_S,
         dead_retention_s: float | None = None,
         combine: bool = False,
+        one_writer: bool = False,
     ) -> None:
         self.lease_s = seconds_or_none(lease_s, "lease_s")
         self.retention_s = seconds(retention_s, "retention_s")
         self.dead_retention_s = seconds_or_none(dead_retention_s, "dead_retention_s")
         self.desk: Final = ClaimDesk(self)
-        self.combiner: Final = Combiner(self.desk) if flag(combine, "combine") else None
+        self.combiner: Final = (
+            Combiner(self.desk, one_writer=one_writer) if flag(combine, "combine") else None
+        )
 
     @property
     def lone(self) -> ClaimDesk | Combiner:

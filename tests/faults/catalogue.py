@@ -1756,6 +1756,27 @@ FAULTS: Final = (
         f"{_PARKED}/test_failures.py -k drain_waits",
     ),
     Fault(
+        "rounds: any number of threads have statements of their own",
+        "idempotent/checkers/combining/line.py",
+        "len(self._direct) < self._most_direct",
+        "True",
+        "tests/checkers/combining/test_rounds.py -k few_calls",
+    ),
+    Fault(
+        "rounds: threads write into SQLite's file side by side",
+        "idempotent/checkers/combining/line.py",
+        "1 if one_writer else MOST_DIRECT",
+        "MOST_DIRECT",
+        "tests/checkers/combining/test_rounds.py -k few_calls",
+    ),
+    Fault(
+        "rounds: calls that hang keep the others in line for ever",
+        "idempotent/checkers/combining/line.py",
+        "                    self._direct.clear()\n                    self._leader = waiter\n",
+        "                    self._leader = waiter\n",
+        "tests/checkers/combining/test_interrupted.py -k is_replaced",
+    ),
+    Fault(
         "rounds: a leader that hangs keeps parked lives waiting",
         "idempotent/checkers/combining/line.py",
         "if not (waiter.taken or waiter.since > long_ago or is_new):",

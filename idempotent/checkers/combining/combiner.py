@@ -76,21 +76,23 @@ def _beside(request: ClaimRequest) -> ClaimRequest:
 class Combiner:
     """Claims and completes keys as a desk does; calls that arrive during a statement go together in the next one.
 
-    A call that arrives when nothing is under way is sent at once, alone. A waiting thread leads one round
+    While few calls are under way, a thread makes its own directly. A waiting thread leads one round
     and hands over to the first that waits; for tasks and parked lives a side thread leads. All may be mixed.
 
     Args:
         desk: makes the claims and completions.
+        one_writer: its store carries out one write at a time.
     """
 
-    def __init__(self, desk: ClaimDesk) -> None:
+    def __init__(self, desk: ClaimDesk, *, one_writer: bool = False) -> None:
         self._desk = desk
+        self._one_writer = one_writer
         self._begin()
 
     def _begin(self) -> None:
         self._generation = generation.number
         self._side = SideThreads("idempotent-rounds", most=_MAX_HANGING + 1)
-        self._line = Line(self._start_server)
+        self._line = Line(self._start_server, one_writer=self._one_writer)
 
     @property
     def waiting(self) -> int:
@@ -103,15 +105,15 @@ class Combiner:
             return self._desk.claim(request)
         line = self._current()
         call = at_once(request)
-        if not line.lead(call):
-            decision: Decision = self._in_round(line, ThreadWaiter(call))
-        else:
-            try:
-                decision = self._desk.claim(call)
-            except StoreBusyError:
-                decision = ALONE
-            finally:
-                line.leave(call)
+        try:
+            direct = line.go_direct(call)
+            decision: Decision = (
+                self._desk.claim(call) if direct else self._in_round(line, ThreadWaiter(call))
+            )
+        except StoreBusyError:
+            decision = ALONE
+        finally:
+            line.leave(call)
         return self._desk.claim(request) if must_be_alone(request, decision) else decision
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
@@ -120,12 +122,12 @@ class Combiner:
             return True
         line = self._current()
         call = Completion(claim, result)
-        if line.lead(call):
-            try:
+        try:
+            if line.go_direct(call):
                 return self._desk.complete(claim, result)
-            finally:
-                line.leave(call)
-        owned: bool | None = self._in_round(line, ThreadWaiter(call))
+            owned: bool | None = self._in_round(line, ThreadWaiter(call))
+        finally:
+            line.leave(call)
         return self._desk.complete(claim, result) if owned is COMPLETE_ALONE else owned
 
     def put(self, waiter: TaskWaiter | ParkedWaiter) -> None:

@@ -22,6 +22,8 @@ from idempotent.claims import Claim, ClaimRequest
 
 MOST: Final = 500
 """The calls of each kind in one round."""
+MOST_DIRECT: Final = 6
+"""So few calls at once are sooner done each by itself than in rounds, which take turns (docs/decisions/0031)."""
 _PATIENCE_S: Final = 10.0
 
 
@@ -38,23 +40,27 @@ class Server:
         self.since: Final = time.monotonic()
 
 
-Leader: TypeAlias = "Call | ThreadWaiter | Server"
-"""A thread that leads its round, or whose call is the only one under way; or a server thread."""
+Leader: TypeAlias = "ThreadWaiter | Server"
+"""A thread that leads its round, or a server thread."""
 
 
 class Line:
     """The waiters, first in, first out, and the leader: the only one that takes waiters and answers them.
 
-    A thread that finds no leader leads at once. After its round it appoints the first waiting thread; a server thread
-    leads when a task or a parked life is the first.
+    While few calls are under way, a thread makes its own directly. What comes beside them waits for a round: the
+    thread whose call or round has ended appoints the first waiting thread; a server thread leads when a task or
+    a parked life is the first.
 
     Args:
         serve: starts a server thread, which takes and leaves as this Server.
+        one_writer: the store carries out one write at a time.
     """
 
-    def __init__(self, serve: Callable[[Server], object]) -> None:
+    def __init__(self, serve: Callable[[Server], object], *, one_writer: bool = False) -> None:
         self._serve = serve
+        self._most_direct = 1 if one_writer else MOST_DIRECT
         self._lock = threading.Lock()
+        self._direct: set[int] = set()
         self._completions: deque[Waiter] = deque()
         self._claims: deque[Waiter] = deque()
         self._leader: Leader | None = None
@@ -62,7 +68,7 @@ class Line:
     @property
     def led(self) -> bool:
         """Whether anything waits or is under way."""
-        return self._leader is not None
+        return self._leader is not None or bool(self._direct)
 
     @property
     def waiting(self) -> int:
@@ -72,32 +78,35 @@ class Line:
                 not _is_settled(waiter) for queue in (self._completions, self._claims) for waiter in queue
             )
 
-    def lead(self, call: Call) -> bool:
-        """Lead, if nothing is under way: the caller makes this call at once, and then leaves."""
+    def go_direct(self, call: Call) -> bool:
+        """Whether the caller may make this call at once. When it has ended, or is interrupted, it leaves."""
         with self._lock:
-            if self._leader is None:
-                self._leader = call
-        return self._leader is call
+            free = self._has_room()
+            if free:
+                self._direct.add(id(call))
+        return free
 
     def wait(self, waiter: ThreadWaiter) -> None:
         """Queue a thread, and block until it is answered, or leads."""
         with self._lock:
-            if self._leader is None:
+            leads = self._has_room()
+            if leads:
                 self._leader = waiter
             self._queue(waiter).append(waiter)
-            if self._leader is waiter:
-                return
+        if leads:
+            return
         while not waiter.signal.acquire(timeout=_PATIENCE_S):
             with self._lock:
                 if not waiter.taken:
-                    # The leader hangs on a silent network, or was interrupted before it appointed another one.
+                    # Those before it hang on a silent network, or were interrupted before they appointed a leader.
+                    self._direct.clear()
                     self._leader = waiter
                     return
 
     def put(self, waiter: TaskWaiter | ParkedWaiter) -> None:
         """Queue a task or a parked life."""
         with self._lock:
-            if self._leader is None:
+            if self._has_room():
                 self._start_server()
             self._queue(waiter).append(waiter)
 
@@ -113,6 +122,7 @@ class Line:
             leader = self._leader
             is_new = isinstance(leader, Server) and leader.since > long_ago
             if not (waiter.taken or waiter.since > long_ago or is_new):
+                self._direct.clear()
                 self._start_server()
 
     def take_completions(self, leader: Leader, taken: list[Waiter]) -> None:
@@ -148,15 +158,21 @@ class Line:
         """
         return None if waiter.end() else waiter.claim
 
-    def leave(self, leader: Leader) -> None:
-        """Hand over, if it leads."""
+    def leave(self, ended: Leader | Call) -> None:
+        """Let others begin: a round or a direct call has ended. Without effect if it is none."""
         with self._lock:
-            if self._leader is not leader:
-                return
-            first = self._first() if self._completions or self._claims else None
-            if first is None:
+            if self._leader is ended:
                 self._leader = None
-            elif isinstance(first, ThreadWaiter) and first.open:
+            elif id(ended) in self._direct:
+                self._direct.remove(id(ended))
+            else:
+                return
+            if self._leader is not None or not (self._completions or self._claims):
+                return
+            first = self._first()
+            if first is None:
+                return
+            if isinstance(first, ThreadWaiter) and first.open:
                 self._leader = first
                 first.wake()
             else:
@@ -170,6 +186,9 @@ class Line:
                 waiter.taken = True
             self._claims.clear()
         self.answer((waiter, error) for waiter in waiting)
+
+    def _has_room(self) -> bool:
+        return self._leader is None and len(self._direct) < self._most_direct
 
     def _start_server(self) -> None:
         server = Server()

@@ -55,7 +55,7 @@ class RedisChecker(AbstractIdempotentChecker):
             that time was left then. Make it longer than the time in which your broker, or a person with a dead-letter
             queue, can redeliver a message.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
-        combine: claims and completions of single messages that arrive during a statement go together in the next one;
+        combine: claims and completions of single messages that arrive while several calls are under way go together;
             False: each is a statement of its own.
 
     Raises:

@@ -18,6 +18,7 @@ from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.keytable import KeyTable, key_hash
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
+from idempotent.choices import seconds_or_none
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import StoreBusyError
 from idempotent.schema import DEFAULT_TABLE
@@ -43,8 +44,8 @@ class SqlChecker(AbstractIdempotentChecker):
             that time was left then. Make it longer than the time in which your broker, or a person with a dead-letter
             queue, can redeliver a message.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
-        combine: claims and completions of single messages that arrive during a statement go together in the next one;
-            False: each is a statement of its own.
+        combine: claims and completions of single messages that arrive while several statements are under way go
+            together in the next one; False: each is a statement of its own.
 
     Raises:
         ConfigurationError: an invalid URL, table name or duration.
@@ -61,12 +62,17 @@ class SqlChecker(AbstractIdempotentChecker):
         dead_retention_s: float | None = None,
         combine: bool = True,
     ) -> None:
-        super().__init__(
-            lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s, combine=combine
-        )
+        lease_s = seconds_or_none(lease_s, "lease_s")
         # A dead connection must end before the lease that is renewed on it.
         silence_s = LONGEST_S if lease_s is None else min(LONGEST_S, lease_s / 3)
         self.store: Final = SqlStore(engine_or_url, table, silence_s)
+        super().__init__(
+            lease_s=lease_s,
+            retention_s=retention_s,
+            dead_retention_s=dead_retention_s,
+            combine=combine,
+            one_writer=self.store.has_one_writer,
+        )
         self._connections = self.store.connections
 
     @cached_property
@@ -89,7 +95,7 @@ class SqlChecker(AbstractIdempotentChecker):
         try:
             return self._connections.run(self._keys.claiming.claim_one, request)
         except StoreBusyError:
-            if self._connections.dialect.name == "sqlite":
+            if self.store.has_one_writer:
                 raise  # any other writer of the file, for seconds
             # A transaction holds the key, as those of a TransactionalSqlChecker do.
             return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)

@@ -234,9 +234,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
         """Count in another transaction, which a killed process does not undo."""
         note = Note(claim, Failure(DIED_ERROR, max_attempts))
-        has_one_writer = self.store.connections.dialect.name == "sqlite"
         try:
-            if has_one_writer:
+            if self.store.has_one_writer:
                 claim.unit.close()
             may_run = self.store.connections.run_atomically(self._ledger.failures.count_start, note)
         except BaseException:
@@ -246,7 +245,9 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             self.desk.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
             return Decision(Verdict.DEAD, reason=DIED_ERROR)
         self._counted[request.key.hash] = request.key
-        decision = self.desk.claim(request) if has_one_writer else Decision(Verdict.ACQUIRED, claim)
+        decision = (
+            self.desk.claim(request) if self.store.has_one_writer else Decision(Verdict.ACQUIRED, claim)
+        )
         if decision.claim is None:
             self.uncount(request.key)
             return decision

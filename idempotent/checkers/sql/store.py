@@ -58,6 +58,11 @@ class SqlStore:
         """Whether the database is reached through an asyncio driver."""
         return self.engine.dialect.is_async
 
+    @property
+    def has_one_writer(self) -> bool:
+        """Whether one transaction at a time may write, in all processes: SQLite locks its file."""
+        return self.engine.dialect.name == "sqlite"
+
     def keys(self, durations: Durations, *, waits_briefly: bool = False) -> KeyTable:
         """The claim protocol on the key table, with these durations; `waits_briefly`: see `Statements`.
 

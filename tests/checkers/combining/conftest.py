@@ -1,4 +1,4 @@
-"""No waiter loses its patience, which would hide that nothing wakes it."""
+"""No waiter loses its patience, which would hide that nothing wakes it; and one call is enough to make others wait."""
 
 import pytest
 
@@ -8,3 +8,8 @@ from idempotent.checkers.combining import line
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     monkeypatch.setattr(line, "_PATIENCE_S", 600.0)
+
+
+@pytest.fixture(autouse=True)
+def turns(monkeypatch):
+    monkeypatch.setattr(line, "MOST_DIRECT", 1)

@@ -237,6 +237,9 @@ def test_a_leader_that_hangs_is_replaced_by_the_next_thread(shared_store, monkey
         for number in range(5):
             calls.start(f"k{number}", checker.lone.claim, request(f"k{number}"))
         until(lambda: len(calls.answers) == 5)
+        monkeypatch.setattr(line, "_PATIENCE_S", 600.0)
+        calls.start("no longer behind it", checker.lone.claim, request("no longer behind it"))
+        until(lambda: "no longer behind it" in calls.answers)
         assert "hangs" not in calls.answers
         first.go.set()
         answers = calls.join()

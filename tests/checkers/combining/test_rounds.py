@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
+from idempotent.checkers.combining import line
 from idempotent.claims import Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.errors import StoreBusyError, StoreError
-from tests.checkers.combining.rounds import SPACE, Calls, held, request
+from tests.checkers.combining.rounds import SPACE, Calls, held, request, until
 from tests.support.hooks import answering
 
 
@@ -28,6 +30,33 @@ def test_calls_that_arrive_during_a_statement_go_together_in_the_next_one(shared
         name: SPACE.key(name).text for name in answers
     }
     assert all(checker.lone.complete(decision.claim) for decision in answers.values())
+
+
+def test_few_calls_are_made_each_by_itself_and_more_wait_for_a_round(shared_store, monkeypatch):
+    """SQLite writes one transaction at a time: a second call beside the first would wait for its file."""
+    monkeypatch.setattr(line, "MOST_DIRECT", 3)
+    direct = 1 if shared_store.kind == "sqlite" else 3
+    checker, calls = shared_store.leased(), Calls()
+    inside, go, rounds = [], threading.Event(), []
+
+    def claim(asked):
+        inside.append(asked)
+        assert go.wait(20)
+        return checker._claim(asked)
+
+    def claim_many(asked):
+        rounds.append(len(asked))
+        return checker._claim_many(asked)
+
+    with answering(checker, _claim=claim, _claim_many=claim_many):
+        for number in range(7):
+            calls.start(f"k{number}", checker.lone.claim, request(f"k{number}"))
+        until(lambda: len(inside) == direct and checker.combiner.waiting == 7 - direct)
+        go.set()
+        answers = calls.join()
+    assert (len(inside), rounds) == (direct, [7 - direct])
+    assert all(decision.claim for decision in answers.values())
+    assert not checker.combiner.waiting
 
 
 def test_a_key_is_in_a_round_once_and_its_second_request_is_answered_after_the_first(shared_store):
