@@ -11,6 +11,7 @@ import pytest
 from idempotent import Message, Outcome, Registry, current_claim
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import KeyStatus
+from idempotent.processing.runs import Runs
 
 SUSPECTS = ("s1", "s2")
 IDS = ["a", "s1", "b", "c", "s2", *map(str, range(19))]
@@ -223,3 +224,13 @@ def test_a_run_that_must_be_alone_waits_no_longer_than_a_minute_for_the_others(m
         assert consumer.process(Message("orders", id="s1")).outcome is Outcome.PROCESSED
         opened.set()
         assert long.result(60).outcome is Outcome.PROCESSED
+
+
+def test_a_handler_that_begins_again_keeps_its_minute(monkeypatch):
+    monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 0.5)
+    alone, suspect = Runs(), Message("orders", id="s1")
+    assert not list(alone.by_itself(b"s1", suspect))
+    for _ in range(2):
+        alone.share(suspect)
+        time.sleep(0.3)
+    assert alone.blocked_s(suspect) is None
