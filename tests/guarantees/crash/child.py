@@ -6,10 +6,13 @@ is to be delivered again by the test.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -46,6 +49,7 @@ class Job:
     fails: bool = False
     redelivered: bool = False
     is_async: bool = False
+    at_once: bool = False
 
     def with_(self, **changes: Any) -> Job:
         return replace(self, **changes)
@@ -121,17 +125,71 @@ def settle(message: Message, result: Result) -> None:
 def work(job: Job) -> None:
     store = Store(job.kind, job.url, job.table)
     with store.opened:
-        consumer = job.consumer(store, crash_points(job.checker(store)))
+        checker = job.checker(store)
+        consumer = job.consumer(
+            store, meeting(checker, len(job.ids)) if job.at_once else crash_points(checker)
+        )
         messages = [Message(SUBJECT, id=i, redelivered=job.redelivered) for i in job.ids]
         ack = around(settle, "ack")
         if job.together:
             for message, result in zip(messages, consumer.process_many(messages), strict=True):
                 ack(message, result)
+        elif job.at_once:
+            process_at_once(consumer, messages, ack)
         else:
             for message in messages:
                 ack(message, consumer.process(message))
         counts = {what.value: n for (_, what), n in counters.snapshot().items() if isinstance(what, Event)}
         os.write(1, f"{json.dumps({'counters': counts})}\n".encode())
+
+
+def meeting(checker: AbstractIdempotentChecker, calls: int) -> AbstractIdempotentChecker:
+    """Only statements for several keys pass crash points. One for a single key waits until all calls have arrived."""
+    hooks = checker.desk.hooks
+    crash_points(checker)
+    combiner, points = checker.combiner, cast("Any", checker.desk.hooks)
+    assert combiner is not None
+
+    def after_all(hook: Callable[..., Any]) -> Callable[..., Any]:
+        inside: list[int] = []
+
+        def held(*arguments: Any) -> Any:
+            inside.append(1)
+            until = time.monotonic() + 60
+            while len(inside) + combiner.waiting < calls:
+                assert time.monotonic() < until, "the calls do not meet"
+                time.sleep(0.002)
+            return hook(*arguments)
+
+        return held
+
+    points._claim, points._complete = after_all(hooks._claim), after_all(hooks._complete)
+    return checker
+
+
+def process_at_once(
+    consumer: Consumer, messages: Sequence[Message], ack: Callable[[Message, Result], None]
+) -> None:
+    """Each in a thread, or a task, of its own."""
+    if isinstance(consumer, Awaited):
+        inner = consumer.consumer
+
+        async def process(message: Message) -> None:
+            ack(message, await inner.process(message))
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*map(process, messages))
+
+        asyncio.run(all_of_them())
+        return
+    threads = [
+        threading.Thread(target=lambda each: ack(each, consumer.process(each)), args=(message,))
+        for message in messages
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def die_in_handler(kind: str, url: str, table: str, mode: str) -> None:
