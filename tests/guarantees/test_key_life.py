@@ -292,7 +292,7 @@ class KeyLife(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ALL)
 def test_store_and_model_agree(kind, request):
     for store in open_store(kind, request, reuse=True):

@@ -87,6 +87,7 @@ def test_a_store_that_never_answers_makes_the_worker_unready_and_does_not_stop_i
     running = Running(worker)
     until(lambda: path.exists() and path.read_text() == "store\n")
     until(lambda: not broker.backlog(SUBJECT))
+    until(lambda: logged(caplog, "store_unusable"))  # the health file has it a moment before
     (said,) = logged(caplog, "store_unusable")
     assert said.error == "the store did not answer within 0.1 seconds"
     go.set()

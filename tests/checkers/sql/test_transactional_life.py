@@ -247,7 +247,7 @@ class TransactionalLife(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, request):
     for store in open_store(kind, request, reuse=True):

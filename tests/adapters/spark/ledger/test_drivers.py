@@ -123,7 +123,7 @@ def test_processes_with_tasks_publish_each_key_once(place, output, tmp_path):
         Job(
             place.config(),
             f"r{number}",
-            range(number * 400, number * 400 + 1200),
+            range(number * 100, number * 100 + 300),
             str(output),
             tasks=2,
         )
@@ -134,9 +134,9 @@ def test_processes_with_tasks_publish_each_key_once(place, output, tmp_path):
         started = [Forked(run_job, job, together, folder=tmp_path) for job in jobs]
         for process in started:
             processes.callback(process.close)
-        assert [(process.wait(150), process.err) for process in started] == [(0, "")] * len(jobs)
+        assert [(process.wait(300), process.err) for process in started] == [(0, "")] * len(jobs)
     count = Counter(key for new in published(output).values() for key in new)
-    assert count == dict.fromkeys(range(2400), 1)
+    assert count == dict.fromkeys(range(600), 1)
 
 
 @pytest.mark.slow
