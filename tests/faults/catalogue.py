@@ -105,8 +105,8 @@ FAULTS: Final = (
     Fault(
         "SQL: completions of a group are taken for granted",
         _KEYTABLE,
-        "if execute(connection, statement, params, many=len(hashes) > 1) == len(hashes):",
-        "if execute(connection, statement, params) >= 0:",
+        "if execute(connection, statement, params, many=len(hashes) > 1) < len(hashes):",
+        "if execute(connection, statement, params) < 0:",
         f"{_CONTRACT}/test_sqlite.py -k test_completions_line_up",
     ),
     Fault(
@@ -218,14 +218,14 @@ FAULTS: Final = (
     Fault(
         "SQL: completions are not cut by number",
         "idempotent/checkers/sql/parts.py",
-        "len(part) == MAX_ROWS or size + more > PART_BYTES",
+        "size + more > PART_BYTES or len(part) == MAX_ROWS",
         "size + more > PART_BYTES",
         "tests/checkers/sql/test_parts.py",
     ),
     Fault(
         "SQL: completions are not cut by size",
         "idempotent/checkers/sql/parts.py",
-        "len(part) == MAX_ROWS or size + more > PART_BYTES",
+        "size + more > PART_BYTES or len(part) == MAX_ROWS",
         "len(part) == MAX_ROWS",
         "tests/checkers/sql/test_parts.py",
     ),

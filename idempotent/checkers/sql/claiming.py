@@ -71,10 +71,11 @@ class Claiming:
         for start in range(0, len(in_order), MAX_ROWS):
             part = in_order[start : start + MAX_ROWS]
             rows = self._insert(connection, part, mode, decisions)
-            if free := [request for request in part if _is_free(rows.get(request.key.hash))]:
+            left = [request for request in part if request.key.hash not in decisions]
+            if free := [request for request in left if _is_free(rows.get(request.key.hash))]:
                 self._delete_free(connection, free)
                 rows |= self._insert(connection, free, mode, decisions)
-            for request in part:
+            for request in left:
                 hashed = request.key.hash
                 if hashed not in decisions:
                     row = rows.get(hashed)

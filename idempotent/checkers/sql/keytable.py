@@ -48,21 +48,19 @@ class KeyTable:
 
     def complete_many(self, connection: DriverConnection, completions: Sequence[Completion]) -> list[bool]:
         """`complete` for many keys, one statement for each part (see `parts_of`)."""
-        kept: set[tuple[bytes, bytes]] = set()
+        lost: set[tuple[bytes, bytes]] = set()
         for part in parts_of(completions):
-            group = [storable(self._dialect, connection, completion) for completion in part]
+            group = [c if c.result is None else storable(self._dialect, connection, c) for c in part]
             hashes = [key_hash(completion.claim) for completion in group]
             owners = _owners(group)
             results = [(h, c.result) for h, c in zip(hashes, group, strict=True) if c.result is not None]
             statement = self._sql.complete_group(len(hashes), len(owners), len(results))
             params = (*chain.from_iterable(results), *hashes, *owners)
-            if execute(connection, statement, params, many=len(hashes) > 1) == len(hashes):
-                kept.update((hashed, c.claim.owner) for hashed, c in zip(hashes, group, strict=True))
-            else:
-                kept |= {
-                    (h, o) for h, o, status in self.owners(connection, hashes) if status == KeyStatus.DONE
-                }
-        return [(key_hash(completion.claim), completion.claim.owner) in kept for completion in completions]
+            if execute(connection, statement, params, many=len(hashes) > 1) < len(hashes):
+                rows = self.owners(connection, hashes)
+                done = {(h, owner) for h, owner, status in rows if status == KeyStatus.DONE}
+                lost |= {(key_hash(c.claim), c.claim.owner) for c in group} - done
+        return [not lost or (key_hash(c.claim), c.claim.owner) not in lost for c in completions]
 
     def renew(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases of owned claims, one statement for up to 1,000. Returns which are still owned."""

@@ -43,15 +43,16 @@ def parts_of(completions: Sequence[Completion]) -> Iterator[list[Completion]]:
 def _cut(group: Sequence[Completion]) -> Iterator[list[Completion]]:
     part: list[Completion] = []
     size = 0
+    last = b""
     for completion in group:
-        more = len(completion.result or b"")
-        if part and (
-            len(part) == MAX_ROWS or size + more > PART_BYTES or _hash(part[-1]) == _hash(completion)
-        ):
+        hashed, result = completion.claim.key.hash, completion.result
+        more = 0 if result is None else len(result)
+        if part and (hashed == last or size + more > PART_BYTES or len(part) == MAX_ROWS):
             yield part
             part, size = [], 0
         part.append(completion)
         size += more
+        last = hashed
     if part:
         yield part
 
