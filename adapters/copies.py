@@ -56,10 +56,12 @@ def take_ours(
         place: where the message was read, in the words of FOR_HEADER.
         dead_of: the place to which a broker moves what was to be read at another; None: it moves nothing.
     """
-    names = [name for name in headers if str(name).startswith(OURS)]
-    if not names:
+    ours: dict[str, Any] = {}
+    for name in list(headers):
+        if str(name).startswith(OURS):
+            ours[name] = headers.pop(name)
+    if not ours:
         return _NONE
-    ours = {name: headers.pop(name) for name in names}
     # A producer says of no message where it is to be read, nor did earlier versions of a copy.
     made_for = ours.get(FOR_HEADER, place)
     if made_for == place or (dead_of is not None and dead_of(str(made_for)) == place):

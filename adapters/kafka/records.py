@@ -41,7 +41,7 @@ def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) ->
     deleted and created again has the same offsets but another id, and a log that was truncated has them in a later
     epoch.
     """
-    headers = {name: _text(value) for name, value in _pairs(raw)}
+    headers = _texts(raw)
     message_id = take_ours(headers, subject).get(KEY_HEADER) or str(position)
     return received_message(subject, raw.value(), message_id, headers, redelivered, position, raw, raw.key())
 
@@ -89,7 +89,7 @@ def size_of(raw: Raw) -> int:
     """The bytes of a record's value, key and headers."""
     size = len(raw.value() or b"") + len(raw.key() or b"")
     for name, value in _pairs(raw):
-        size += len(name) + len(value or b"")
+        size += len(name) + (0 if value is None else len(value))
     return size
 
 
@@ -105,7 +105,7 @@ def due_in_s(raw: Raw) -> float:
 
 def ours_of(raw: Raw, subject: str) -> Mapping[str, Any]:
     """This library's headers of a record that was read for `subject`, as far as they hold."""
-    return take_ours({name: _text(value) for name, value in _pairs(raw)}, subject)
+    return take_ours(_texts(raw), subject)
 
 
 def copied_headers(raw: Raw, ours: Mapping[str, Any]) -> Headers:
@@ -140,6 +140,14 @@ def encoded(headers: Iterable[tuple[str, Any]]) -> Headers:
 def _pairs(raw: Raw) -> list[tuple[str, Any]]:
     headers = raw.headers() or []
     return list(headers.items()) if isinstance(headers, dict) else headers
+
+
+def _texts(raw: Raw) -> dict[str, Any]:
+    pairs = _pairs(raw)
+    try:
+        return {name: value.decode() for name, value in pairs}
+    except (AttributeError, UnicodeDecodeError):  # None, or bytes that are no text
+        return {name: _text(value) for name, value in pairs}
 
 
 def _text(value: Any) -> Any:

@@ -593,8 +593,8 @@ FAULTS: Final = (
     Fault(
         "handlers see the headers of copies",
         "adapters/copies.py",
-        "ours = {name: headers.pop(name) for name in names}",
-        "ours = {name: headers[name] for name in names}",
+        "ours[name] = headers.pop(name)",
+        "ours[name] = headers[name]",
         "tests/adapters/test_identity.py -k 'producer_gave and rabbitmq and not whatever'",
     ),
     Fault(
