@@ -1,11 +1,19 @@
 """The contract on SQLite, which has one writer at a time."""
 
+from idempotent.checkers import SqlChecker
 from idempotent.testing import Capability
 from tests.checkers.contract.over_store import LeasedOver, TransactionalOver
 
 
 class TestSqlChecker(LeasedOver):
     kind = "sqlite"
+
+    def make_checker(self, *, lease_s, retention_s):
+        # Not 5 seconds: of eight threads one may have no turn for so long where each commit waits for a busy disk.
+        engine = self.store.engine(connect_args={"timeout": 60})
+        checker = SqlChecker(engine, table=self.store.table, lease_s=lease_s, retention_s=retention_s)
+        self.store.opened.callback(checker.close)
+        return checker
 
 
 class TestTransactionalSqlChecker(TransactionalOver):

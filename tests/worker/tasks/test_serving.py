@@ -108,7 +108,7 @@ def test_a_cancellation_drains_in_order_and_then_goes_on(registry: Registry, bro
     @registry.consumer(SUBJECT, checker=checker)
     async def handle(message: Message) -> None:
         begun.append(message.id)
-        await asyncio.sleep(0.1)
+        await eventually(lambda: "requeue 1" in adapter.events)
         adapter.events.append(f"ran {message.id}")
 
     async def serve() -> None:
