@@ -32,8 +32,8 @@ class AbstractIdempotentChecker(CheckerHooks):
         retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
             that time was left then.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
-        combine: single claims and completions that arrive during a call of a hook go together to `_claim_many` and
-            `_complete_many`. Not for claims in transactions.
+        combine: single claims and completions that arrive while several hooks are under way go together to
+            `_claim_many` and `_complete_many`. Not for claims in transactions.
         one_writer: the store carries out one write at a time, so with `combine` no second call begins beside another.
 
     Attributes:

@@ -31,7 +31,8 @@ class LongMessages:
         messages: logs the messages.
 
     Attributes:
-        count: how many handlers had run for so long when `look` last looked; a batch handler counts once.
+        count: handlers that took long at the last `look`: a minute, or five seconds while they keep others from
+            beginning. A batch handler counts as one.
     """
 
     def __init__(self, pool: HandlerPool, messages: MessageLog) -> None:

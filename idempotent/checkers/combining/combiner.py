@@ -74,7 +74,7 @@ def _beside(request: ClaimRequest) -> ClaimRequest:
 
 
 class Combiner:
-    """Claims and completes keys as a desk does; calls that arrive during a statement go together in the next one.
+    """Claims and completes keys as a desk does; calls that find several under way share the next statement.
 
     While few calls are under way, a thread makes its own directly. A waiting thread leads one round
     and hands over to the first that waits; for tasks and parked lives a side thread leads. All may be mixed.

@@ -23,7 +23,7 @@ from idempotent.claims import Claim, ClaimRequest
 MOST: Final = 500
 """The calls of each kind in one round."""
 MOST_DIRECT: Final = 6
-"""So few calls at once are sooner done each by itself than in rounds, which take turns (docs/decisions/0031)."""
+"""The most threads that make their own calls side by side; more calls share rounds (docs/decisions/0031)."""
 _PATIENCE_S: Final = 10.0
 
 
@@ -159,7 +159,7 @@ class Line:
         return None if waiter.end() else waiter.claim
 
     def leave(self, ended: Leader | Call) -> None:
-        """Let others begin: a round or a direct call has ended. Without effect if it is none."""
+        """End a round, or a direct call, and let waiting calls begin. Any other leader or call is ignored."""
         with self._lock:
             if self._leader is ended:
                 self._leader = None

@@ -9,7 +9,7 @@ class TestSqlChecker(LeasedOver):
     kind = "sqlite"
 
     def make_checker(self, *, lease_s, retention_s):
-        # Not 5 seconds: of eight threads one may have no turn for so long where each commit waits for a busy disk.
+        # On a busy disk one of eight threads may wait for the write lock for longer than the default of 5 seconds.
         engine = self.store.engine(connect_args={"timeout": 60})
         checker = SqlChecker(engine, table=self.store.table, lease_s=lease_s, retention_s=retention_s)
         self.store.opened.callback(checker.close)

@@ -1,4 +1,4 @@
-"""A process is killed in a statement for messages that were each given alone: what nobody ran has lost nothing."""
+"""A process is killed while one statement claims or completes several messages that were given one by one."""
 
 from __future__ import annotations
 
