@@ -53,6 +53,29 @@ def test_with_the_ordering_key_only_messages_of_that_key_wait(broker, topic, ope
     assert bodies(receive(adapter)) == [1]
 
 
+@pytest.mark.parametrize("first", ["has its effect", "takes long", "is a duplicate"])
+def test_most_messages_of_a_partition_wait_a_moment_for_its_first_effect(broker, topic, opened, first):
+    """What is delivered before counts as redelivered, and a checker without leases counts it before it runs."""
+    send(broker, topic, 100)
+    adapter = opened(topic, max_in_flight_per_partition=100)
+    deliveries = []
+    while not deliveries:
+        deliveries = adapter.receive(100, 1.0)
+    assert bodies(deliveries) == list(range(10))
+    if first == "has its effect":
+        adapter.settle(deliveries[0], ACK)
+        others = receive(adapter, 90)
+    elif first == "takes long":
+        others = receive(adapter, 90)
+    else:
+        for delivery in deliveries:
+            adapter.settle(delivery, Result(Outcome.DUPLICATE))
+        others = adapter.receive(100, 1.0)
+        assert len(others) == 20
+    assert {delivery.message.redelivered for delivery in deliveries} == {True}
+    assert {delivery.message.redelivered for delivery in others} == {first != "has its effect"}
+
+
 def test_no_more_than_the_limit_of_a_partition_is_out_at_once(broker, topic, opened):
     send(broker, topic, 5)
     adapter = opened(topic, ordering="none", max_in_flight_per_partition=2)
