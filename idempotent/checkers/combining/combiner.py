@@ -113,21 +113,22 @@ class Combiner:
         except StoreBusyError:
             decision = ALONE
         finally:
-            line.leave(call)
-        return self._desk.claim(request) if must_be_alone(request, decision) else decision
+            line.leave_direct(call)
+        if decision.claim is None and must_be_alone(request, decision):
+            return self._desk.claim(request)
+        return decision
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         """`ClaimDesk.complete`, from any thread."""
         if claim.empty:
             return True
         line = self._current()
-        call = Completion(claim, result)
         try:
-            if line.go_direct(call):
+            if line.go_direct(claim):
                 return self._desk.complete(claim, result)
-            owned: bool | None = self._in_round(line, ThreadWaiter(call))
+            owned: bool | None = self._in_round(line, ThreadWaiter(Completion(claim, result)))
         finally:
-            line.leave(call)
+            line.leave_direct(claim)
         return self._desk.complete(claim, result) if owned is COMPLETE_ALONE else owned
 
     def put(self, waiter: TaskWaiter | ParkedWaiter) -> None:

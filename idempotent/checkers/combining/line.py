@@ -11,7 +11,6 @@ from typing import Final, TypeAlias
 
 from idempotent.checkers.combining.waiters import (
     Answer,
-    Call,
     ParkedWaiter,
     TaskWaiter,
     ThreadWaiter,
@@ -78,23 +77,24 @@ class Line:
                 not _is_settled(waiter) for queue in (self._completions, self._claims) for waiter in queue
             )
 
-    def go_direct(self, call: Call) -> bool:
-        """Whether the caller may make this call at once. When it has ended, or is interrupted, it leaves."""
-        with self._lock:
-            free = self._has_room()
-            if free:
-                self._direct.add(id(call))
-        return free
+    def go_direct(self, call: object) -> bool:
+        """Whether the caller may make this call at once. When it has ended, or is interrupted, it leaves.
+
+        Most calls go and leave without the lock: what waits is queued before it looks for room, and what leaves looks
+        at the queues afterwards, so one of the two sees the other. Two that come at once may be one too many.
+        """
+        if self._leader is not None or len(self._direct) >= self._most_direct:
+            return False
+        self._direct.add(id(call))
+        return True
 
     def wait(self, waiter: ThreadWaiter) -> None:
         """Queue a thread, and block until it is answered, or leads."""
         with self._lock:
-            leads = self._has_room()
-            if leads:
-                self._leader = waiter
             self._queue(waiter).append(waiter)
-        if leads:
-            return
+            if self._has_room():
+                self._leader = waiter
+                return
         while not waiter.signal.acquire(timeout=_PATIENCE_S):
             with self._lock:
                 if not waiter.taken:
@@ -106,9 +106,14 @@ class Line:
     def put(self, waiter: TaskWaiter | ParkedWaiter) -> None:
         """Queue a task or a parked life."""
         with self._lock:
-            if self._has_room():
-                self._start_server()
-            self._queue(waiter).append(waiter)
+            queue = self._queue(waiter)
+            queue.append(waiter)
+            try:
+                if self._has_room():
+                    self._start_server()
+            except BaseException:
+                queue.remove(waiter)
+                raise
 
     def has(self, waiter: Waiter) -> bool:
         """Whether it was queued."""
@@ -158,17 +163,24 @@ class Line:
         """
         return None if waiter.end() else waiter.claim
 
-    def leave(self, ended: Leader | Call) -> None:
-        """End a round, or a direct call, and let waiting calls begin. Any other leader or call is ignored."""
+    def leave_direct(self, call: object) -> None:
+        """End a direct call, and let waiting calls begin. One that did not go direct is ignored."""
+        if id(call) in self._direct:
+            self._direct.discard(id(call))
+            if self._completions or self._claims:
+                with self._lock:
+                    self._appoint()
+
+    def leave(self, ended: Leader) -> None:
+        """End a round, and let waiting calls begin. Any other leader is ignored."""
         with self._lock:
             if self._leader is ended:
                 self._leader = None
-            elif id(ended) in self._direct:
-                self._direct.remove(id(ended))
-            else:
-                return
-            if self._leader is not None or not (self._completions or self._claims):
-                return
+                self._appoint()
+
+    def _appoint(self) -> None:
+        """Have somebody lead what waits, if nobody does."""
+        if self._leader is None:
             first = self._first()
             if first is None:
                 return

@@ -54,7 +54,8 @@ def test_few_calls_are_made_each_by_itself_and_more_wait_for_a_round(shared_stor
         until(lambda: len(inside) == direct and checker.combiner.waiting == 7 - direct)
         go.set()
         answers = calls.join()
-    assert (len(inside), rounds) == (direct, [7 - direct])
+    # One that finds its place in the table locked by another goes again, alone.
+    assert (len({asked.key for asked in inside}), rounds[0]) == (direct, 7 - direct)
     assert all(decision.claim for decision in answers.values())
     assert not checker.combiner.waiting
 
