@@ -78,7 +78,7 @@ class Holds:
         found: list[Work] = []
         while self._heap and self._heap[0][0] <= now:
             found.append(heapq.heappop(self._heap)[2])
-        self.of.subtract(work.consumer for work in found)
+            self.of[found[-1].consumer] -= 1
         return found
 
     def next_in_s(self, now: float, longest_s: float) -> float:

@@ -50,10 +50,11 @@ class Rooms:
 
     def free(self) -> tuple[int, Collection[str]]:
         """The deliveries to receive at most, and the subjects that are full."""
-        rooms = {consumer.subject: self._of(consumer) for consumer in self._shares}
-        return max(rooms.values()), frozenset(subject for subject, room in rooms.items() if not room)
-
-    def _of(self, consumer: AnyConsumer) -> int:
-        if self._holds.of[consumer] >= self._max_held:
-            return 0
-        return max(self._shares[consumer] - self._pool.in_flight[consumer], 0)
+        largest, full = 0, []
+        for consumer, share in self._shares.items():
+            room = share - self._pool.in_flight.get(consumer, 0)
+            if room <= 0 or self._holds.of.get(consumer, 0) >= self._max_held:
+                full.append(consumer.subject)
+            elif room > largest:
+                largest = room
+        return largest, full
