@@ -1,6 +1,8 @@
 """The life of a key as a model, against every checker: whatever the order of claims, completions, failures, lapses,
-renewals, decisions of people and collections, by however many owners, store and model agree."""
+renewals, decisions of people and collections, by however many owners, store and model agree. So they do when each call
+is a task's, and lone calls share rounds."""
 
+import asyncio
 import itertools
 import struct
 from dataclasses import dataclass
@@ -16,12 +18,16 @@ from hypothesis.stateful import (
     rule,
 )
 
+from idempotent.checkers.combining import line
+from idempotent.checkers.combining.combiner import combines
 from idempotent.claims import NOBODY, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
 from idempotent.policy import Backoff
+from idempotent.values import changed
+from tests.support.awaited import AwaitedChecker
 from tests.support.depth import examples
 from tests.support.state_machines import run_machine
-from tests.support.stores import ALL, open_store
+from tests.support.stores import ALL, SHARED, open_store
 
 STEPS = 20
 LONG_S = 3600.0
@@ -236,6 +242,34 @@ class KeyLife(RuleBasedStateMachine):
             if renewed:
                 self.rows[number].lapsed = False
 
+    # Lone calls that meet
+
+    @precondition(lambda self: isinstance(self.checker, AwaitedChecker))
+    @rule(data=st.data(), numbers=st.lists(KEYS, unique=True, min_size=2))
+    def share_a_round(self, data, numbers):
+        """Claims and completions of different keys arrive while a statement is under way."""
+        completed, claimed = [], []
+        for number in numbers:
+            mine = [claim for of, claim in self.claims if of == number]
+            if mine and data.draw(st.booleans()):
+                completed.append((number, data.draw(st.sampled_from(mine))))
+            else:
+                on_lapsed = data.draw(st.sampled_from(Lapsed))
+                claimed.append((number, self.request(number, data.draw(CONTENTS), on_lapsed, group=False)))
+        completions = [claim for _, claim in completed]
+        answers = self.checker.desk.run(
+            in_one_round(self.checker, completions, [request for _, request in claimed])
+        )
+        for (number, claim), owned in zip(completed, answers, strict=False):
+            assert owned == self.owns(number, claim)
+            self.done(number, claim)
+        together = sum(combines(request) for _, request in claimed) > 1
+        for (number, request), decision in zip(claimed, answers[len(completed) :], strict=True):
+            # One statement for several claims gives all the status of a group; a lapsed key is taken over by itself.
+            shared = together and combines(request) and not decision.lapsed
+            asked = changed(request, status=KeyStatus.IN_PROGRESS_GROUP) if shared else request
+            self.check(number, asked, decision)
+
     # Time, and people
 
     @rule(number=KEYS)
@@ -289,6 +323,31 @@ class KeyLife(RuleBasedStateMachine):
                 assert record is None
             else:
                 assert (record.status, record.fence, record.held) == (row.status, row.fence, row.held)
+
+
+async def in_one_round(checker, completions, requests):
+    """The answers to these calls, which all wait before the first is sent."""
+    queue, under_way = checker.combiner._current(), object()
+    while queue.led:  # noqa: ASYNC110 - the server thread of the round before ends after it has answered
+        await asyncio.sleep(0.001)
+    assert queue.go_direct(under_way)
+    calls = [checker.awaiting.complete(claim) for claim in completions]
+    answers = asyncio.gather(*calls, *map(checker.awaiting.claim, requests))
+    await asyncio.sleep(0)
+    queue.leave_direct(under_way)
+    return await answers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", SHARED)
+def test_store_and_model_agree_on_what_tasks_do(kind, request, monkeypatch):
+    monkeypatch.setattr(line, "MOST_DIRECT", 1)  # one call under way makes others wait
+    for store in open_store(kind, request, reuse=True):
+        checker = AwaitedChecker(store.leased(lease_s=LONG_S, retention_s=LONG_S))
+        machine = partial(KeyLife, checker, Hands(store, checker))
+        run_machine(machine, examples=examples(1000, part=DESK_PART[kind]), steps=STEPS)
+        checker.close()
 
 
 @pytest.mark.slow

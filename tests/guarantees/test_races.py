@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,8 +16,8 @@ import pytest
 
 from tests.support.depth import examples
 from tests.support.forked import Forked, context
-from tests.support.racer import DEADLINE_S, Race, consumer_of, race_in_process, run
-from tests.support.stores import ALL, SHARED, SQL, Store, open_store
+from tests.support.racer import DEADLINE_S, Race, consumer_of, race_in_process, race_in_tasks, run
+from tests.support.stores import ALL, ASYNC, SHARED, SQL, Store, open_store
 
 KEYS = examples(1000, part=4)
 WORKERS = 8
@@ -115,6 +117,46 @@ def test_eight_processes_racing_on_the_same_keys_have_each_effect_once(track):
 @pytest.mark.parametrize("track", checkers(ALL, "transactional", "savepoints"), indirect=True)
 def test_eight_threads_racing_on_the_same_keys_have_each_effect_once(track):
     track.demand_once(track.threads([track.race(seed) for seed in range(WORKERS)]), WORKERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["leased", "transactional"])
+@pytest.mark.parametrize("kind", ["redis", *ASYNC])
+def test_500_tasks_racing_in_four_processes_of_which_one_is_killed(request, tmp_path, kind, mode):
+    """With leases the killed process leaves effects that are not recorded: only those may happen twice."""
+    if (kind, mode) == ("redis", "transactional"):
+        pytest.skip("Redis has no transactions")
+    with contextmanager(open_store)(kind, request, reuse=True) as store, ExitStack() as started:
+        track = Track(store, mode, tmp_path / "ledger")
+        track.ledger.touch()
+        together = context.Barrier(4)
+        children = []
+        for seed in range(4):
+            child = Forked(race_in_tasks, track.race(seed), 125, 1.5, together, folder=tmp_path)
+            started.callback(child.close)
+            children.append(child)
+
+        def effects():
+            return len(track.ledger.read_text().splitlines()) if mode == "leased" else len(store.booked())
+
+        until = time.monotonic() + DEADLINE_S
+        while effects() < KEYS // 4:
+            assert time.monotonic() < until, [child.err for child in children]
+            time.sleep(0.01)
+        victim, *others = children
+        victim.send_signal(signal.SIGKILL)
+        for child in others:
+            assert child.wait(2 * DEADLINE_S) == 0, child.err
+        met = sum((Counter(json.loads(child.out)) for child in others), Counter())
+        assert met.total() == 3 * KEYS, met
+        if mode == "transactional":
+            assert store.booked() == {f"m-{number}": 1 for number in range(KEYS)}
+            return
+        ran = [line.split() for line in track.ledger.read_text().splitlines()]
+        assert {name for name, _ in ran} == {f"m-{number}" for number in range(KEYS)}
+        by_others = Counter(name for name, pid in ran if int(pid) != victim.pid)
+        assert set(by_others.values()) == {1}
+        assert met["processed"] == len(by_others)
 
 
 @pytest.mark.parametrize("track", checkers(SHARED, "transactional"), indirect=True)

@@ -1,7 +1,8 @@
-"""One of several workers that race on the same keys: a thread, or a process of its own."""
+"""One of several workers that race on the same keys: a thread, a process of its own, or one with many tasks."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from idempotent import Message, Outcome, Registry
+from idempotent import AsyncConsumer, Message, Outcome, Registry
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.consumer import Consumer
 from tests.support.stores import Store
@@ -126,3 +128,53 @@ def race_in_process(race: Race, together: Barrier) -> None:
                 connection.execute(sa.select(1))
         together.wait(DEADLINE_S)
         os.write(1, json.dumps(run(race, consumer)).encode())
+
+
+def race_in_tasks(race: Race, tasks: int, lease_s: float, together: Barrier) -> None:
+    """As `race_in_process`, with so many tasks. A leased effect is noted with the process's number."""
+    store = Store(race.kind, race.url, race.table)
+    with store.opened:
+        leased = race.mode == "leased"
+        checker = store.leased(lease_s=lease_s) if leased else store.transactional(store.async_engine())
+        consumer = async_consumer_of(race, store, checker)
+        together.wait(DEADLINE_S)
+        met = asyncio.run(asyncio.wait_for(run_tasks(race, consumer, tasks), DEADLINE_S))
+        os.write(1, json.dumps(met).encode())
+
+
+def async_consumer_of(race: Race, store: Store, checker: AbstractIdempotentChecker) -> AsyncConsumer:
+    make = Registry().consumer("races", checker=checker, max_attempts=3)
+    if race.mode == "leased":
+        ledger = os.open(race.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+        async def handle(message: Message) -> None:
+            os.write(ledger, f"{message.id} {os.getpid()}\n".encode())
+            await asyncio.sleep(random.uniform(0, 0.02))
+
+        return make(handle)
+
+    effects = store.effects
+
+    async def book(message: Message, session: AsyncSession) -> None:
+        await session.execute(effects.insert().values(id=message.id))
+        await asyncio.sleep(random.uniform(0, 0.02))
+
+    return make(book)
+
+
+async def run_tasks(race: Race, consumer: AsyncConsumer, tasks: int) -> Counter[str]:
+    """Deliver until every message is settled. Returns how often each final outcome was met."""
+    met: Counter[str] = Counter()
+    left = iter(race.names())
+
+    async def work() -> None:
+        for name in left:
+            result = await consumer.process(Message("races", id=name))
+            while result.outcome in AGAIN:
+                await asyncio.sleep(min(result.retry_after_s or 0.0, 0.05))
+                result = await consumer.process(Message("races", id=name))
+            assert result.outcome in SETTLED, f"{name}: {result}"
+            met[result.outcome.value] += 1
+
+    await asyncio.gather(*(work() for _ in range(tasks)))
+    return met

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import threading
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from idempotent import Message, Outcome, Registry
 from idempotent.checkers.combining import line
 from idempotent.claims import Verdict
 from idempotent.errors import StoreError, StoreUnavailableError
@@ -132,19 +134,31 @@ def test_a_store_that_dies_gives_every_waiting_call_an_error_and_then_works_agai
     server = request.getfixturevalue(kind)(*options)
     if kind != "private_redis":
         upgrade(server.url)
-    checker, calls = checker_from_url(server.url), Calls()
+    checker, calls, ran = checker_from_url(server.url), Calls(), []
+
+    @Registry().consumer("orders", checker=checker)
+    async def handle(message: Message) -> None:
+        ran.append(message.id)
+
+    async def tasks():
+        return await asyncio.gather(*(handle.process(Message("orders", id=f"t{n}")) for n in range(500)))
+
     with held(checker) as first:
         calls.start("first", checker.lone.claim, of("first"))
         assert first.entered.wait(20)
         for number in range(300):
             calls.start(f"k{number}", checker.lone.claim, of(f"k{number}"))
-        first.until_waiting(300)
+        calls.start("tasks", asyncio.run, tasks())
+        first.until_waiting(800)
         server.kill()
         first.go.set()
         answers = calls.join()
+    assert {result.outcome for result in answers.pop("tasks")} == {Outcome.UNAVAILABLE}
     assert {type(answer) for answer in answers.values()} == {StoreUnavailableError}
+    assert not ran
     server.start()
-    assert checker.lone.claim(of("later")).claim
+    assert {result.outcome for result in asyncio.run(tasks())} == {Outcome.PROCESSED}
+    assert sorted(ran) == sorted(f"t{number}" for number in range(500))
     checker.close()
 
 

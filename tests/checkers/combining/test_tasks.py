@@ -8,10 +8,11 @@ from collections import Counter
 
 import pytest
 
+from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import Verdict
 from idempotent.errors import StoreUnavailableError
-from tests.checkers.combining.rounds import Calls, held, request, until
+from tests.checkers.combining.rounds import SPACE, Calls, held, request, until
 from tests.support.hooks import answering
 
 
@@ -68,6 +69,68 @@ def test_threads_and_tasks_share_rounds(shared_store):
         calls.start(f"loop {number}", lambda: asyncio.run(run()))
     assert set(calls.join().values()) == {None}
     assert Counter(claimed) == {f"m{number}": 1 for number in range(100)}
+
+
+def test_rounds_take_500_of_a_kind_in_the_order_of_their_calls_and_completions_first(shared_store):
+    """Completions first: a duplicate of the same message that waits beside one is told so."""
+    checker, sent = shared_store.leased(), []
+    claims = [checker.lone.claim(request(f"done {number}")).claim for number in range(3)]
+
+    def completes(completions):
+        sent.append([one.claim.key.text for one in completions])
+        return checker._complete_many(completions)
+
+    def claims_many(requests):
+        sent.append([one.key.text for one in requests])
+        return checker._claim_many(requests)
+
+    names = [f"k{number}" for number in range(1100)]
+
+    async def run():
+        with held(checker) as first:
+            leader = asyncio.ensure_future(checker.awaiting.claim(request("first")))
+            await is_true(first.entered.is_set)
+            asked = [checker.awaiting.claim(request(name)) for name in ["done 0", *names]]
+            tasks = asyncio.gather(*asked, *map(checker.awaiting.complete, claims))
+            await is_true(lambda: checker.combiner.waiting == 1104)
+            with answering(checker, _claim_many=claims_many, _complete_many=completes):
+                first.go.set()
+                answers = await tasks
+            assert (await leader).claim
+        assert answers[0].verdict is Verdict.DUPLICATE
+        assert all(decision.claim for decision in answers[1:1101])
+        assert answers[1101:] == [True] * 3
+
+    asyncio.run(run())
+    done = [SPACE.key(f"done {number}").text for number in range(3)]
+    keys = [SPACE.key(name).text for name in ["done 0", *names]]
+    assert sent == [done, keys[:500], keys[500:1000], keys[1000:]]
+
+
+def test_a_task_alone_uses_the_hooks_for_one_key(shared_store):
+    checker, calls = shared_store.leased(), Counter()
+    consumer = Registry().consumer("orders", checker=checker)(nothing)
+    hooks = ("_claim", "_claim_many", "_complete", "_complete_many")
+
+    def counted(name):
+        def call(*arguments):
+            calls[name] += 1
+            return getattr(checker, name)(*arguments)
+
+        return call
+
+    async def run():
+        for number in range(3):
+            result = await consumer.process(Message("orders", id=str(number)))
+            assert result.outcome is Outcome.PROCESSED
+
+    with answering(checker, **{name: counted(name) for name in hooks}):
+        asyncio.run(run())
+    assert calls == {"_claim": 3, "_complete": 3}
+
+
+async def nothing(message: Message) -> None:
+    pass
 
 
 @pytest.mark.parametrize("stage", ["waits", "under way", "alone", "answered"])

@@ -14,11 +14,13 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from idempotent.claims import Claim, ClaimRequest, Completion, Failure, KeyStatus, Verdict
 from idempotent.errors import DoomedTransactionError, StoreBusyError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.policy import Backoff
+from tests.support.awaited import AwaitedChecker
 from tests.support.depth import examples
 from tests.support.state_machines import run_machine
 from tests.support.stores import open_store
@@ -116,7 +118,14 @@ class TransactionalLife(RuleBasedStateMachine):
 
     def opened(self, claims, seen):
         """The effect of each key, and who the server says this is."""
-        connection = self.checker.handler_argument(next(iter(claims.values())), sa.Connection)
+        argument, claim = self.checker.handler_argument, next(iter(claims.values()))
+        if isinstance(self.checker, AwaitedChecker):
+            desk = self.checker.desk
+            connection = desk.call(argument, claim, AsyncConnection)
+            return desk.run(connection.run_sync(self.booked, claims, seen))
+        return self.booked(argument(claim, sa.Connection), claims, seen)
+
+    def booked(self, connection, claims, seen):
         for number in claims:
             connection.execute(self.place.store.effects.insert().values(id=self.name(number)))
         return Open(claims, seen, connection.scalar(sa.text(_IDS[self.place.store.kind])))
@@ -248,10 +257,12 @@ class TransactionalLife(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("by_tasks", [False, True])
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
-def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, request):
+def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, by_tasks, request):
     for store in open_store(kind, request, reuse=True):
-        checker = store.transactional(retention_s=3600.0)
+        checker = store.transactional(store.async_engine() if by_tasks else None, retention_s=3600.0)
+        checker = AwaitedChecker(checker) if by_tasks else checker
         place = Place(store, checker, store.engine(isolation_level="AUTOCOMMIT"))
         run_machine(partial(TransactionalLife, place), examples=EXAMPLES, steps=STEPS)
         assert store.booked() == place.booked

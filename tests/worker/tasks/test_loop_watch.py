@@ -12,13 +12,14 @@ import pytest
 
 from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters import MemoryBroker
-from idempotent.checkers import MemoryChecker, SqlChecker
+from idempotent.checkers import MemoryChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Decision, Verdict
-from idempotent.migrations import upgrade
 from idempotent.observe import Observer
 from idempotent.worker.handlers.loop_watch import LoopWatch, blocked_after_s, where
 from idempotent.worker.handlers.own_loop import OwnLoop
 from tests.support.logs import events, logged
+from tests.support.stores import Store
 from tests.worker.running import SUBJECT, WAIT_S, Running, emptying, publish, until
 
 LEASE_S = 0.6
@@ -125,21 +126,19 @@ def test_an_application_installed_as_a_library_is_named_by_its_handler() -> None
 
 @pytest.mark.slow
 def test_the_leases_of_a_blocked_loop_are_renewed_and_no_other_worker_takes_its_message(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shared_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = f"sqlite:///{tmp_path}/keys.db"
-    upgrade(url)
     blocks = threading.Event()
     runs: list[str] = []
     refused: list[float] = []
-    checkers = [SqlChecker(url, lease_s=LEASE_S) for _ in range(2)]
+    checkers = [shared_store.leased(lease_s=LEASE_S) for _ in range(2)]
 
     class Watching(Observer):
         def claimed(self, consumer: str, message: Message, request: object, answer: object) -> None:
             if isinstance(answer, Decision) and answer.verdict is Verdict.IN_PROGRESS:
                 refused.append(time.monotonic())
 
-    def worker(checker: SqlChecker) -> Worker:
+    def worker(checker: AbstractIdempotentChecker) -> Worker:
         registry, broker = Registry([Watching()]), MemoryBroker()
 
         @registry.consumer(SUBJECT, checker=checker)
@@ -157,8 +156,6 @@ def test_the_leases_of_a_blocked_loop_are_renewed_and_no_other_worker_takes_its_
     second = Running(worker(checkers[1]))
     assert first.join().summary[Outcome.PROCESSED] == 1
     assert second.join().summary[Outcome.DUPLICATE] == 1
-    for checker in checkers:
-        checker.close()
     assert runs == ["ran"]
     assert max(refused) - began > 1.5 * LEASE_S, "nothing was tried after the first lease"
     assert warnings(caplog)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,6 +12,7 @@ from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
 from tests.support.logs import logged
+from tests.support.stores import ASYNC, open_store
 from tests.worker.running import (
     SUBJECT,
     WAIT_S,
@@ -79,6 +81,38 @@ def test_what_runs_at_the_end_of_the_drain_is_cancelled_freed_and_requeued(
     (said,) = [vars(record) for record in logged(caplog, "drain_timed_out")]
     assert said["running"] == len(begun)
     assert said["waiting"] == (0 if batch_size == 1 else 90)
+
+
+@pytest.mark.parametrize("kind", ["redis", *ASYNC])
+@pytest.mark.parametrize("leased", [True, False])
+def test_the_end_of_a_drain_frees_the_keys_in_the_store(
+    registry: Registry, broker: MemoryBroker, request: pytest.FixtureRequest, kind: str, leased: bool
+) -> None:
+    """No lease ends in this test: a key that stayed claimed would be in progress for an hour."""
+    if kind == "redis" and not leased:
+        pytest.skip("Redis has no transactions")
+    with contextmanager(open_store)(kind, request, reuse=True) as store:
+        engine = None if leased else store.async_engine(pool_size=40)
+        checker = store.leased(lease_s=3600.0) if leased else store.transactional(engine)
+        begun, ran, hurry = [], [], threading.Event()
+
+        @registry.consumer(SUBJECT, checker=checker)
+        async def handle(message: Message) -> None:
+            begun.append(message.id)
+            if int(message.id) >= 30 and not hurry.is_set():
+                await asyncio.sleep(100)
+            ran.append(message.id)
+
+        publish(broker, *range(100))
+        worker = emptying(registry, broker, concurrency=30, drain_timeout_s=0.5)
+        running = Running(worker)
+        until(lambda: len(begun) == 60)
+        worker.stop()
+        summary = running.join().summary
+        assert (summary[Outcome.PROCESSED], summary.abandoned) == (30, 0)
+        hurry.set()
+        assert emptying(registry, broker, concurrency=30).run()[Outcome.PROCESSED] == 70
+        assert sorted(map(int, ran)) == list(range(100))
 
 
 def test_an_effect_that_is_recorded_while_its_task_is_cancelled_is_a_duplicate_next_time(

@@ -1,18 +1,21 @@
-"""Character sets of the application's choice, and processes that fork."""
+"""Character sets of the application's choice, asyncio's debug mode, and processes that fork."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import warnings
+from collections import Counter
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from idempotent import Message
 from idempotent.claims import ClaimRequest, Failure, Verdict
-from tests.checkers.sql.asynchronous.driving import SPACE, booking, key, process
+from tests.checkers.sql.asynchronous.driving import SPACE, booking, consumer_of, key, message, process
 
 FACE = "\N{GRINNING FACE}"
 
@@ -37,6 +40,41 @@ def test_no_character_set_makes_a_key_or_its_error_unstorable(store, charset):
             assert dead.reason == f"no {text}"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_asyncio_s_debug_mode_finds_nothing(store, caplog, leased):
+    """It refuses calls from other threads, and names what nothing awaits."""
+    checker = store.leased() if leased else store.transactional(store.async_engine(pool_size=5))
+    asleep = asyncio.Semaphore(0)
+
+    async def handle(message: Message) -> None:
+        if message.id == "odd":
+            raise ValueError
+        if message.id == "slow":
+            asleep.release()
+            await asyncio.sleep(60)
+
+    consumer = consumer_of(checker, handle)
+
+    async def main():
+        results = await asyncio.gather(*(consumer.process(message(n)) for n in [*range(30), "odd"]))
+        results += await consumer.process_many([message(n) for n in [*range(20, 40), "odd"]])
+        task = asyncio.create_task(consumer.process(message("slow")))
+        await asleep.acquire()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return Counter(result.outcome.value for result in results)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asyncio.run(main(), debug=True) == {"processed": 40, "duplicate": 10, "failed": 2}
+        checker.close()
+        gc.collect()
+    said = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    # That a call took long is about the machine.
+    assert not [line for line in said if not line.startswith("Executing")]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
