@@ -33,7 +33,7 @@ def waiting(sql_store, tables):
     def read():
         with sql_store.admin_engine.connect() as connection:
             rows = connection.execute(sa.select(tables.waiting.c.body).order_by(tables.waiting.c.id))
-            return [bytes(row[0]).decode() for row in rows]
+            return [bytes(row[0] or b"").decode() for row in rows]
 
     return read
 

@@ -1,5 +1,6 @@
 """A relay publishes what has committed, in the order of each order key, and deletes what the broker has confirmed."""
 
+import itertools
 import threading
 import time
 from collections import defaultdict
@@ -10,6 +11,7 @@ import sqlalchemy as sa
 from idempotent import Message
 from idempotent.errors import ConfigurationError
 from idempotent.outbox import Relay
+from idempotent.outbox.entries import bucket_of, lane_of
 from tests.outbox.picky import Picky, Silent, relay, until
 from tests.support.logs import events, logged
 
@@ -54,6 +56,30 @@ def test_a_message_whose_row_is_older_than_its_commit_is_published(outbox, send,
             slow.commit()
         until(lambda: not waiting())
     assert adapter.bodies[10:] == [f"slow {number}" for number in range(3)]
+
+
+@pytest.mark.parametrize("sql_store", ["mysql", "postgres"], indirect=True)
+def test_a_key_under_a_lock_is_in_order_although_its_ids_commit_after_later_ones(
+    outbox, send, waiting, sql_store
+):
+    """A relay that goes on behind the last id that it has seen would publish 7 and not see 5: docs/decisions/0036."""
+    adapter = Picky()
+    names = (f"other {number}" for number in itertools.count())
+    with relay(outbox, adapter):
+        for number in range(0, 40, 2):
+            with sql_store.admin_engine.connect() as slow:
+                outbox.send(slow, Message("invoices", f"{number}".encode()), order_key="locked")
+                other = next(name for name in names if bucket(name) == bucket("locked"))
+                send(other, order_key=other)
+                until(lambda other=other: other in adapter.bodies)
+                slow.commit()
+            send(number + 1, order_key="locked")
+        until(lambda: not waiting())
+    assert [body for body in adapter.bodies if body.isdigit()] == [str(number) for number in range(40)]
+
+
+def bucket(order_key):
+    return bucket_of(lane_of("", order_key, ""))
 
 
 def test_a_delayed_message_is_published_when_its_time_has_come(outbox, send, waiting):
