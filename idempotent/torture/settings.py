@@ -78,7 +78,7 @@ class Settings:
         """How a consumer works: one message at a time, in threads, or in groups; `in_order` keeps the order."""
         chance = random.Random(f"shape {self.seed} {slot}")
         if slot % 3 == 0 or (in_order and slot % 3 == 1):
-            return Shape(chance.choice((1, 3)), 1)
+            return Shape(chance.choice((1, 3, 20)), 1)
         return Shape(1 if in_order else chance.choice((1, 2)), chance.choice((5, 20, 200)))
 
 
