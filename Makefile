@@ -53,7 +53,8 @@ help: ## Print this list
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, then 10,000 through two services and an outbox
 	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python -m tests.demo $(BROKER),idempotent demo) \
 	  $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
-	@$(if $(BROKER)$(CHECKER)$(ARGS),,echo && $(BIN)/idempotent services-demo)
+	@$(if $(CHECKER)$(ARGS)$(filter spark,$(BROKER)),,echo && \
+	  $(BIN)/$(if $(BROKER),python -m tests.demo.chain $(BROKER),idempotent services-demo))
 
 torture: $(STAMP) servers ## Kill, pause and cut off consumers, brokers and stores for an hour, and examine the history
 	@$(BIN)/python -m tests.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from idempotent.demo.broker import PipeAdapter
 from idempotent.demo.consumers import Job, consume
@@ -29,6 +31,13 @@ def main() -> None:
     if job.broker_url is None:
         consume(job, PipeAdapter(sys.stdin, report))
         return
+    with outcomes_told(report) as count:
+        consume(job, place_at(job.broker_url, job.subject, job.batch_size).adapter(), count)
+
+
+@contextmanager
+def outcomes_told(report: Callable[[Any], None]) -> Iterator[Callable[[Message, Result], None]]:
+    """Tell the parent again and again how often each outcome was met; yields what is called with each message."""
     outcomes: Counter[Outcome] = Counter()
 
     def report_outcomes() -> None:
@@ -43,7 +52,7 @@ def main() -> None:
         outcomes[result.outcome] += 1
 
     threading.Thread(target=report_for_ever, daemon=True).start()
-    consume(job, place_at(job.broker_url, job.subject, job.batch_size).adapter(), count)
+    yield count
     report_outcomes()
 
 

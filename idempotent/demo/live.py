@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from idempotent.demo.consumers import GROUP, Job
 from idempotent.demo.flights import Flight, read_flights
@@ -36,9 +36,15 @@ _TOGETHER: Final = 500
 
 
 class ConsumerProcess:
-    """One of the consumers, killed and started again."""
+    """One of the consumers, killed and started again.
 
-    def __init__(self, job: Job, log: Path) -> None:
+    Attributes:
+        module: what its process runs.
+    """
+
+    module = "idempotent.demo.child"
+
+    def __init__(self, job: Any, log: Path) -> None:
         self._job = job
         self._log = log
         self._child: ChildProcess | None = None
@@ -61,7 +67,7 @@ class ConsumerProcess:
         """Start a process."""
         self._before, self._now = self.outcomes, Counter()
         self.is_up = False
-        self._child = ChildProcess("idempotent.demo.child", self._job, self._log, on_line=self._listen)
+        self._child = ChildProcess(self.module, self._job, self._log, on_line=self._listen)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -1,5 +1,6 @@
 """A relay in a process of its own, to pause or to run by a wrong clock: `python -m tests.outbox.relay_process`."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -8,7 +9,9 @@ import time
 
 import sqlalchemy as sa
 
-from tests.outbox import service
+from idempotent.adapters import adapter_from_url
+from idempotent.outbox import Outbox, Relay
+from idempotent.worker.signals import on_stop_signal
 from tests.project.house import ROOT
 
 
@@ -23,7 +26,7 @@ class RelayProcess:
 
     def __init__(self, store, broker, ahead_s=0.0):
         url = sa.make_url(store.url).render_as_string(hide_password=False)
-        arguments = (str(ahead_s), "relay", url, store.table, broker, "", "")
+        arguments = (str(ahead_s), url, store.table, broker)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.outbox.relay_process", *arguments],
             cwd=ROOT,
@@ -60,11 +63,14 @@ class RelayProcess:
         return log
 
 
-def main(ahead_s, *arguments):
+def main(ahead_s, url, table, broker):
     right, right_ns = time.time, time.time_ns
     time.time = lambda: right() + ahead_s
     time.time_ns = lambda: right_ns() + round(ahead_s * 1e9)
-    service.main(*arguments)
+    logging.basicConfig(level=logging.INFO)
+    relay = Relay(Outbox(sa.create_engine(url), table=table), adapter_from_url(broker), lease_s=3.0)
+    with on_stop_signal(relay.stop):
+        relay.run()
 
 
 if __name__ == "__main__":

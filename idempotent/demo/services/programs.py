@@ -7,13 +7,13 @@ are the way to the simulated broker.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from idempotent import Message, Registry, Worker
+from idempotent import Message, Registry, Result, Worker
 from idempotent.adapters.base import Adapter
 from idempotent.demo.broker import PipeAdapter
 from idempotent.demo.consumers import Job
@@ -56,24 +56,36 @@ def main() -> None:
     if job.subject == RELAY:
         relay(job, PipePublisher(sys.stdin, report))
     else:
-        serve(job, PipeAdapter(sys.stdin, report, job.subject))
+        serve(job, PipeAdapter(sys.stdin, report, job.subject), INVOICES if job.subject == ORDERS else None)
 
 
-def serve(job: Job, adapter: Adapter) -> None:
-    """Book what arrives, in one transaction with the key, and of an order also send its invoice."""
+def serve(
+    job: Job,
+    adapter: Adapter,
+    sends_to: str | None,
+    on_result: Callable[[Message, Result], object] | None = None,
+) -> None:
+    """Book what arrives, in one transaction with the key, and of an order also send its invoice.
+
+    Args:
+        job: what to consume, and where to book it.
+        adapter: of the broker.
+        sends_to: where the invoices go; None: it makes invoices itself.
+        on_result: called with each message and its result.
+    """
     assert job.checker_url is not None
     table, outbox = bookings_table(job.table), outbox_at(job.database_url)
 
     def book(messages: list[Message], session: Session) -> None:
         session.execute(insert(table), [message.json() for message in messages])
-        if job.subject == ORDERS:
+        if sends_to is not None:
             for message in messages:
-                outbox.send(session, Message(INVOICES, message.body))
+                outbox.send(session, Message(sends_to, message.body))
 
     checker = keys_at(job.checker_url).checker()
     registry = Registry()
     registry.consumer(job.subject, group="demo", checker=checker, batch=True)(book)
-    Worker(registry, adapter, batch_size=job.batch_size).run()
+    Worker(registry, adapter, batch_size=job.batch_size, on_result=on_result).run()
     registry.close()
 
 

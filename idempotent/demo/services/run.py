@@ -30,9 +30,9 @@ from idempotent.testing.stage.databases import RunTable
 class Service:
     """One service: its own database, with its keys, its business table and an outbox."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, database_url: str) -> None:
         self.name: Final = name
-        self.database_url: Final = f"sqlite:///{folder}/{name}.sqlite3"
+        self.database_url: Final = database_url
         self.table: Final = RunTable(self.database_url, bookings_table(f"demo_{name}"))
         self._keys = keys_at(f"transactional+{self.database_url}")
         self._outbox = RunTable(self.database_url, outbox_tables(MetaData(), KEYS).waiting)
@@ -42,9 +42,10 @@ class Service:
         """How many messages are in its outbox."""
         return self._outbox.count()
 
-    def job(self, batch_size: int, subject: str | None = None) -> Job:
+    def job(self, batch_size: int, subject: str | None = None, broker_url: str | None = None) -> Job:
         """The job of its process, or of another one for the same database."""
-        return Job(self._keys.url, self.database_url, self.table.table.name, batch_size, subject or self.name)
+        table = self.table.table.name
+        return Job(self._keys.url, self.database_url, table, batch_size, subject or self.name, broker_url)
 
     def prepare(self) -> None:
         """Create everything, empty."""
@@ -164,7 +165,9 @@ class ServicesRun:
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings: Final = settings
-        self.orders, self.billing = Service(ORDERS, folder), Service(INVOICES, folder)
+        self.orders, self.billing = (
+            Service(name, f"sqlite:///{folder}/{name}.sqlite3") for name in (ORDERS, INVOICES)
+        )
         flights = list(read_flights(settings.flights))
         order = delivery_order(len(flights), duplicates=settings.duplicates, seed=settings.seed)
         self._invoices = InvoiceBroker(seed=settings.seed)
