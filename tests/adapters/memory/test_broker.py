@@ -200,10 +200,10 @@ def test_a_memory_url_shares_one_broker_by_name() -> None:
     ("url", "message"),
     [
         ("carrier-pigeon://user:secret@coop", "known: amqp://, .*file://, .*memory://"),
-        ("memory://x?sede=1", "unknown option 'sede'; known: duplicate_rate, max_deliveries"),
-        ("memory://x?seed=one", "'seed' must be of type int, not 'one'"),
-        ("memory://x?until_empty=perhaps", "'until_empty' must be of type bool"),
-        ("memory://x?redeliver_rate=1", "redeliver_rate must be from 0 to below 1"),
+        ("memory://wrong?sede=1", "unknown option 'sede'; known: duplicate_rate, max_deliveries"),
+        ("memory://wrong?seed=one", "'seed' must be of type int, not 'one'"),
+        ("memory://wrong?until_empty=perhaps", "'until_empty' must be of type bool"),
+        ("memory://wrong?redeliver_rate=1", "redeliver_rate must be from 0 to below 1"),
         ("file://", "needs a path"),
     ],
 )
