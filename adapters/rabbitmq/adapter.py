@@ -12,7 +12,6 @@ from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import ORIGIN_HEADER, returned_headers, text_of
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for
-from idempotent.adapters.rabbitmq.closing import within
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
 from idempotent.adapters.rabbitmq.keeping import Keeper
 from idempotent.adapters.rabbitmq.lanes import Item
@@ -324,3 +323,27 @@ class RabbitMqAdapter(Adapter):
     def _check_owner(self) -> None:
         if self._owner is not None and self._owner != threading.get_ident():
             raise AdapterError("only the thread that opened a RabbitMqAdapter may use it")
+
+
+def within(close: Callable[[], None], seconds: float) -> None:
+    """Call a function that closes, in a thread that is abandoned after these seconds: a frozen broker never answers.
+
+    Raises:
+        TimeoutError: it has not returned.
+        Exception: what it raised.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            close()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="idempotent-rabbitmq-close", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"the broker did not answer within {seconds:g} seconds")
+    if errors:
+        raise errors[0]

@@ -5,19 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import pyarrow as pa
+
+from idempotent.adapters.spark.keys import key_hash
 from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_speculation
-from idempotent.adapters.spark.tasks.effects import PartitionEffects
-from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, PartitionFilter
+from idempotent.adapters.spark.tasks.chunks import chunks
+from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, PartitionFilter, statuses
+from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.tasks.handlers import Handlers
+from idempotent.adapters.spark.tasks.key_filter import KeyFilter
 from idempotent.adapters.spark.tasks.replay import BatchReplay
-from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys
-from idempotent.adapters.spark.tasks.status_column import status_function
+from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys, first_of_each
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
+
+
+class PartitionEffects:
+    """For `foreachPartition` of RDDs and frames. Picklable."""
+
+    def __init__(self, handle: RunHandle, keys: RowKeys, handler: Callable[[Any], object]) -> None:
+        """Connect only when called."""
+        self._handle = handle
+        self._keys = keys
+        self._handler = handler
+
+    def __call__(self, rows: Iterable[Any]) -> None:
+        """Handle one partition."""
+        handlers = Handlers(self._handle)
+        for part in chunks(rows, self._handle.chunk):
+            handlers.run(first_of_each(map(self._keys.of_row, part), part), self._call)
+
+    def _call(self, row: Any) -> None:
+        """Call the handler, and store none of what it returns."""
+        self._handler(row)
 
 
 def idempotent_partitions(
@@ -122,3 +147,18 @@ def idempotent_udf(run: IdempotentRun, *, frame: str | None = None) -> Any:
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
     return arrow_udf(status_function(run.frame(frame)), "string").asNondeterministic()
+
+
+def status_function(handle: RunHandle) -> Callable[..., Any]:
+    """The function for `arrow_udf`, which reads the kind of function from the annotations."""
+
+    def decided(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        keys = KeyFilter(handle)
+        for arrays in columns:
+            # Spark sends a single column as an array, not as a tuple of one.
+            sent: Any = arrays
+            lists = [array.to_pylist() for array in (sent if isinstance(sent, tuple) else (sent,))]
+            hashes = [key_hash(handle.ref.consumer, each) for each in zip(*lists, strict=True)]
+            yield statuses(keys.decide(hashes))
+
+    return decided

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from idempotent.adapters.spark.collection import collect
 from idempotent.adapters.spark.deduplication import new_rows
 from idempotent.adapters.spark.facts import RunFacts
+from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
@@ -21,11 +23,19 @@ from idempotent.adapters.spark.tasks.chunks import checked_chunk
 from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
 from idempotent.choices import choice, flag, seconds
 from idempotent.errors import ConfigurationError, StoreError
+from idempotent.logs import EventLog
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+log = EventLog(__name__)
+
 DEFAULT_CHUNK: Final = 1000
+# This process collects old claims in each store once an hour, so many at most.
+_COLLECT_EVERY_S: Final = 3600.0
+_COLLECT_MOST: Final = 10_000
+_collect_at: Final[dict[StoreConfig, float]] = {}
+_collect_lock: Final = threading.Lock()
 
 
 class IdempotentRun(RunFacts):
@@ -273,3 +283,19 @@ class IdempotentRun(RunFacts):
     ) -> None:
         """Close it."""
         self.close()
+
+
+def collect(ledger: Ledger, store: StoreConfig) -> None:
+    """Collect a bounded number of claims, unless this process has collected in this store within the hour."""
+    now = time.monotonic()
+    with _collect_lock:
+        if now < _collect_at.get(store, now):
+            return
+        _collect_at[store] = now + _COLLECT_EVERY_S
+    try:
+        deleted = ledger.gc(_COLLECT_MOST)
+    except StoreError as error:
+        # What is no longer needed only takes disk space.
+        log.warning("run_claims_not_collected", extra={"error": str(error)})
+    else:
+        log.info("run_claims_collected", extra={"deleted": deleted})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import URL, Connection, Engine
@@ -16,7 +17,6 @@ from idempotent.outbox.home import Home
 from idempotent.outbox.inserts import Inserts
 from idempotent.outbox.sends import Sends
 from idempotent.outbox.store import OutboxStore
-from idempotent.outbox.wake import Wake
 from idempotent.outbox.wakes import Notifier
 from idempotent.processing.calling import claim_if_any, inside_handler, inside_leased_batch
 from idempotent.schema import DEFAULT_TABLE, outbox_name, validate_table_name
@@ -27,6 +27,28 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 _WHERE: Final = "a Session, an AsyncSession or a Connection"
+
+
+class Wake:
+    """Events, one for each line of each relay: a line clears its own before it looks."""
+
+    def __init__(self) -> None:
+        self._events: tuple[threading.Event, ...] = ()
+
+    def add(self) -> threading.Event:
+        """An event that is set from now on."""
+        event = threading.Event()
+        self._events = (*self._events, event)
+        return event
+
+    def remove(self, event: threading.Event) -> None:
+        """Do not set it any more."""
+        self._events = tuple(each for each in self._events if each is not event)
+
+    def set(self) -> None:
+        """Wake all, from any thread."""
+        for event in self._events:
+            event.set()
 
 
 class Outbox:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from idempotent.choices import flag, seconds, seconds_or_none, whole
@@ -27,7 +27,6 @@ from idempotent.worker.message_log import MessageLog
 from idempotent.worker.python_gc import relaxed_python_gc
 from idempotent.worker.rooms import Rooms
 from idempotent.worker.routes import check_dead_letters, routes, unknown_subject
-from idempotent.worker.services import inside
 from idempotent.worker.serving import in_thread
 from idempotent.worker.settling import Settling
 from idempotent.worker.signals import on_stop_signal
@@ -306,3 +305,22 @@ class Worker:
     def _drop_finished(self) -> None:
         for _ in self._pool.finished(_BUSY_WAIT_S):
             pass
+
+
+@contextmanager
+def inside(services: Iterable[AbstractContextManager[object]]) -> Iterator[None]:
+    """Enter all services, and leave them in reverse order.
+
+    None of them may hide an error: the worker would seem to have ended in order.
+    """
+    error: BaseException | None = None
+    with ExitStack() as entered:
+        try:
+            for service in services:
+                entered.enter_context(service)
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+    if error is not None:
+        raise error

@@ -1677,7 +1677,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a service hides the error that ended the worker",
-        "idempotent/worker/services.py",
+        "idempotent/worker/worker.py",
         "    if error is not None:\n        raise error\n",
         "",
         "tests/worker/test_services.py -k test_a_service_cannot_hide",
@@ -2154,7 +2154,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a batch has two messages of one order key",
-        "idempotent/outbox/relays/waves.py",
+        "idempotent/outbox/relays/line.py",
         "        after[message.lane] = number + 1\n",
         "        after[message.lane] = number\n",
         f"{_OUTBOX}/test_relay.py -k did_not_answer",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from idempotent import Message, Registry
 from idempotent.adapters.activemq.frames import QUOTED_KEY_HEADER, Frame, message_of, send_frame
-from idempotent.adapters.activemq.splitter import FrameSplitter
+from idempotent.adapters.activemq.transport import FrameSplitter
 from idempotent.adapters.copies import (
     ATTEMPT_HEADER,
     dead_letter_headers,

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from idempotent.adapters.spark.columns import HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN
 from idempotent.adapters.spark.ledger.run_claims import Verdict
-from idempotent.adapters.spark.tasks.batches import gathered
 from idempotent.adapters.spark.tasks.chunks import chunks
 from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
 from idempotent.adapters.spark.tasks.key_filter import KeyFilter
@@ -112,3 +111,24 @@ def _refuse_changed(changed: Sequence[bool]) -> None:
 
 def _payloads(batch: pa.RecordBatch) -> list[bytes]:
     return [value.to_bytes(8, signed=True) for value in batch.column(PAYLOAD_COLUMN).to_pylist()]
+
+
+def gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order: small batches joined until they have `rows`, larger ones not copied."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield from _joined(held)
+            held, count = [], 0
+    if held:
+        yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) == 1:
+        return batches
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined

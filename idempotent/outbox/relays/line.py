@@ -20,7 +20,6 @@ from idempotent.outbox.relays.leases import BucketLeases
 from idempotent.outbox.relays.outage import Outage
 from idempotent.outbox.relays.publishing import Publishing
 from idempotent.outbox.relays.upkeep import Upkeep
-from idempotent.outbox.relays.waves import waves
 from idempotent.outbox.relays.window import Window
 from idempotent.outbox.store import Waiting
 from idempotent.policy import Backoff
@@ -239,3 +238,18 @@ class Line:
     def _tell(self, error: Exception | None) -> None:
         if error is not None:
             self._outage.tell(error)
+
+
+def waves(messages: Sequence[Waiting], most: int) -> list[list[Waiting]]:
+    """The messages in batches that have at most one of each lane: a batch may stop midway."""
+    found: list[list[Waiting]] = []
+    after: dict[bytes, int] = {}
+    for message in messages:
+        number = after.get(message.lane, 0)
+        while number < len(found) and len(found[number]) >= most:
+            number += 1
+        if number == len(found):
+            found.append([])
+        found[number].append(message)
+        after[message.lane] = number + 1
+    return found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idempotent.adapters.activemq.splitter import FrameSplitter
+from idempotent.adapters.activemq.transport import FrameSplitter
 
 FRAMES = [
     b"CONNECTED\nversion:1.2\n\n",

@@ -4,8 +4,7 @@ import pyarrow as pa
 import pytest
 
 from idempotent.adapters.spark.ledger import Verdict
-from idempotent.adapters.spark.tasks.batches import gathered
-from idempotent.adapters.spark.tasks.filters import only_new
+from idempotent.adapters.spark.tasks.filters import gathered, only_new
 
 
 def batch(*numbers):

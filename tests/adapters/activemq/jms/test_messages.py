@@ -6,7 +6,7 @@ import pytest
 
 from idempotent import Message, Outcome, Registry, Result
 from idempotent.adapters.activemq import StompAdapter
-from idempotent.adapters.activemq.texts import from_java, to_java
+from idempotent.adapters.activemq.frames import from_java, to_java
 from idempotent.adapters.copies import OUTCOME_HEADER, REASON_HEADER
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import UndecodableMessageError

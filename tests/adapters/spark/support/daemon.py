@@ -10,10 +10,10 @@ _MODULES = (
     "pyspark.sql.pandas.serializers",
     "idempotent.adapters.spark.ledger.redis",
     "idempotent.adapters.spark.ledger.sql",
-    "idempotent.adapters.spark.tasks.effects",
+    "idempotent.adapters.spark.api",
     "idempotent.adapters.spark.tasks.filters",
     "idempotent.adapters.spark.tasks.replay",
-    "idempotent.adapters.spark.tasks.status_column",
+    "idempotent.adapters.spark.api",
 )
 
 if __name__ == "__main__":
