@@ -51,13 +51,13 @@ help: ## Print this list
 	@echo "  SECONDS=$(SECONDS) (of torture and soak)  SEED=  (of torture, which also takes BROKER= and CHECKER=redis, for one pair)"
 
 demo: $(STAMP) ## Book 336,776 real flights through crashes and duplicates, then 10,000 through two services and an outbox
-	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/$(if $(BROKER),python -m tests.demo $(BROKER),idempotent demo) \
+	@$(if $(BROKER),$(MAKE) -s servers && )$(BIN)/python -m $(if $(BROKER),tests.demo flights $(BROKER),examples.demo flights) \
 	  $(if $(CHECKER),--checker '$(CHECKER)') $(ARGS)
 	@$(if $(CHECKER)$(ARGS)$(filter spark,$(BROKER)),,echo && \
-	  $(BIN)/$(if $(BROKER),python -m tests.demo.chain $(BROKER),idempotent services-demo))
+	  $(BIN)/python -m $(if $(BROKER),tests.demo services $(BROKER),examples.demo services))
 
 torture: $(STAMP) servers ## Kill, pause and cut off consumers, brokers and stores for an hour, and examine the history
-	@$(BIN)/python -m tests.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+	@$(BIN)/python -m tests.torture pairs --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(BROKER),--broker $(BROKER)) $(if $(CHECKER),--checker $(CHECKER)) $(ARGS)
 
 soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (SECONDS=)
@@ -85,7 +85,7 @@ slow: pytest ## Run the slow tests alone, the random ones with all their example
 # With seed 1 RabbitMQ is killed while it makes a queue of delayed messages, and RabbitMQ 3.10 then gives that queue a
 # leader only a minute later: the promise is kept, but each pair takes two minutes instead of one.
 brief-torture: $(STAMP) servers ## Every broker with every checker and an outbox, the same ten seconds of faults each time
-	@$(BIN)/python -m tests.torture --seconds 180 --seed 2
+	@$(BIN)/python -m tests.torture pairs --seconds 180 --seed 2
 
 lint: $(STAMP) ## Check style
 	@$(BIN)/ruff check .
@@ -93,7 +93,7 @@ lint: $(STAMP) ## Check style
 
 types: $(STAMP) ## Check types
 	@$(BIN)/mypy -p idempotent
-	@$(BIN)/mypy examples
+	@$(BIN)/mypy --explicit-package-bases --exclude torture/checks/ examples tests/torture
 
 pytest: $(STAMP) servers $(if $(NEWEST),servers-newest) ## Run the tests alone, e.g. make pytest ARGS="tests/test_keys.py -n 0"
 	@$(NEWEST) .ci/alone $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CHOICE) $(if $(NEWEST),$(WITH_NEWEST) $(ON_NEWEST)) $(ARGS)
@@ -141,7 +141,7 @@ lock: python ## Write the newest versions of the dependencies into constraints.t
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(PYTHON) -m venv "$$folder" && \
 	"$$folder/bin/python" -m pip install --quiet --upgrade $(BUILD) && \
-	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,demo,dev,bench]' && \
+	"$$folder/bin/python" -m pip install --quiet --upgrade --no-build-isolation '.[all,dev,bench]' && \
 	{ echo "# Exact versions for make and CI; written by \`make lock\`."; \
 	  "$$folder/bin/python" -m pip freeze --all --exclude pip --exclude idempotent-consumer; \
 	} > "$$folder/constraints.txt" && \
@@ -170,7 +170,7 @@ $(STAMP): pyproject.toml constraints.txt | python
 	@echo "Making $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP_INSTALL) $(BUILD)
-	@$(PIP_INSTALL) --no-build-isolation -e '.[all,demo,dev]'
+	@$(PIP_INSTALL) --no-build-isolation -e '.[all,dev]'
 	@touch $@
 
 $(LIGHT_STAMP): pyproject.toml constraints.txt | python

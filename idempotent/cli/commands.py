@@ -7,7 +7,6 @@ from collections import UserDict
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import cleandoc
 from typing import Any, Final
 
@@ -30,42 +29,8 @@ class Command:
     target: str
     examples: str = ""
 
-    @property
-    def module(self) -> str:
-        """The module of the target."""
-        return self.target.partition(":")[0]
-
 
 COMMANDS: Final = (
-    Command(
-        "demo",
-        "idempotent.demo.command:demo",
-        """
-        idempotent demo
-        idempotent demo --flights 2000
-        idempotent demo --checker transactional+postgresql+psycopg://user:password@host/db
-        idempotent demo --checker redis://localhost
-        idempotent demo --broker amqp://localhost
-        """,
-    ),
-    Command(
-        "services-demo",
-        "idempotent.demo.services.command:services_demo",
-        """
-        idempotent services-demo
-        idempotent services-demo --flights 2000 --kills 1
-        """,
-    ),
-    Command(
-        "spark-demo",
-        "idempotent.demo.spark.command:spark_demo",
-        """
-        idempotent spark-demo
-        idempotent spark-demo --flights 2000 --months 2 --kills 1
-        idempotent spark-demo --store mysql+pymysql://user:password@host/db
-        idempotent spark-demo --store redis://localhost
-        """,
-    ),
     Command(
         "run",
         "idempotent.cli.run:run",
@@ -90,15 +55,6 @@ COMMANDS: Final = (
         """
         idempotent redrive shop.consumers:on_paid --broker amqp://localhost --checker db=$URL
         idempotent redrive shop.consumers:on_paid --broker kafka://localhost --checker db=$URL --limit 10
-        """,
-    ),
-    Command(
-        "torture",
-        "idempotent.torture.command:torture",
-        """
-        idempotent torture --broker amqp://localhost --checker transactional+mysql+pymysql://user:password@host/test
-        idempotent torture --broker kafka://localhost:9092 --checker redis://localhost --seconds 600 --seed 7
-        idempotent torture --broker stomp://localhost --checker $URL --restart-broker 'docker restart -t 0 activemq'
         """,
     ),
     Command(
@@ -132,28 +88,22 @@ COMMANDS: Final = (
 )
 
 
-class InstalledCommands(UserDict[str, Any]):
-    """The commands of the table whose modules are installed, by name. Looking one up imports it."""
+class LazyCommands(UserDict[str, Any]):
+    """The commands of the table by name. Looking one up imports it."""
 
-    def __init__(self, table: tuple[Command, ...] = COMMANDS) -> None:
-        """Leave out packages that were deleted; import nothing."""
-        super().__init__({command.name: command for command in table if _is_installed(command.module)})
+    def __init__(self) -> None:
+        """Import nothing."""
+        super().__init__({command.name: command for command in COMMANDS})
 
     def __getitem__(self, name: str) -> Any:
         return _load(self.data[name])
 
 
-def _is_installed(module: str) -> bool:
-    """Whether its package is there; looking deeper would import it."""
-    spec = find_spec(".".join(module.split(".")[:2]))
-    # A deleted folder may have left compiled files, which make it a namespace without an origin.
-    return spec is not None and spec.origin is not None
-
-
 @cache
 def _load(command: Command) -> Any:
     """The command as typer makes it."""
-    target = getattr(import_module(command.module), command.target.partition(":")[2])
+    module, _, attribute = command.target.partition(":")
+    target = getattr(import_module(module), attribute)
     app = typer.Typer(rich_markup_mode="rich")
     if isinstance(target, typer.Typer):
         app.add_typer(target, name=command.name)

@@ -36,11 +36,6 @@ def url_in(word: str) -> str:
     return url
 
 
-def optional_url_in(word: str | None) -> str | None:
-    """The URL of an option that need not be given: see `url_in`."""
-    return None if word is None else url_in(word)
-
-
 def defaults_in(path: Path, group: TyperGroup, context: typer.Context) -> dict[str, dict[str, Any]]:
     """The options of a TOML file: a table for each command, in it the long options without --; _ may stand for -.
 

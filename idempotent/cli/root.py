@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import idempotent
-from idempotent.cli.commands import InstalledCommands, paragraphs
+from idempotent.cli.commands import LazyCommands, paragraphs
 from idempotent.cli.configuration import defaults_in
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.terminal.output import note, show_error
@@ -23,12 +23,8 @@ PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all command
 """
 
 
-class Root(TyperGroup):
-    """Has the commands of the table, and ends each in an exit code."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands = InstalledCommands()
+class ExitsWithCode(TyperGroup):
+    """Ends each of its commands in an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit: it raised an error of this library, or was interrupted."""
@@ -48,6 +44,14 @@ class Root(TyperGroup):
             forget_words()
 
 
+class Root(ExitsWithCode):
+    """Has the commands of the table."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = LazyCommands()
+
+
 app = typer.Typer(
     name="idempotent",
     cls=Root,
@@ -58,7 +62,6 @@ app = typer.Typer(
     # A traceback with local variables would show passwords.
     pretty_exceptions_show_locals=False,
     epilog=epilog(
-        "idempotent demo",
         "idempotent migrate upgrade --url sqlite:///app.db",
         "idempotent run shop.consumers --broker file:///data/orders.jsonl --checker db=sqlite:///app.db",
         "idempotent keys list --status dead",

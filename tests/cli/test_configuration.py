@@ -121,8 +121,6 @@ MORE = {
     ("redrive", "--checker"): BROKER,
     ("relay", "--outbox"): BROKER,
     ("relay", "--broker"): ["--outbox", URL],
-    ("torture", "--checker"): BROKER,
-    ("torture", "--broker"): ["--checker", "memory://"],
     ("keys", "show", "--url"): ["a:b:c"],
     ("keys", "resolve", "--url"): ["a:b:c", "--done"],
     ("keys", "reopen", "--url"): ["a:b:c"],

@@ -1,34 +1,34 @@
-"""`make demo BROKER=rabbitmq`: the demo over a broker that is started for it alone, and killed in the middle.
+"""`make demo BROKER=rabbitmq`: the demos over a broker that is started for them alone, and killed in the middle.
 
 `make demo BROKER=spark`: through Spark, which needs no broker, but a database.
 """
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from idempotent.cli.demonstration import demonstrate
-from idempotent.demo.command import SHARE, over_broker
-from idempotent.demo.flights import FLIGHTS
-from idempotent.demo.report import LiveReport
-from idempotent.demo.schedule import Settings
-from idempotent.demo.spark.command import over_spark
-from idempotent.demo.spark.run import SparkReport
-from idempotent.demo.spark.schedule import SHARE as SPARK_SHARE
-from idempotent.demo.spark.schedule import SparkSettings
-from idempotent.errors import IdempotentError
+from examples.demo.command import SHARE, over_broker
+from examples.demo.demonstration import demonstrate, program
+from examples.demo.flights import FLIGHTS
+from examples.demo.report import LiveReport
+from examples.demo.schedule import Settings
+from examples.demo.spark.command import over_spark
+from examples.demo.spark.run import SparkReport
+from examples.demo.spark.schedule import SHARE as SPARK_SHARE
+from examples.demo.spark.schedule import SparkSettings
+from idempotent.errors import ConfigurationError
+from tests.demo.chain import services_over
 from tests.support.pairs import BROKERS, started
 from tests.support.services import PrivateMariaDb
 
 SPARK = "spark"
 
 
-def main(
+def flights_over(
     broker: str,
     flights: Annotated[int | None, typer.Option(min=20, max=FLIGHTS)] = None,
     kills: int | None = None,
@@ -41,7 +41,7 @@ def main(
 ) -> None:
     """Start the servers, run the demo, remove them."""
     if broker not in (*BROKERS, SPARK):
-        sys.exit(f"BROKER={broker} is unknown; known: {', '.join([*BROKERS, SPARK])}")
+        raise ConfigurationError(f"BROKER={broker} is unknown; known: {', '.join([*BROKERS, SPARK])}")
 
     def run(console: Console) -> SparkReport | LiveReport:
         with ExitStack() as stack:
@@ -75,11 +75,13 @@ def through(stack: ExitStack, console: Console, broker: str, checker: str, setti
     )
 
 
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(main)
+app = program(
+    "python -m tests.demo",
+    {
+        flights_over: ("flights rabbitmq", "flights spark"),
+        services_over: ("services rabbitmq", "services kafka --flights 2000"),
+    },
+)
 
 if __name__ == "__main__":
-    try:
-        app()
-    except IdempotentError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    app(prog_name="python -m tests.demo")

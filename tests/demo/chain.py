@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import secrets
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,22 +19,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from idempotent.cli.demonstration import demonstrate, own_folder, prepared
-from idempotent.demo.flights import FLIGHTS, read_flights
-from idempotent.demo.live import ConsumerProcess, batches
-from idempotent.demo.report import compared_rows
-from idempotent.demo.schedule import Settings, delivery_order
-from idempotent.demo.services.programs import RELAY
-from idempotent.demo.services.run import Service
-from idempotent.demo.truth import Comparison, compare, flights_in
-from idempotent.errors import AdapterError, IdempotentError, StoreError
+from examples.demo.demonstration import demonstrate, own_folder, prepared
+from examples.demo.flights import FLIGHTS, read_flights
+from examples.demo.live import ConsumerProcess, batches
+from examples.demo.report import compared_rows
+from examples.demo.schedule import Settings, delivery_order
+from examples.demo.services.programs import RELAY
+from examples.demo.services.run import Service
+from examples.demo.stage import screen
+from examples.demo.stage.children import ChildEndedError
+from examples.demo.stage.leftovers import Silence
+from examples.demo.stage.places import Place, RabbitMqPlace, place_at
+from examples.demo.stage.producer import Producer
+from examples.demo.stage.screen import Row, verdict
+from examples.demo.truth import Comparison, compare, flights_in
+from idempotent.errors import AdapterError, ConfigurationError, StoreError
 from idempotent.outcomes import Outcome
-from idempotent.testing.children import ChildEndedError
-from idempotent.testing.stage import screen
-from idempotent.testing.stage.leftovers import Silence
-from idempotent.testing.stage.places import Place, RabbitMqPlace, place_at
-from idempotent.testing.stage.producer import Producer
-from idempotent.testing.stage.screen import Row, verdict
 from tests.support.pairs import BROKERS, started
 from tests.support.services import PrivateMariaDb, PrivatePostgres
 
@@ -269,7 +268,7 @@ def show(console: Console, report: ServicesReport) -> None:
     )
 
 
-def main(
+def services_over(
     broker: str,
     flights: Annotated[int, typer.Option(min=20, max=FLIGHTS)] = SHARE,
     kills: Annotated[int, typer.Option(min=0)] = 3,
@@ -279,7 +278,7 @@ def main(
 ) -> None:
     """Start the servers, run the demo, remove them."""
     if broker not in BROKERS:
-        sys.exit(f"BROKER={broker} is unknown; known: {', '.join(BROKERS)}")
+        raise ConfigurationError(f"BROKER={broker} is unknown; known: {', '.join(BROKERS)}")
 
     def run(console: Console) -> ServicesReport:
         with ExitStack() as stack:
@@ -309,13 +308,3 @@ def restarting(server: Any) -> Callable[[], object]:
         server.start()
 
     return restart
-
-
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(main)
-
-if __name__ == "__main__":
-    try:
-        app()
-    except IdempotentError as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,11 +1,11 @@
 """A program of the demo over two services and a real broker: orders, billing or a relay; told on standard input."""
 
+from examples.demo.child import outcomes_told
+from examples.demo.consumers import Job
+from examples.demo.services.programs import RELAY, relay, serve
+from examples.demo.stage.children import told_by_parent
+from examples.demo.stage.places import place_at
 from idempotent.adapters import adapter_from_url
-from idempotent.demo.child import outcomes_told
-from idempotent.demo.consumers import Job
-from idempotent.demo.services.programs import RELAY, relay, serve
-from idempotent.testing.children import told_by_parent
-from idempotent.testing.stage.places import place_at
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import secrets
 import pytest
 from rich.console import Console
 
-from idempotent.demo.schedule import Settings
+from examples.demo.schedule import Settings
 from tests.demo.chain import restarting, through_services
 from tests.support.pairs import BROKERS
 from tests.support.services import PrivateMariaDb, PrivatePostgres

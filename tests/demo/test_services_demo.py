@@ -1,4 +1,4 @@
-"""`idempotent services-demo`, in its small form, and the proof that it can fail."""
+"""`python -m examples.demo services`, in its small form, and the proof that it can fail."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 def demo(folder, *words, **environ):
     return subprocess.run(
-        [sys.executable, "-m", "idempotent.cli", "services-demo", "--flights", "2000", *words],
+        [sys.executable, "-m", "examples.demo", "services", "--flights", "2000", *words],
         env={**os.environ, "TMPDIR": str(folder), **environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`idempotent spark-demo`, in its small form, and the proof that it can fail."""
+"""`python -m examples.demo spark`, in its small form, and the proof that it can fail."""
 
 import json
 import os
@@ -12,16 +12,16 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from idempotent.demo.spark.deliveries import files_of_runs, flights_by_month
-from idempotent.demo.spark.run import SparkRun
-from idempotent.demo.spark.schedule import STEPS, SparkSettings, kills_of
-from idempotent.demo.spark.stores import SparkStores
+from examples.demo.spark.deliveries import files_of_runs, flights_by_month
+from examples.demo.spark.run import SparkRun
+from examples.demo.spark.schedule import STEPS, SparkSettings, kills_of
+from examples.demo.spark.stores import SparkStores
 
 FEW = SparkSettings(flights=600, months=2, kills=2, duplicates=0.2)
 
 
 def command(*words):
-    return [sys.executable, "-m", "idempotent.cli", "spark-demo", "--flights", "600", "--months", "2", *words]
+    return [sys.executable, "-m", "examples.demo", "spark", "--flights", "600", "--months", "2", *words]
 
 
 def demo(folder, *words, **environ):

@@ -18,11 +18,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from examples.demo.stage.leftovers import left_over, letters
+from examples.demo.stage.places import Place, place_at
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.base import Adapter
 from idempotent.checkers import MemoryChecker
-from idempotent.testing.stage.leftovers import left_over, letters
-from idempotent.testing.stage.places import Place, place_at
 from tests.malformed.messages import malformed
 from tests.support.pairs import BROKERS
 

@@ -4,7 +4,7 @@ import secrets
 
 import pytest
 
-from idempotent.testing.stage.places import place_at
+from examples.demo.stage.places import place_at
 from tests.malformed.flood import Flood
 
 

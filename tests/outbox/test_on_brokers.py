@@ -15,11 +15,11 @@ from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters import adapter_from_url
 from idempotent.checkers import MemoryChecker
 from idempotent.outbox.admin import OutboxAdmin
-from idempotent.testing.kafka_addresses import KafkaAddresses
 from idempotent.testing.proxy import Proxy
 from tests.outbox.brokers import BROKERS
 from tests.outbox.picky import relay, until
 from tests.support.services.activemq import MAX_FRAME_BYTES
+from tests.torture.kafka_addresses import KafkaAddresses
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 # In the packet after which the broker has the messages. Kafka's client repeats it under its number: no copy stays.

@@ -70,7 +70,6 @@ FLOORS: Final = (
     Floor("package", (PACKAGE,), "The public names; imported by what is above it and by users."),
     Floor("testing", ("testing",), "Contracts, crash points and proxies that users may run too."),
     Floor("cli", ("cli", "__main__"), "The commands of the product."),
-    Floor("beside", ("demo", "torture"), "Programs that use the product; may be deleted."),
 )
 HEIGHT: Final[Mapping[str, int]] = {
     part: height for height, floor in enumerate(FLOORS) for part in floor.parts

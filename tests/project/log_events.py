@@ -13,10 +13,8 @@ from idempotent import Outcome
 
 ROOT: Final = Path(__file__).parents[2]
 _FOLDERS: Final = ("idempotent", "adapters", "migrations")
-# Programs beside the product, and links to folders of their own.
+# Links to folders of their own.
 _LEFT_OUT: Final = (
-    "idempotent/demo/",
-    "idempotent/torture/",
     "idempotent/adapters/",
     "idempotent/migrations/",
 )

@@ -41,8 +41,6 @@ MOST_ROOT_MODULES = 14
 FLAT: Final = {"docs", "docs/decisions"}
 # A sentence of this form in a module's docstring lets the file be longer.
 EXCUSE: Final = re.compile(r"^Long because .{10,}?\.$", re.MULTILINE | re.DOTALL)
-# Parts that may be deleted.
-BESIDE: Final = FLOORS[-1].parts
 # Packages of adapters/ that are no broker: they bring messages in other ways.
 NO_BROKERS: Final = {"spark", "frameworks"}
 CHECKER: Final = ("checker", "admin", "health")
@@ -64,10 +62,9 @@ DRIVERS: Final = {
 
 
 def test_every_part_of_the_package_stands_on_one_floor():
-    """`demo` and `torture` may be missing: they can be deleted."""
     parts = [part for floor in FLOORS for part in floor.parts]
     assert len(parts) == len(set(parts))
-    assert set(parts) - set(BESIDE) <= {part_of(module) for module in product()} <= set(parts)
+    assert {part_of(module) for module in product()} == set(parts)
 
 
 def test_imports_only_fall():
@@ -108,21 +105,8 @@ def test_no_folder_is_imported_under_its_top_level_name():
     assert_holds(found for found in all_imports() if found.library in INSTALLED.keys() - {PACKAGE})
 
 
-def test_nothing_imports_the_programs_beside_the_product():
-    """`test_beside.py` deletes them and runs the tests of the rest."""
-    theirs = [f"{top}.{part}" for top in (PACKAGE, "tests") for part in BESIDE]
-    assert_holds(
-        found
-        for found in all_imports()
-        if is_below(found.target, *theirs) and not is_below(found.importer, *theirs)
-    )
-
-
-def test_the_programs_beside_the_product_do_not_import_each_other():
-    """Either may be deleted alone; what both need is in `testing/stage`."""
-    assert_holds(
-        found for found in inner_imports() if {part_of(found.importer), part_of(found.target)} == set(BESIDE)
-    )
+def test_the_product_imports_neither_examples_nor_tests():
+    assert_holds(found for found in product_imports() if found.library in {"examples", "tests"})
 
 
 def test_the_library_of_a_client_is_imported_there_and_nowhere_else():

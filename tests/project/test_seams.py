@@ -15,7 +15,7 @@ PATCHED: Final[Mapping[tuple[str, str], str]] = {
     ("idempotent/testing/checker_contract/base.py", "cls"): "the suite takes tests out of the class it makes",
     ("idempotent/testing/checker_contract/base.py", "test"): "marks a test function, as pytest's marks do",
     ("idempotent/stores/sql/detached.py", "engine"): "SQLAlchemy's: an event must not slow its statements",
-    ("idempotent/torture/faults/kinds.py", "kind"): "an enum gives its member a value so",
+    ("tests/torture/faults/kinds.py", "kind"): "an enum gives its member a value so",
     ("tests/adapters/activemq/member.py", "transport"): "reads the frames that stomp.py writes",
     (
         "tests/adapters/activemq/test_outcomes.py",

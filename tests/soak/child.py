@@ -7,10 +7,10 @@ from rich.console import Console
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
+from examples.demo.stage.places import place_at
 from idempotent import Message, Registry, Worker
 from idempotent.checkers import TransactionalSqlChecker, checker_from_url
 from idempotent.cli.terminal.logs import log_to
-from idempotent.testing.stage.places import place_at
 from tests.bench.checkers import effects
 
 BATCH = 50

@@ -16,9 +16,9 @@ from typing import Final
 import psutil
 from sqlalchemy import Engine, MetaData, func, select
 
+from examples.demo.stage.places import place_at
 from idempotent import Message
 from idempotent.schema import dedup_tables
-from idempotent.testing.stage.places import place_at
 from tests.bench.checkers import effects, engine_at
 from tests.soak.child import BATCH
 

@@ -1,12 +1,12 @@
 """`make torture`: every broker with every checker, on servers of its own, and the figures in build/torture/.
 
-`python -m tests.torture --broker kafka --checker redis --seconds 60 --seed 7` for one pair.
+`python -m tests.torture pairs --broker kafka --checker redis --seconds 60 --seed 7` for one pair;
+`python -m tests.torture servers --broker URL --checker URL` for servers of yours.
 """
 
 from __future__ import annotations
 
 import secrets
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +14,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from idempotent.cli.demonstration import demonstrate
-from idempotent.errors import IdempotentError
-from idempotent.torture import Settings, TortureReport
-from idempotent.torture.command import over_servers
-from idempotent.torture.examination.report import write_figures
+from examples.demo.demonstration import demonstrate, program
+from idempotent.errors import ConfigurationError, IdempotentError
 from tests.support.pairs import BROKERS, CHECKERS, PAIRS, is_covered, started
 from tests.support.services import PrivateServer
 from tests.support.services.small_disk import on_a_small_disk
+from tests.torture import Settings, TortureReport
+from tests.torture.command import over_servers, torture
+from tests.torture.examination.report import write_figures
 from tests.torture.servers import servers_of
 
 FIGURES = Path(__file__).parents[2] / "build" / "torture"
@@ -44,7 +44,7 @@ class Reports:
         return {"ok": self.kept_promise, "runs": [report.as_json() for report in self._reports]}
 
 
-def main(
+def pairs(
     broker: Annotated[str, typer.Option(help=f"One of {', '.join(BROKERS)}; none: each.")] = "",
     checker: Annotated[str, typer.Option(help=f"One of {', '.join(CHECKERS)}; none: each.")] = "",
     seconds: Annotated[float, typer.Option(help="In all.")] = 3600.0,
@@ -53,23 +53,23 @@ def main(
     keep: Annotated[bool, typer.Option("--keep", help="Keep journals and logs.")] = False,
 ) -> None:
     """Torture the pairs, one after the other."""
-    pairs = [pair for pair in PAIRS if broker in ("", pair[0]) and checker in ("", pair[1])]
-    if not pairs:
+    chosen = [pair for pair in PAIRS if broker in ("", pair[0]) and checker in ("", pair[1])]
+    if not chosen:
         known = "; ".join(f"{broker} {checker}" for broker, checker in PAIRS)
-        sys.exit(f"no such pair: {broker} {checker}. Known: {known}")
-    share_s = max(seconds / len(pairs) - AROUND_S, SHORTEST_S)
+        raise ConfigurationError(f"no such pair: {broker} {checker}. Known: {known}")
+    share_s = max(seconds / len(chosen) - AROUND_S, SHORTEST_S)
     if share_s == SHORTEST_S and not checker:
-        pairs = [pair for pair in pairs if not is_covered(*pair)]
+        chosen = [pair for pair in chosen if not is_covered(*pair)]
     first_seed = secrets.randbelow(1_000_000) if seed is None else seed
     command = f"make torture SECONDS={seconds:g} SEED={first_seed}"
     command += f" BROKER={broker}" * bool(broker) + f" CHECKER={checker}" * bool(checker)
 
     def run(console: Console) -> Reports:
         reports: list[TortureReport] = []
-        for number, (one, other) in enumerate(pairs, start=1):
-            console.rule(f"{number} of {len(pairs)}: {one}, {other}")
+        for number, (one, other) in enumerate(chosen, start=1):
+            console.rule(f"{number} of {len(chosen)}: {one}, {other}")
             settings = Settings(seed=first_seed, seconds=share_s, outbox=CHECKERS[other].outbox)
-            reports.append(pair(console, one, other, settings, keep=keep))
+            reports.append(tortured_pair(console, one, other, settings, keep=keep))
             # Each time, because an hour is long.
             write_figures(FIGURES, reports, command)
         console.print(
@@ -81,7 +81,9 @@ def main(
     demonstrate(run, as_json=as_json)
 
 
-def pair(console: Console, broker: str, checker: str, settings: Settings, *, keep: bool) -> TortureReport:
+def tortured_pair(
+    console: Console, broker: str, checker: str, settings: Settings, *, keep: bool
+) -> TortureReport:
     """One of them."""
     with ExitStack() as stack:
         kind = CHECKERS[checker]
@@ -107,11 +109,17 @@ def _show_logs(console: Console, *servers: PrivateServer) -> None:
         console.print(server.log_tail(60), soft_wrap=True, markup=False, highlight=False)
 
 
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(main)
+app = program(
+    "python -m tests.torture",
+    {
+        pairs: ("pairs --seconds 3600", "pairs --broker kafka --checker redis --seconds 60 --seed 7"),
+        torture: (
+            "servers --broker amqp://localhost --checker transactional+mysql+pymysql://user:password@host/test",
+            "servers --broker kafka://localhost:9092 --checker redis://localhost --seconds 600 --seed 7",
+            "servers --broker stomp://localhost --checker $URL --restart-broker 'docker restart -t 0 activemq'",
+        ),
+    },
+)
 
 if __name__ == "__main__":
-    try:
-        app()
-    except IdempotentError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    app(prog_name="python -m tests.torture")

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from idempotent.torture import Servers
-from idempotent.torture.faults.kinds import FaultKind
 from tests.support.pairs import CHECKERS
 from tests.support.services import PrivateRabbitMq, PrivateServer
 from tests.support.services.small_disk import full
+from tests.torture import Servers
+from tests.torture.faults.kinds import FaultKind
 
 
 def servers_of(

@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from idempotent.testing.kafka_addresses import KafkaAddresses
 from idempotent.testing.proxy import Proxy
+from tests.torture.kafka_addresses import KafkaAddresses
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
+from examples.demo.stage.databases import async_url
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.testing.stage.databases import async_url
 from tests.bench.bare import keys
 from tests.bench.checkers import effects, engine_at, raise_error
 from tests.bench.contest import SUBJECT

@@ -1,0 +1,1 @@
+"""`python -m examples.demo`: real flights, delivered at least once, booked with and without a checker."""

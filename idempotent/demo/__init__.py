@@ -1,1 +1,0 @@
-"""`idempotent demo`: real flights, delivered at least once, booked with and without a checker."""
