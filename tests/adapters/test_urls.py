@@ -12,7 +12,7 @@ URLS = [
     "stomp://host",
     "stomp+ssl://host",
     "kafka://host",
-    "memory://x",
+    "memory://urls",
     "file://x",
 ]
 
@@ -33,7 +33,7 @@ def test_every_scheme_takes_fail_fast_also_one_that_never_waits(url):
 
 def test_only_an_adapter_that_waits_knows_fail_fast_as_an_option():
     adapter_from_url("kafka://host?fail_fast=yes")
-    for url in ("memory://x?fail_fast=yes", "file://x?fail_fast=yes"):
+    for url in ("memory://urls?fail_fast=yes", "file://x?fail_fast=yes"):
         with pytest.raises(ConfigurationError, match="unknown option 'fail_fast'"):
             adapter_from_url(url)
 
