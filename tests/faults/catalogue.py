@@ -1770,7 +1770,7 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_order.py -k first_effect",
     ),
     Fault(
-        "Rounds: a call that ends has nobody lead what waits",
+        "Rounds: the end of a direct call chooses no leader for the calls that wait",
         "idempotent/checkers/combining/line.py",
         "            if self._completions or self._claims:\n",
         "            if False:\n",

@@ -179,7 +179,7 @@ class Line:
                 self._appoint()
 
     def _appoint(self) -> None:
-        """Have somebody lead what waits, if nobody does."""
+        """Choose the first waiting call as the leader of the next round, unless a round has one."""
         if self._leader is None:
             first = self._first()
             if first is None:

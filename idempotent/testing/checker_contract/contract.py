@@ -15,7 +15,7 @@ from idempotent.testing.checker_contract.tasks import TasksContract
 from idempotent.testing.checker_contract.transactions import TransactionsContract
 
 
-class CheckerContract(
+class StepsContract(
     ClaimsContract,
     ContentContract,
     FailuresContract,
@@ -25,9 +25,12 @@ class CheckerContract(
     KeysContract,
     GcContract,
     RacesContract,
-    TasksContract,
     TransactionsContract,
 ):
+    """What claims, completions and releases promise, whoever makes them."""
+
+
+class CheckerContract(StepsContract, TasksContract):
     """The tests that prove a checker. pytest collects them from your subclass.
 
     ::

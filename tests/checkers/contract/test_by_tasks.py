@@ -5,34 +5,12 @@ from contextlib import contextmanager
 import pytest
 
 from idempotent.testing import Capability
-from idempotent.testing.checker_contract.backoff import BackoffContract
-from idempotent.testing.checker_contract.claims import ClaimsContract
-from idempotent.testing.checker_contract.content import ContentContract
-from idempotent.testing.checker_contract.failures import FailuresContract
-from idempotent.testing.checker_contract.gc import GcContract
-from idempotent.testing.checker_contract.groups import GroupsContract
-from idempotent.testing.checker_contract.keys import KeysContract
-from idempotent.testing.checker_contract.leases import LeasesContract
-from idempotent.testing.checker_contract.races import RacesContract
-from idempotent.testing.checker_contract.transactions import TransactionsContract
+from idempotent.testing.checker_contract.contract import StepsContract
 from tests.support.awaited import AwaitedChecker
 from tests.support.stores import open_store
 
 
-class LeasedByTasks(
-    ClaimsContract,
-    ContentContract,
-    FailuresContract,
-    BackoffContract,
-    LeasesContract,
-    GroupsContract,
-    KeysContract,
-    GcContract,
-    RacesContract,
-    TransactionsContract,
-):
-    """All but the contract of tasks, which brings its own."""
-
+class LeasedByTasks(StepsContract):
     @pytest.fixture(autouse=True)
     def _store(self, request):
         with contextmanager(open_store)(self.kind, request, least=True, reuse=True) as self.store:
