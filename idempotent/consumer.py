@@ -22,7 +22,6 @@ from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import Result
 from idempotent.policy import OnStoreError
-from idempotent.processing.awaited import drive_async
 from idempotent.processing.binding import Binding
 from idempotent.processing.calling import current_claim
 from idempotent.processing.group import process_many
@@ -30,7 +29,7 @@ from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions
 from idempotent.processing.results import raised_by_handler
 from idempotent.processing.single import process_one
-from idempotent.processing.steps import drive
+from idempotent.processing.steps import drive, drive_async
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

@@ -7,20 +7,24 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
+from itertools import islice
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
-from idempotent.errors import HandlerCancelledError, HandlerTimeoutError
+from idempotent.errors import ConfigurationError, HandlerCancelledError, HandlerTimeoutError
 from idempotent.forks import end_child, generation
 from idempotent.keys import NO_KEY, Key
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
-from idempotent.processing.finished import finished
 from idempotent.processing.handler import Handler
 
 _current_claim: ContextVar[Claim | None] = ContextVar("idempotent_current_claim", default=None)
@@ -29,6 +33,17 @@ _MANY: Final = Claim(NO_KEY)
 _MANY_LEASED: Final = Claim(NO_KEY)
 RETURNED: Final = math.inf
 """In the place of the time at which a handler began: it has returned or raised."""
+
+# What most handlers return. Asking an abstract class takes longer than all other work of this module.
+_PLAIN: Final = frozenset({bool, int, float, str, bytes, type(None)})
+# A wrapped `async def` or generator function looks like any other function, and nothing of it has run. Not every
+# iterator: a file or the result of a statement is one too.
+_READ_LATER: Final = (GeneratorType, AsyncGeneratorType, map, filter, zip, enumerate)
+_PENDING: Final = (*_READ_LATER, Future, Awaitable, partial)
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
+# A large result is not read to its end: the members of a list are of one kind.
+_MOST_MEMBERS: Final = 100
+_DEEPEST: Final = 4
 
 
 def current_claim() -> Claim:
@@ -288,3 +303,42 @@ def _while_cancelled(error: Exception) -> bool:
         seen.add(id(raised))
         raised = raised.__context__
     return True
+
+
+def finished(returned: Any) -> Any:
+    """What a function of the application returned.
+
+    Raises:
+        ConfigurationError: a coroutine, a generator, a future or the like, or a container of them: its work has not
+            run, or not to its end.
+    """
+    if type(returned) in _PLAIN:
+        return returned
+    pending = list(_pending_in(returned, _DEEPEST))
+    if not pending:
+        return returned
+    first = pending[0]
+    if isinstance(first, CoroutineType):
+        advice = "which was never awaited; await it in an `async def` handler, or run it with asyncio.run()"
+    elif isinstance(first, (Future, Awaitable)):
+        advice = "which may not be done; wait for its result in the handler"
+    elif isinstance(first, partial):
+        advice = "which was never called; call it in the handler"
+    else:
+        advice = "which runs when it is read; read it in the handler, for example with list()"
+    for each in pending:
+        if isinstance(each, CoroutineType):
+            each.close()  # else Python warns that it was never awaited
+    within = "" if first is returned else f"{type(returned).__name__} with a "
+    raise ConfigurationError(f"the handler returned a {within}{type(first).__name__}, {advice}")
+
+
+def _pending_in(value: Any, depth: int) -> Iterator[Any]:
+    if type(value) in _PLAIN:
+        return
+    if isinstance(value, _CONTAINERS):
+        members = value.values() if isinstance(value, dict) else value
+        for member in islice(members, _MOST_MEMBERS) if depth else ():
+            yield from _pending_in(member, depth - 1)
+    elif type(value).__module__ == "itertools" or isinstance(value, _PENDING):
+        yield value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
-from typing import Final
+from typing import Final, TypeVar, overload
 
 from idempotent.claims import ClaimRequest, Decision, new_owner
 from idempotent.errors import MessageError, StoreBusyError, StoreError
@@ -15,14 +15,13 @@ from idempotent.message import Message, Position
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.binding import Binding
-from idempotent.processing.members import Member, place
 from idempotent.processing.results import mismatch
-from idempotent.processing.running import GroupRun
+from idempotent.processing.running import GroupRun, Member, place
 from idempotent.processing.runs import runs
-from idempotent.processing.single import process_one
+from idempotent.processing.single import process_one, refused, store_failed, without_key
 from idempotent.processing.steps import CLAIM_MANY, STORE, Life
-from idempotent.processing.streamed import Streamed
-from idempotent.processing.unprotected import refused, store_failed, without_key
+
+T = TypeVar("T")
 
 # A single message is claimed alone.
 _MIN_GROUP: Final = 2
@@ -210,3 +209,47 @@ class _Group:
         if first.action is Action.ACK:
             return Result(Outcome.DUPLICATE, value=first.value)
         return first
+
+
+class Streamed(Sequence[T]):
+    """The elements of an iterator as a sequence; each is made when it is first read.
+
+    It can be read many times. Asking for its length, or for an element by its index, makes all elements first.
+
+    Args:
+        source: makes the elements; it is read once, as far as the furthest reader needs.
+    """
+
+    __slots__ = ("_made", "_source")
+
+    def __init__(self, source: Iterator[T]) -> None:
+        self._source = source
+        self._made: list[T] = []
+
+    def __iter__(self) -> Iterator[T]:
+        made, source = self._made, self._source
+        index = 0
+        while True:
+            if index == len(made):  # another reader may be further
+                for element in source:
+                    made.append(element)
+                    break
+                else:
+                    return
+            yield made[index]
+            index += 1
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def __len__(self) -> int:
+        self._made.extend(self._source)
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        self._made.extend(self._source)
+        return self._made[index]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from idempotent.claims import Completion
+from idempotent.claims import Claim, ClaimRequest, Completion, Failure
 from idempotent.errors import StoreError
+from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
+from idempotent.message import Message
 from idempotent.observe.events import Event
-from idempotent.outcomes import Result
+from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
-from idempotent.processing.members import Member, result_of
-from idempotent.processing.results import failed, failure_of, unavailable
+from idempotent.processing.results import failed, failure_of, processed, unavailable
 from idempotent.processing.single import count_lost
 from idempotent.processing.steps import RUN, STORE, Life
 
@@ -22,6 +24,34 @@ log = EventLog(__name__)
 
 # A slow group completes its keys this often, so that a crash repeats at most about a second of its work.
 _RECORD_EVERY_S: Final = 1.0
+_NO_CLAIM: Final = Claim(NO_KEY)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One message of a group, in the order of the call."""
+
+    index: int
+    message: Message
+    request: ClaimRequest
+    claim: Claim = _NO_CLAIM
+    returned: Any = None
+    """What the handler returned."""
+    error: Exception | None = None
+    """What the handler raised."""
+    failure: Failure | None = None
+    """What the store records of the error; None: the consumer ignores it."""
+
+
+def place(member: Member) -> tuple[bytes, int]:
+    """The sort key of a member: the partition and offset of its message."""
+    partition, position = member.request.partition, member.request.position
+    return (partition.hash if partition else b"", position.offset if position else 0)
+
+
+def result_of(member: Member) -> Result:
+    """The result of a member whose handler returned, or raised an exception that its consumer ignores."""
+    return processed(member.returned) if member.error is None else Result(Outcome.IGNORED, error=member.error)
 
 
 class GroupRun:

@@ -1,15 +1,22 @@
-"""Life: the steps of a message's life, as a generator. `drive` carries them out one after the other.
+"""Life: the steps of a message's life, as a generator, and what carries them out.
 
 The rules of a message's life are written once, as generators: each yields the step that comes next, and gets its answer
-or its exception back. `drive` carries out the steps of a plain handler; `idempotent.processing.awaited` those of an
-`async def` handler.
+or its exception back. `drive` carries out the steps in a thread, `drive_async` in a task, for an `async def` handler;
+a `PartedLife` in a thread of a worker, which it leaves while it waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from idempotent.checkers.awaiting import Awaiting
+from idempotent.checkers.combining.combiner import Combiner, at_once, combines
+from idempotent.checkers.combining.waiters import ParkedWaiter, Threads
+from idempotent.claims import Completion, Decision
 
 R = TypeVar("R")
 
@@ -71,3 +78,173 @@ def drive(life: Life[R], raised: BaseException | None = None) -> R:
     finally:
         # The exception's traceback holds this frame: without this they would keep each other alive.
         given = raised = None
+
+
+# The garbage collector must close the coroutine of a task that was dropped, and not first the life in it.
+_under_way: Final[set[Life[Any]]] = set()
+
+
+async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
+    """Carry out all steps in the running task, as `drive` does in a thread.
+
+    A cancellation interrupts a claim, a handler and a wait. A step that completes or frees a claim goes on to its end;
+    the cancellation then reaches the life at its next step that can be interrupted. A cancellation that a handler has
+    survived was its own; before Python 3.13 a TaskGroup in it may leave one.
+
+    Returns what the life returns, and whether the task was cancelled too late to prevent it.
+
+    Raises:
+        CancelledError: the task was cancelled, and no claim is left.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    resume: Callable[[Any], Step] = life.send
+    given: Any = None
+    _under_way.add(life)
+    try:
+        while True:
+            try:
+                kind, function, arguments = resume(given)
+                if kind == COMPLETE:
+                    given = await awaiting.complete(*arguments)
+                elif kind == STORE:
+                    given = await awaiting.call(function, *arguments)
+                elif task.cancelling() > before:
+                    raise asyncio.CancelledError  # noqa: TRY301 - handed to the life, like one from outside
+                elif kind == CLAIM:
+                    given = await awaiting.claim(*arguments)
+                elif kind == RUN:
+                    try:
+                        given = await function(*arguments)
+                    finally:
+                        before = task.cancelling()
+                else:
+                    given = await _seldom(kind, arguments, awaiting)
+                resume = life.send
+            except StopIteration as stop:
+                if frame_of(life) is None:
+                    return stop.value, task.cancelling() > before
+                resume, given = life.throw, stop
+            except GeneratorExit:
+                awaiting.later(_close, life)
+                raise
+            except BaseException as error:
+                if frame_of(life) is None:
+                    raise
+                resume, given = life.throw, error
+    finally:
+        _under_way.discard(life)
+        # The exception's traceback holds this frame: without this they would keep each other alive.
+        given = None
+
+
+async def _seldom(kind: int, arguments: tuple[Any, ...], awaiting: Awaiting) -> list[Decision] | None:
+    """Carry out a step that not every message has."""
+    if kind == CLAIM_MANY:
+        return await awaiting.claim_many(*arguments)
+    return await asyncio.sleep(arguments[0], None)
+
+
+def _close(life: Life[Any]) -> None:
+    """End a life whose task is closed instead of run to its end: nothing can be awaited any more."""
+    with suppress(GeneratorExit):
+        drive(life, Closed())
+
+
+ENDED: Final = -1
+"""Beside the kinds of steps: the life has ended."""
+
+
+class PartedLife(Generic[R]):
+    """Carries out steps in the calling thread, as `drive` does, up to a claim or a completion that has to wait.
+
+    Then it is parked: when a round has answered, one of some threads goes on with it.
+
+    Args:
+        life: the steps of one message.
+        combiner: makes its claims and completions.
+        threads: hear of each answer.
+        parked: what they call it.
+
+    Attributes:
+        result: what the life has returned; set when it has ended.
+        waiter: the call that it waits for, if it is parked.
+    """
+
+    __slots__ = ("_arguments", "_combiner", "_life", "_parked", "_threads", "result", "waiter")
+
+    def __init__(self, life: Life[R], combiner: Combiner, threads: Threads, parked: object) -> None:
+        self._life = life
+        self._combiner = combiner
+        self._threads = threads
+        self._parked = parked
+        self._arguments: tuple[Any, ...] = ()
+        self.waiter: ParkedWaiter | None = None
+        self.result: R
+
+    def go_on(self) -> int:
+        """Carry out steps until the life has ended or is parked; its exceptions pass through.
+
+        Returns ENDED, or the kind of the step for which it is parked: others may go on with it already.
+        """
+        life, threads, combiner = self._life, self._threads, self._combiner
+        answered, self.waiter = self.waiter, None
+        parked: ParkedWaiter | None = None
+        kind = ENDED
+        send = life.send
+        resume: Callable[[Any], Step] = send
+        given: Any = None
+        try:
+            while True:
+                # As in `drive`.
+                try:
+                    if answered is not None:
+                        waiter, answered = answered, None
+                        given = self._answer(waiter)
+                    kind, function, arguments = resume(given)
+                    if kind <= COMPLETE and not threads.is_alone:
+                        parked = self._parked_for(kind, arguments)
+                        if parked is not None:
+                            self._arguments, self.waiter = arguments, parked
+                            combiner.put(parked)
+                            return kind
+                    given = function(*arguments)
+                    resume = send
+                except StopIteration as stop:
+                    if frame_of(life) is None:
+                        self.result = stop.value
+                        return ENDED
+                    resume, given = life.throw, stop
+                except BaseException as error:
+                    if parked is not None and combiner.has(parked):
+                        return kind  # another thread's exception came too late: others go on with the life
+                    if frame_of(life) is None:
+                        if isinstance(error, Closed):
+                            raise GeneratorExit from error
+                        raise
+                    resume, given = life.throw, Closed() if isinstance(error, GeneratorExit) else error
+                    parked = self.waiter = None
+        finally:
+            # The exception's traceback holds this frame: without this they would keep each other alive.
+            given = None
+
+    def look(self) -> None:
+        """See to it that its round begins, if it is parked and has waited for long."""
+        waiter = self.waiter
+        if waiter is not None:
+            self._combiner.look(waiter)
+
+    def _parked_for(self, kind: int, arguments: tuple[Any, ...]) -> ParkedWaiter | None:
+        """The call to wait for; None: it is no part of a round."""
+        if kind == CLAIM:
+            request = arguments[0]
+            return ParkedWaiter(at_once(request), self._threads, self._parked) if combines(request) else None
+        if arguments[0].empty:
+            return None
+        return ParkedWaiter(Completion(*arguments), self._threads, self._parked)
+
+    def _answer(self, waiter: ParkedWaiter) -> Any:
+        if isinstance(waiter.call, Completion):
+            return self._combiner.completed(waiter, *self._arguments)
+        return self._combiner.claimed(waiter, *self._arguments)

@@ -33,7 +33,7 @@ _STATEMENTS: Final = "idempotent/checkers/sql/statements.py"
 _KEYTABLE: Final = "idempotent/checkers/sql/keytable.py"
 _PROCESSING: Final = "idempotent/processing/single.py"
 _CALLING: Final = "idempotent/processing/calling.py"
-_AWAITED: Final = "idempotent/processing/awaited.py"
+_AWAITED: Final = "idempotent/processing/steps.py"
 _TRANSACTIONAL: Final = "idempotent/checkers/sql/transactional.py"
 _ASYNC: Final = "tests/checkers/sql/asynchronous"
 _UNIT: Final = "idempotent/checkers/sql/unit.py"
@@ -190,8 +190,8 @@ FAULTS: Final = (
     Fault(
         "a deadlock of a handler is not told",
         "idempotent/processing/single.py",
-        "        binding.transaction_undone((message,), error)\n",
-        "",
+        "        binding.transaction_undone((message,), error)\n        doomed = error\n",
+        "        doomed = error\n",
         "tests/observe/test_undone_transactions.py",
     ),
     Fault(
@@ -424,7 +424,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a store that does not answer has said duplicate",
-        "idempotent/processing/unprotected.py",
+        "idempotent/processing/single.py",
         "    return unavailable(error)\n\n\ndef run_unprotected",
         "    return Result(Outcome.DUPLICATE)\n\n\ndef run_unprotected",
         "tests/worker/test_holding.py -k test_a_store_that_is_down",
@@ -1488,14 +1488,14 @@ FAULTS: Final = (
     # What users write
     Fault(
         "a generator that a handler returns counts as processed",
-        "idempotent/processing/finished.py",
+        "idempotent/processing/calling.py",
         "(*_READ_LATER, Future, Awaitable, partial)",
         "(CoroutineType,)",
         "tests/processing/test_unfinished.py -k test_it_fails_with_what_to_do",
     ),
     Fault(
         "a list of coroutines that a handler returns counts as processed",
-        "idempotent/processing/finished.py",
+        "idempotent/processing/calling.py",
         "    if isinstance(value, _CONTAINERS):\n",
         "    if False:\n",
         "tests/processing/test_unfinished.py -k test_it_fails_with_what_to_do",
@@ -1586,7 +1586,7 @@ FAULTS: Final = (
     ),
     Fault(
         "an unprotected run has no key",
-        "idempotent/processing/unprotected.py",
+        "idempotent/processing/single.py",
         "changed(claim, key=binding.key_of(message))",
         "claim",
         "tests/processing/test_unprotected.py",

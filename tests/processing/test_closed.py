@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from idempotent import Outcome
-from idempotent.processing.awaited import _under_way
+from idempotent.processing.steps import _under_way
 from tests.processing.tasks import Entered, async_consumer, later_attempts_of, message, returns
 
 

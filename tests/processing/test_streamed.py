@@ -1,6 +1,6 @@
 """Streamed is made while it is read, and once."""
 
-from idempotent.processing.streamed import Streamed
+from idempotent.processing.group import Streamed
 
 
 def numbers(made, count=5):

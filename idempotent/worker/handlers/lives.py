@@ -8,7 +8,8 @@ from typing import cast
 from idempotent.checkers.combining import Threads
 from idempotent.consumer import Consumer
 from idempotent.outcomes import Result
-from idempotent.processing.parted import ENDED, PartedLife, parted
+from idempotent.processing.single import process_one
+from idempotent.processing.steps import ENDED, PartedLife
 from idempotent.worker.handlers.turns import Done
 from idempotent.worker.holds import Work
 
@@ -52,9 +53,10 @@ class HandlerLife:
             return Done(self.works, [], error)
 
     def _begin(self, threads: Threads) -> PartedLife[Result] | None:
-        if self._parts:
-            work = self.works[0]
-            self._parted = parted(self._consumer.binding, work.delivery.message, threads, self)
+        binding = self._consumer.binding
+        if self._parts and binding.combiner is not None:
+            life = process_one(binding, self.works[0].delivery.message)
+            self._parted = PartedLife(life, binding.combiner, threads, self)
         return self._parted
 
     def _process(self) -> Sequence[Result]:
