@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.sql.in_transactions import InTransactions
+from idempotent.checkers.sql.transactional import InTransactions
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.configuration import URL_VARIABLE
 from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError, url_word

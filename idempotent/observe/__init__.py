@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from idempotent.observe.counting import Counters, counters
-from idempotent.observe.events import Event
+from idempotent.observe.events import Event, OutboxStats
 from idempotent.observe.observers import Observer, Observers
-from idempotent.observe.outbox_stats import OutboxStats
 from idempotent.observe.outboxes import OutboxMeasures, outboxes
 
 __all__ = [

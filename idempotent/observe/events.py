@@ -1,8 +1,10 @@
-"""Event: the events that are counted besides outcomes."""
+"""Event and OutboxStats: what observers are told besides outcomes."""
 
 from __future__ import annotations
 
 from enum import Enum
+
+from idempotent.values import value
 
 
 class Event(Enum):
@@ -26,3 +28,24 @@ class Event(Enum):
     """A group was rolled back and its messages ran one by one."""
     TRANSACTION_REPEATED = "transaction_repeated"
     """The database rolled a transaction back, and the message ran again."""
+
+
+@value
+class OutboxStats:
+    """What is in an outbox.
+
+    Attributes:
+        waiting: messages to publish.
+        oldest_s: seconds since the oldest waiting or held message was sent; None: no message waits or is held.
+        held: messages in held lanes.
+        lanes: held lanes.
+        delayed: messages that wait for their time.
+        relays: relays with a lease.
+    """
+
+    waiting: int
+    oldest_s: float | None
+    held: int
+    lanes: int
+    delayed: int
+    relays: int

@@ -9,8 +9,7 @@ from idempotent.claims import ClaimRequest, Decision
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.logs import EventLog
 from idempotent.message import Message
-from idempotent.observe.events import Event
-from idempotent.observe.outbox_stats import OutboxStats
+from idempotent.observe.events import Event, OutboxStats
 from idempotent.outcomes import Outcome, Result
 
 log = EventLog(__name__)

@@ -7,8 +7,8 @@ import time
 from typing import Final
 
 from idempotent.forks import free_in_child
+from idempotent.observe.events import OutboxStats
 from idempotent.observe.observers import Observer
-from idempotent.observe.outbox_stats import OutboxStats
 
 # An older measure is not shown: its relay has stopped, or another process measures the outbox now.
 _VALID_S: Final = 60.0

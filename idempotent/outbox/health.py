@@ -9,7 +9,7 @@ from sqlalchemy import MetaData
 
 from idempotent.admin import Finding, Level
 from idempotent.errors import SchemaError
-from idempotent.observe.outbox_stats import OutboxStats
+from idempotent.observe.events import OutboxStats
 from idempotent.outbox.store import OutboxStore
 from idempotent.schema import outbox_tables
 from idempotent.stores.sql.cursor import DriverConnection, query

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from idempotent.observe.outbox_stats import OutboxStats
+from idempotent.observe.events import OutboxStats
 from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.sql import Statements
 from idempotent.schema import ERROR_TEXT_LENGTH

@@ -25,8 +25,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.types import BigInteger
 
 from idempotent import Message
-from idempotent.checkers.redis.layout import claim_body
-from idempotent.checkers.redis.scripts import Script
+from idempotent.checkers.redis.layout import Script, claim_body
 from idempotent.checkers.sql.statements import Durations, Statements
 from idempotent.claims import ClaimRequest, KeyStatus, new_owner
 from idempotent.keys import KeySpace

@@ -168,7 +168,7 @@ FAULTS: Final = (
     ),
     Fault(
         "the rollback of a killed database is told as a failed release",
-        "idempotent/checkers/sql/in_transactions.py",
+        "idempotent/checkers/sql/transactional.py",
         "            if any(failure for _, failure in releases):\n                raise\n",
         "            raise\n",
         "tests/guarantees/test_killed_databases.py -k same_time",
@@ -431,7 +431,7 @@ FAULTS: Final = (
     ),
     Fault(
         "the connection of an interrupted handler serves the next message",
-        "idempotent/checkers/sql/in_transactions.py",
+        "idempotent/checkers/sql/transactional.py",
         "        claim.unit.close(reuse=False)\n",
         "        claim.unit.close()\n",
         "tests/checkers/sql/asynchronous/test_interrupts.py -k serves_no_other",
@@ -895,14 +895,14 @@ FAULTS: Final = (
     ),
     Fault(
         "a transaction that fails leaves its key free",
-        "idempotent/checkers/sql/in_transactions.py",
+        "idempotent/checkers/sql/transactional.py",
         "                atomically(self._ledger.hold, note)",
         "                pass",
         "tests/guarantees/test_backoff.py -k 'hurry and sqlite-transactional'",
     ),
     Fault(
         "a copy runs that waited for a transaction that failed",
-        "idempotent/checkers/sql/in_transactions.py",
+        "idempotent/checkers/sql/transactional.py",
         "        self._failing.update(failing)",
         "        self._failing.update(())",
         "tests/guarantees/test_backoff.py -k 'use_up and threads and postgres'",
@@ -965,7 +965,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a failure does not count while a copy of its message has the key",
-        "idempotent/checkers/sql/in_transactions.py",
+        "idempotent/checkers/sql/transactional.py",
         "            with contextlib.suppress(StoreBusyError):\n",
         "            with contextlib.suppress():\n",
         f"{_CONTRACT}/test_mysql.py -k although_a_copy_of_the_message",
@@ -1516,7 +1516,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a forked child holds its parent's transaction",
-        "idempotent/stores/sql/inherited.py",
+        "idempotent/stores/sql/sockets.py",
         "in_child(_lead_nowhere)\n",
         "",
         "tests/processing/test_forking.py -k 'outlives and postgres'",

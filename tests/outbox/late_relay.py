@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from idempotent.adapters.fences import Fences
+from idempotent.adapters.base import Fences
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.outbox import Outbox, Relay
 from idempotent.worker.signals import on_stop_signal

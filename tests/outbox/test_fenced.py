@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 
 from idempotent import Message, Registry
 from idempotent.adapters import adapter_from_url
+from idempotent.adapters.base import Fences
 from idempotent.adapters.copies import KEY_HEADER
-from idempotent.adapters.fences import Fences
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker

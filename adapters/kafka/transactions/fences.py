@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from idempotent.adapters.answers import Answers
-from idempotent.adapters.fences import Fences
+from idempotent.adapters.base import Fences
 from idempotent.adapters.kafka.client import KafkaException, Producer, error_of, make_client
 from idempotent.adapters.kafka.options import transactional_config
 from idempotent.adapters.kafka.producer import Unconfirmed, send

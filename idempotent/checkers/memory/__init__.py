@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from idempotent.checkers.memory.attempts import AttemptChecker
-from idempotent.checkers.memory.checker import MemoryChecker
+from idempotent.checkers.memory.checker import AttemptChecker, MemoryChecker
 
 __all__ = ["AttemptChecker", "MemoryChecker"]

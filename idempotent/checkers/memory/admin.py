@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
-from idempotent.checkers.memory.entries import Entry
-from idempotent.checkers.memory.keys import MemoryKeys
+from idempotent.checkers.memory.keys import Entry, MemoryKeys
 from idempotent.claims import NOBODY, KeyStatus
 from idempotent.keys import Key
 

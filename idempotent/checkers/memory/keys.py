@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge, known
-from idempotent.checkers.memory.entries import Attempts, Entry
 from idempotent.choices import function, whole
 from idempotent.claims import (
     NOBODY,
@@ -29,6 +29,32 @@ from idempotent.keys import Key
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _ACQUIRED: Final = Verdict.ACQUIRED
 _DONE: Final = KeyStatus.DONE
+
+
+@dataclass(slots=True)
+class Entry:
+    """One stored key. Times are seconds of the checker's clock."""
+
+    key: Key
+    status: KeyStatus
+    owner: bytes
+    fence: int
+    lease_until: float
+    fingerprint: bytes | None
+    update_at: float
+    expires_at: float
+    result: bytes | None = None
+    lapsed: bool = False
+    """Whether its owner took over a lapsed claim."""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The number of times that a key's handler has failed, and the last error."""
+
+    count: int
+    error: str
+    expires_at: float = 0.0
 
 
 class MemoryKeys:

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Final
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
-from idempotent.checkers.redis.layout import HEAD_BYTES, key_record
-from idempotent.checkers.redis.scripts import Script
+from idempotent.checkers.redis.layout import HEAD_BYTES, Script, key_record
 from idempotent.keys import Key
 from idempotent.stores.redis.scripts import RedisStore
 

@@ -12,8 +12,7 @@ from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, Abstr
 from idempotent.checkers.judging import known
 from idempotent.checkers.redis.admin import RedisKeyAdmin
 from idempotent.checkers.redis.health import redis_findings
-from idempotent.checkers.redis.layout import claim_body, release_body
-from idempotent.checkers.redis.scripts import Script
+from idempotent.checkers.redis.layout import Script, claim_body, release_body
 from idempotent.choices import text
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import ConfigurationError, StoreBusyError, StoreError

@@ -23,7 +23,7 @@ from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure
 from idempotent.errors import StoreBusyError
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.cursor import DriverConnection
-from idempotent.stores.sql.silence import LONGEST_S
+from idempotent.stores.sql.sockets import LONGEST_S
 
 _CONTENDED_RETRY_S: Final = 1.0
 

@@ -14,7 +14,7 @@ from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import execute, query
 from idempotent.stores.sql.engines import AnyEngine, engine_from
-from idempotent.stores.sql.silence import LONGEST_S
+from idempotent.stores.sql.sockets import LONGEST_S
 
 
 class SqlStore:

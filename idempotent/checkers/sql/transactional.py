@@ -2,10 +2,323 @@
 
 from __future__ import annotations
 
-from idempotent.admin import KeyAdmin
+import contextlib
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any, Final
+
+from idempotent.admin import Finding, KeyAdmin
+from idempotent.checkers.awaiting import Awaiting
+from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.admin import SqlKeyAdmin
-from idempotent.checkers.sql.in_transactions import InTransactions
-from idempotent.checkers.sql.ledgers import KeyLedger
+from idempotent.checkers.sql.checker import SqlChecker
+from idempotent.checkers.sql.committing import Commits
+from idempotent.checkers.sql.factories import Database, sessions_of
+from idempotent.checkers.sql.failures import Note
+from idempotent.checkers.sql.greenlets import InGreenlets
+from idempotent.checkers.sql.health import sql_findings
+from idempotent.checkers.sql.ledgers import KeyLedger, Ledger
+from idempotent.checkers.sql.opening import Units
+from idempotent.checkers.sql.statements import Durations
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.checkers.sql.unit import Unit
+from idempotent.checkers.transactions import TransactionHooks
+from idempotent.choices import flag, seconds
+from idempotent.claims import (
+    DIED_ERROR,
+    Claim,
+    ClaimRequest,
+    Completion,
+    Decision,
+    Failure,
+    Guarantee,
+    Released,
+    Verdict,
+)
+from idempotent.errors import (
+    ConfigurationError,
+    DoomedTransactionError,
+    StoreBusyError,
+    StoreError,
+)
+from idempotent.keys import NO_KEY, Key
+from idempotent.logs import EventLog
+from idempotent.observe.fields import about_key
+from idempotent.schema import DEFAULT_TABLE
+from idempotent.values import changed
+
+log = EventLog(__name__)
+
+_GC_LEASE_S: Final = 60.0
+# PostgreSQL and SQLite keep the wait in milliseconds, in 32 bits.
+_LONGEST_LOCK_S: Final = 7 * 86400.0
+
+
+class InTransactions(AbstractIdempotentChecker, TransactionHooks):
+    """A checker whose claims commit together with the handlers' writes, or not at all.
+
+    A subclass chooses what is recorded, by `ledger_type`, and documents the arguments.
+    """
+
+    group_is_atomic = True
+    ledger_type: type[Ledger]
+
+    def __init__(
+        self,
+        engine_or_url: Database,
+        *,
+        table: str = DEFAULT_TABLE,
+        retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
+        lock_timeout_s: float = 5.0,
+        savepoints: bool = False,
+        strict: bool = False,
+    ) -> None:
+        super().__init__(lease_s=None, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        if flag(savepoints, "savepoints") and not self.ledger_type.can_forget:
+            raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
+        sessions, engine = sessions_of(engine_or_url)
+        self.store: Final = SqlStore(engine, table, asynchronous=True)
+        self.lock_timeout_s: Final = seconds(lock_timeout_s, "lock_timeout_s", most_s=_LONGEST_LOCK_S)
+        self.isolates = savepoints
+        self.strict: Final = flag(strict, "strict")
+        self._ledger = self.ledger_type(self.store, Durations(None, self.retention_s, self.dead_retention_s))
+        units, commits = _transactions_of(self.store)
+        self._units: Final = units(self.store, self._ledger, sessions, strict=strict)
+        self._commits: Final = commits(self.store, self._ledger, self._units)
+        # What this process has noted and counted, and will take back when the run ends or the process stops in order.
+        self._noted: Final[dict[bytes, Key]] = {}
+        self._counted: Final[dict[bytes, Key]] = {}
+        # Keys that are rolled back, and not held for their backoff yet: who waited for one in this process has it now.
+        self._failing: Final[set[bytes]] = set()
+
+    @property
+    def is_async(self) -> bool:
+        return self.store.is_async
+
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        """Runs its steps for tasks.
+
+        Raises:
+            ConfigurationError: it has a synchronous engine, and no async handlers.
+        """
+        if not self.is_async:
+            raise ConfigurationError(
+                f"this {type(self).__name__} has a synchronous engine, and no async handlers"
+            )
+        return InGreenlets(self.desk)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.TRANSACTIONAL
+
+    def ping(self) -> None:
+        self.store.ping(keeps_positions=self.keeps_positions)
+
+    def findings(self) -> Sequence[Finding]:
+        return sql_findings(self.store)
+
+    def _claim(self, request: ClaimRequest) -> Decision:
+        try:
+            return self._not_failing(self._units.open([request], self.lock_timeout_s))[0]
+        except StoreBusyError:
+            # Another transaction held the key (on SQLite: any row of the file) for the whole wait, or the server
+            # reported several deadlocks in a row.
+            return Decision(Verdict.IN_PROGRESS, retry_after_s=min(self.lock_timeout_s, 1.0))
+
+    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        # Without waiting: one busy key must not delay the others. The caller then claims them one by one.
+        return self._not_failing(self._units.open(requests, 0.0))
+
+    def _not_failing(self, decisions: list[Decision]) -> list[Decision]:
+        """Give back what was claimed between the rollback of a failure and its backoff."""
+        if self._failing:
+            for decision in decisions:
+                claim = decision.claim
+                if claim is not None and claim.key.hash in self._failing:
+                    claim.unit.close()
+                    raise StoreBusyError(f"{claim.key} failed a moment ago")
+        return decisions
+
+    def _complete(self, completion: Completion) -> bool:
+        return self._complete_many([completion])[0]
+
+    def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
+        """Commit the unit of these claims, which must be all claims still in it."""
+        self._commits.commit(completions)
+        return [True] * len(completions)
+
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        return self._release_many([(claim, failure)])[0]
+
+    def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        """Roll back; then record each failure in a transaction of its own."""
+        failing = {claim.key.hash for claim, failure in releases if failure and claim.key is not NO_KEY}
+        self._failing.update(failing)
+        try:
+            return self._roll_back(releases)
+        finally:
+            self._failing.difference_update(failing)
+
+    def _roll_back(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
+        for claim, _ in releases:
+            claim.unit.close()
+        try:
+            escaped = self._commits.escaped(
+                [claim for claim, _ in releases if claim.key is not NO_KEY and not claim.unit.committed]
+            )
+        except StoreError:
+            if any(failure for _, failure in releases):
+                raise
+            escaped = set()  # nothing else is left to do: the database rolls back what it has lost
+        return [
+            self.store.connections.run_atomically(self._ledger.condemn, claim)
+            if claim in escaped
+            else self._note_failure(Note(claim, failure))
+            if failure and claim.key is not NO_KEY
+            else Released(owned=True)
+            for claim, failure in releases
+        ]
+
+    def _excuse_many(self, claims: Sequence[Claim]) -> None:
+        del claims  # they roll back
+        if self._noted:
+            self.forget_starts(list(self._noted.values()))
+        for key in list(self._counted.values()):
+            self.uncount(key)
+
+    def _note_failure(self, note: Note) -> Released:
+        if note.claim.key is not NO_KEY:
+            self._counted.pop(note.claim.key.hash, None)
+        atomically = self.store.connections.run_atomically
+        released = atomically(self._ledger.note_failure, note)
+        if released.dead:
+            # In a transaction of its own: a copy of the message may hold the key by now, and the count must stay. That
+            # copy, if it fails as well, tries again; this delivery is dead in any case.
+            with contextlib.suppress(StoreBusyError):
+                atomically(self._ledger.bury, note.claim)
+        elif released.owned and note.failure.delay_us(released.attempts):
+            # In a transaction of its own, for the same reason. Such a copy that fails counts nothing.
+            with contextlib.suppress(StoreError):
+                atomically(self._ledger.hold, note)
+        return released
+
+    def ignore(self, request: ClaimRequest, claim: Claim) -> None:
+        """Roll back the handler's writes, and record the key in a transaction of its own."""
+        claim.unit.close()
+        decision = self.desk.claim(changed(request, owner=claim.owner))
+        if decision.claim:
+            self.desk.complete(decision.claim)
+        elif decision.verdict is not Verdict.DUPLICATE:
+            raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
+
+    def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
+        unended = self.store.connections.run(self._ledger.failures.note_starts, keys)
+        self._noted.update((key.hash, key) for key in keys if key.hash not in unended)
+        return unended
+
+    def forget_starts(self, keys: Sequence[Key], held: Sequence[Key] = ()) -> None:
+        for key in keys:
+            self._noted.pop(key.hash, None)
+        kept = {key.hash for key in held}
+        ended = [key for key in keys if key.hash not in kept]
+        if not ended:
+            return
+        try:
+            self.store.connections.run(self._ledger.failures.forget_starts, ended)
+        except StoreError as error:
+            for key in ended:
+                log.warning("start_not_forgotten", extra={**about_key(key), "error": str(error)})
+
+    def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
+        """Count in another transaction, which a killed process does not undo."""
+        note = Note(claim, Failure(DIED_ERROR, max_attempts))
+        try:
+            if self.store.has_one_writer:
+                claim.unit.close()
+            may_run = self.store.connections.run_atomically(self._ledger.failures.count_start, note)
+        except BaseException:
+            claim.unit.close()
+            raise
+        if not may_run:
+            self.desk.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
+            return Decision(Verdict.DEAD, reason=DIED_ERROR)
+        self._counted[request.key.hash] = request.key
+        decision = (
+            self.desk.claim(request) if self.store.has_one_writer else Decision(Verdict.ACQUIRED, claim)
+        )
+        if decision.claim is None:
+            self.uncount(request.key)
+            return decision
+        known = changed(decision.claim, attempt=note.attempts, max_attempts=max_attempts)
+        return changed(decision, claim=known)
+
+    def uncount(self, key: Key) -> None:
+        if self._counted.pop(key.hash, None) is None:
+            return
+        try:
+            self.store.connections.run(self._ledger.failures.uncount, key)
+        except StoreError as error:
+            log.warning("attempt_not_taken_back", extra={**about_key(key), "error": str(error)})
+
+    def claim_nothing(self) -> Claim:
+        return self._units.open_empty()
+
+    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[None]:
+        """A savepoint around one handler of a group, with `savepoints=True`."""
+        unit: Unit = claim.unit
+        return unit.savepoint(takes)
+
+    def flush(self, claim: Claim) -> None:
+        claim.unit.flush()
+
+    def interrupted(self, claim: Claim) -> None:
+        claim.unit.close(reuse=False)
+
+    def forget(self, claim: Claim) -> None:
+        claim.unit.demand_open()  # else the others cannot go on in it either
+        self._units.forget(claim)
+
+    def is_transient(self, claim: Claim, error: Exception) -> bool:
+        """Whether the database rolled back the handler's transaction, or the connection was lost."""
+        return isinstance(error, DoomedTransactionError) or self._commits.is_undone(
+            claim.unit, [claim], error
+        )
+
+    def check_argument(self, kind: type) -> None:
+        self._units.sessions.check(kind)
+
+    def handler_argument(self, claim: Claim, kind: type) -> Any:
+        unit: Unit = claim.unit
+        known = unit.arguments.get(kind)
+        if known is not None:
+            return known
+        return unit.argument(kind)
+
+    @cached_property
+    def _gc_leader(self) -> SqlChecker:
+        # A transaction would lock out the deletes; a leased key does not.
+        return SqlChecker(self.store.engine, table=self.store.table, lease_s=_GC_LEASE_S)
+
+    def _garbage_collect(self, limit: int) -> int:
+        return self.store.connections.run(self._ledger.delete_expired, limit)
+
+    def close(self) -> None:
+        super().close()
+        self._units.close()
+        self._gc_leader.close()
+        self.store.close()
+
+
+def _transactions_of(store: SqlStore) -> tuple[type[Units], type[Commits]]:
+    if not store.is_async:
+        return Units, Commits
+    # Imported here: SQLAlchemy's asyncio part takes a while, and most checkers do without.
+    from idempotent.checkers.sql.asynchronous.units import AsyncCommits, AsyncUnits
+
+    return AsyncUnits, AsyncCommits
 
 
 class TransactionalSqlChecker(InTransactions):

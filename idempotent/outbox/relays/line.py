@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import StoreError, described
 from idempotent.logs import EventLog
 from idempotent.observe.observers import Observers
+from idempotent.observe.sparse import Sparse
 from idempotent.outbox.outbox import Outbox
-from idempotent.outbox.relays.activity import Activity, Doing
 from idempotent.outbox.relays.deletions import Deletions
 from idempotent.outbox.relays.holds import Holds
 from idempotent.outbox.relays.leases import BucketLeases
-from idempotent.outbox.relays.outage import Outage
-from idempotent.outbox.relays.publishing import Publishing
+from idempotent.outbox.relays.publishing import Activity, Doing, Publishing
 from idempotent.outbox.relays.upkeep import Upkeep
-from idempotent.outbox.relays.window import Window
 from idempotent.outbox.store import Waiting
 from idempotent.policy import Backoff
 from idempotent.values import value
@@ -253,3 +252,88 @@ def waves(messages: Sequence[Waiting], most: int) -> list[list[Waiting]]:
         found[number].append(message)
         after[message.lane] = number + 1
     return found
+
+
+# The most bytes of bodies and headers that are read together, as far as earlier messages tell.
+_BYTES: Final = 16_000_000
+_FIRST: Final = 64
+_GROWTH: Final = 4
+# At least so many messages of each bucket are read, so that one that begins to fill is noticed.
+_LEAST: Final = 8
+
+
+class Window:
+    """Divides a batch among buckets: those that had messages at the last read get equal parts of it.
+
+    Args:
+        batch_size: the most messages of a batch, about.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._most = min(batch_size, _FIRST)
+        self._busy: set[int] = set()
+
+    def limits(self, buckets: Collection[int]) -> dict[int, int]:
+        """How many messages to read of each bucket."""
+        busy = self._busy.intersection(buckets)
+        least = min(_LEAST, self._most)
+        part = max(self._most // max(len(busy) or len(buckets), 1), least)
+        if self._most < len(buckets):  # large messages: a few buckets at a time
+            chosen = sorted(busy)[: self._most] or sorted(buckets)
+            return dict.fromkeys(chosen, 1)
+        return {bucket: part if bucket in busy or not busy else least for bucket in sorted(buckets)}
+
+    def note(self, messages: Sequence[Waiting]) -> None:
+        """Note what was read."""
+        self._busy = {message.bucket for message in messages}
+        if messages:
+            size = sum(len(each.body or b"") + len(each.headers or b"") for each in messages) / len(messages)
+            room = int(_BYTES / max(size, 1.0))
+            self._most = max(min(self._most * _GROWTH, self._batch_size, room), 1)
+
+
+# What differs from one error of the same cause to the next: ids, counts, ports.
+_DETAILS: Final = re.compile(r"[0-9a-fA-F-]{8,}|\d+")
+
+
+class Outage:
+    """The time in which a line waits for the database or its broker.
+
+    Args:
+        destination: the name of the broker.
+    """
+
+    def __init__(self, destination: str) -> None:
+        self._destination: Final = destination
+        self._told = Sparse()
+        self._cause = ""
+        self._lasts = False
+        self._hangs: Sparse | None = None
+
+    def tell(self, error: Exception) -> None:
+        """Say why the relay waits. Another cause is told at once."""
+        self._lasts = True
+        text = described(error)
+        cause = _DETAILS.sub("", text)
+        if cause != self._cause:
+            self._told, self._cause = Sparse(), cause
+        more = self._told.take()
+        if more is not None:
+            log.warning("relay_waits", extra={"destination": self._destination, "error": text, "more": more})
+
+    def tell_hang(self, server: str, waited_s: float) -> None:
+        """Say, from another thread, that the line waits long for one answer, unless it has said why it waits."""
+        if self._lasts:
+            return
+        if self._hangs is None:
+            self._hangs = Sparse()
+        if self._hangs.take() is not None:
+            about = {"destination": self._destination, "server": server, "waited_s": round(waited_s)}
+            log.warning("relay_hangs", extra=about)
+
+    def end(self) -> None:
+        """Say that the line goes on, if it waited."""
+        if self._lasts or self._hangs is not None:
+            self._told, self._lasts, self._hangs = Sparse(), False, None
+            log.warning("relay_goes_on", extra={"destination": self._destination})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import AdapterError, PublishError, described
 from idempotent.message import Message
-from idempotent.outbox.relays.activity import Activity, Doing
 from idempotent.outbox.store import Waiting
 from idempotent.policy import Backoff
 
@@ -24,6 +24,38 @@ _SUSPICIOUS: Final = 3
 _REFUSED_S: Final = 5.0
 _ANSWER_S: Final = 1.0
 _PAUSES: Final = Backoff(initial_s=0.2, maximum_s=15.0)
+
+
+class Doing(Enum):
+    """What a line does."""
+
+    WAITS = "waits"
+    """For messages, or for the end of a pause."""
+    STORE = "database"
+    """It asks the database."""
+    BROKER = "broker"
+    """It waits for the broker."""
+
+
+class Activity:
+    """Written by the thread of a line, and read by others without a lock.
+
+    Attributes:
+        now: what it does, and since when, by the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.now = (Doing.WAITS, time.monotonic())
+
+    @contextmanager
+    def doing(self, what: Doing) -> Iterator[None]:
+        """Inside, the thread does this; after it, what it did before."""
+        before, _ = self.now
+        self.now = (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self.now = (before, time.monotonic())
 
 
 @dataclass(slots=True)

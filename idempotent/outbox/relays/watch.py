@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from idempotent.checkers.rounds import Rounds
-from idempotent.outbox.relays.activity import Doing
 from idempotent.outbox.relays.line import Line
+from idempotent.outbox.relays.publishing import Doing
 from idempotent.worker.health_file import CONNECTING, READY, STORE, HealthFile
 
 _LOOK_S: Final = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from binascii import hexlify
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from itertools import islice, repeat
 from typing import Any, Final
 
 from idempotent.errors import StoreError
+from idempotent.keys import HASH_BYTES
 from idempotent.stores.redis.client import (
     Client,
     close_idle,
@@ -22,13 +24,48 @@ from idempotent.stores.redis.client import (
 )
 from idempotent.stores.redis.connections import Command, DirectConnections
 from idempotent.stores.redis.faults import LOST, REDIS_ERRORS, as_store_error, closes
-from idempotent.stores.redis.names import KeyNames, bucket_of
 
 # A running script blocks all other clients; this many keys take a few milliseconds.
 MAX_KEYS: Final = 1000
 # Large enough to make a call efficient, and small enough that the server starts early.
 _STREAM_KEYS: Final = 125
 _NO_SCRIPT = redis.exceptions.NoScriptError
+
+
+BUCKETS: Final = 64
+_BUCKET_SHIFT: Final = 2  # the first 6 bits of the hash
+
+
+class KeyNames:
+    """The names of keys under one prefix.
+
+    Args:
+        prefix: the prefix of all names.
+    """
+
+    __slots__ = ("_heads", "prefix")
+
+    def __init__(self, prefix: str) -> None:
+        """Compute the part before the hash once for each bucket."""
+        self.prefix: Final = prefix.encode()
+        self._heads = [b"%b{%02x}:" % (self.prefix, bucket) for bucket in range(BUCKETS)]
+
+    def name(self, key_hash: bytes) -> bytes:
+        """The name of the key with this hash."""
+        return self._heads[key_hash[0] >> _BUCKET_SHIFT] + hexlify(key_hash)
+
+    def hash_of(self, name: bytes) -> bytes | None:
+        """The hash in a key's name; None when the name is not that of a key."""
+        try:
+            key_hash = bytes.fromhex(name[-2 * HASH_BYTES :].decode())
+        except ValueError:
+            return None
+        return key_hash if len(key_hash) == HASH_BYTES and self.name(key_hash) == name else None
+
+
+def bucket_of(name: bytes, prefix_bytes: int) -> bytes:
+    """The bucket in a key's name. A cluster computes the slot from it."""
+    return name[prefix_bytes + 1 : prefix_bytes + 3]
 
 
 def _executing(client: Client) -> Callable[..., Any]:

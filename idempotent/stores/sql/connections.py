@@ -21,7 +21,7 @@ from idempotent.stores.sql.detached import Detached, DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect, dialect_for
 from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, fault_of
 from idempotent.stores.sql.loops import LoopConnections
-from idempotent.stores.sql.silence import LONGEST_S
+from idempotent.stores.sql.sockets import LONGEST_S
 
 T = TypeVar("T")
 

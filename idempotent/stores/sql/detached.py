@@ -15,9 +15,8 @@ from idempotent.logs import EventLog
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.dialects import dialect_for
-from idempotent.stores.sql.inherited import keep_from_children
 from idempotent.stores.sql.lent import LentConnection, check_in, check_out
-from idempotent.stores.sql.silence import LONGEST_S, limit_silence
+from idempotent.stores.sql.sockets import LONGEST_S, keep_from_children, limit_silence
 
 log = EventLog(__name__)
 

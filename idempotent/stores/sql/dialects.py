@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 
-from idempotent.stores.sql import charsets
 from idempotent.stores.sql.cursor import NUMBERED, DriverConnection
 from idempotent.stores.sql.engines import marker_of
 
@@ -28,6 +27,43 @@ _UTC: Final = "time_zone='+00:00'"
 _POSTGRESQL_NOW: Final = "(EXTRACT(EPOCH FROM clock_timestamp())*1000000)::bigint"
 _SERVER_STATUS_IN_TRANS: Final = 1
 _PQTRANS_INTRANS: Final = 2
+_BEYOND_3_BYTES: Final = re.compile("[\U00010000-\U0010ffff]")
+
+
+def mysql_storable(connection: Any, text: str) -> str:
+    """The text with `?` for each character that a PyMySQL connection's character set lacks."""
+    encoding = connection.encoding
+    known: str = text.encode(encoding, "replace").decode(encoding)
+    return known if connection.charset == "utf8mb4" else _BEYOND_3_BYTES.sub("?", known)
+
+
+def postgresql_storable(connection: Any, text: str) -> str:
+    """The text with `?` for each character that a psycopg connection, or its database, may lack."""
+    in_utf8 = connection.info.parameter_status("server_encoding") == "UTF8"
+    encoding = connection.info.encoding if in_utf8 else "ascii"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def sqlite_storable(connection: Any, text: str) -> str:
+    """The text: SQLite stores every printable one."""
+    del connection
+    return text
+
+
+def mysql_utf8(connection: Any) -> None:
+    """Make UTF-8 the character set of a PyMySQL connection."""
+    if connection.charset != "utf8mb4":
+        connection.set_character_set("utf8mb4")
+
+
+def postgresql_utf8(connection: Any) -> None:
+    """Make UTF-8 the character set of a psycopg connection in autocommit."""
+    if connection.info.encoding != "utf-8":
+        connection.execute("SET client_encoding TO 'UTF8'")
+
+
+def sqlite_utf8(connection: Any) -> None:
+    """Do nothing: SQLite knows only UTF-8 here."""
 
 
 class Conflict(Enum):
@@ -141,8 +177,8 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             in_transaction=_mysql_in_transaction,
             prepare=_no_preparation,
             statement_limit="SELECT @@max_allowed_packet",
-            use_utf8=charsets.mysql_utf8,
-            fit=charsets.mysql_storable,
+            use_utf8=mysql_utf8,
+            fit=mysql_storable,
         )
     if dialect.name == "postgresql":
         return SqlDialect(
@@ -158,8 +194,8 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             in_transaction=_postgresql_in_transaction,
             prepare=_no_preparation,
             statement_limit=None,
-            use_utf8=charsets.postgresql_utf8,
-            fit=charsets.postgresql_storable,
+            use_utf8=postgresql_utf8,
+            fit=postgresql_storable,
         )
     return SqlDialect(
         name="sqlite",
@@ -174,8 +210,8 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
         in_transaction=lambda connection: bool(connection.in_transaction),
         prepare=_add_sqlite_clock,
         statement_limit=None,
-        use_utf8=charsets.sqlite_utf8,
-        fit=charsets.sqlite_storable,
+        use_utf8=sqlite_utf8,
+        fit=sqlite_storable,
     )
 
 

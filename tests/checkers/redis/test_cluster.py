@@ -7,8 +7,7 @@ import redis
 import redis.asyncio
 
 from idempotent.claims import ClaimRequest, Completion, Failure, KeyStatus, Verdict
-from idempotent.stores.redis.names import BUCKETS, bucket_of
-from idempotent.stores.redis.scripts import RedisStore
+from idempotent.stores.redis.scripts import BUCKETS, RedisStore, bucket_of
 from tests.checkers.redis.stored import KEYS
 
 

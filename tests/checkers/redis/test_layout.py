@@ -5,7 +5,7 @@ import pytest
 from idempotent.checkers.redis.layout import Flag, stored_failure
 from idempotent.claims import Claim, ClaimRequest, Failure, KeyStatus
 from idempotent.errors import StoreError
-from idempotent.stores.redis.names import KeyNames
+from idempotent.stores.redis.scripts import KeyNames
 from tests.checkers.redis.stored import HOUR_S, KEYS, name_of, server_time_us, stored_key
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from idempotent.admin import KeyAdmin
-from idempotent.checkers.sql.in_transactions import InTransactions
 from idempotent.checkers.sql.offsets.ledger import OffsetLedger
+from idempotent.checkers.sql.transactional import InTransactions
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Position

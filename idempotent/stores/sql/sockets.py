@@ -1,4 +1,4 @@
-"""limit_silence: lets the operating system end a connection whose server no longer answers at all."""
+"""Sockets of connections: when a silent server ends one, and what a forked child finds in its place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,45 @@ import math
 import os
 import socket
 from typing import Any, Final
+from weakref import WeakSet
 
-from idempotent.stores.sql.inherited import socket_of
+from idempotent.forks import in_child
 
 LONGEST_S: Final = 10.0
 _DEAD_AFTER_PROBES: Final = 2
+
+
+_kept: Final[WeakSet[Any]] = WeakSet()
+
+
+def keep_from_children(raw: Any) -> None:
+    """Let the copy of a connection in each forked child lead nowhere.
+
+    Otherwise a child that outlives its parent keeps the parent's transaction open, with its locks: the server sees the
+    end of a connection when the last process closes it. And what the child sent would disturb the parent.
+
+    Args:
+        raw: the driver's connection. SQLite's is a file, whose locks a child's `close` would release: it is left alone.
+    """
+    if hasattr(socket_of(raw), "fileno"):
+        _kept.add(raw)
+
+
+def socket_of(raw: Any) -> Any:
+    """The object with the `fileno()` of a driver's connection: PyMySQL shows its socket nowhere else."""
+    return getattr(raw, "_sock", raw)
+
+
+def _lead_nowhere() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for raw in list(_kept):
+        # Closed meanwhile: then it has no number. A number is never freed here, so nothing else can get it.
+        with contextlib.suppress(Exception):
+            os.dup2(nowhere, socket_of(raw).fileno(), inheritable=False)
+    os.close(nowhere)
+
+
+in_child(_lead_nowhere)
 
 
 def limit_silence(raw: Any, seconds: float) -> None:
