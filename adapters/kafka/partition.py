@@ -105,7 +105,7 @@ class Partition:
 
     @property
     def position(self) -> int:
-        """From which offset the client fetches, or the client library's mark for the beginning, end or commit."""
+        """The offset that the client fetches next; negative: librdkafka's constant for the beginning, end or commit."""
         return max(self._start, self._received + 1) if self._received >= 0 else self._start
 
     def follows(self, offset: int) -> bool:

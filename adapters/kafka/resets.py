@@ -59,11 +59,11 @@ class _Lost:
 
 
 class Resets:
-    """Decides where partitions without a position continue; librdkafka would choose without a word.
+    """Decides where partitions without a position are read from. librdkafka would decide, and log nothing.
 
-    A partition without a committed offset has a beginning. A topic that was deleted and created again is read from its
-    beginning. Otherwise the broker has lost records, by retention or with the end of its log: the policy decides, and
-    an error says so.
+    A partition without a committed offset begins where `Beginnings` says. A topic that was deleted and created again is
+    read from its beginning. Otherwise the broker has lost records, by retention or with the end of its log: the policy
+    decides, and an error says so.
 
     Args:
         policy: what to do when records are lost, and where the group begins a topic.

@@ -44,8 +44,8 @@ class Parcel:
     Attributes:
         items: the messages.
         repeat: send them again when the connection is lost before the broker has confirmed them.
-        wanted: whether they shall still be sent; asked when their turn comes.
-        copy: what the sender knows the parcel by.
+        wanted: called before the messages are sent; False: they are not sent any more.
+        copy: the sender's object for this parcel.
         pending: the places of the items to which the broker has not answered.
         refused: the places of the items that the broker refused, and why.
         lost: why there will be no answer to the pending ones.

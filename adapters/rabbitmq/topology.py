@@ -127,7 +127,10 @@ class Topology:
     # Queues to consume
 
     def consumed(self, queues: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """The queues to consume, each with the work queue whose messages it has."""
+        """The queues to consume: the work queues, and those to which their delayed messages return.
+
+        Yields each with the work queue that its messages are for.
+        """
         for queue in queues:
             yield queue, queue
             if self.due(queue) != queue:

@@ -148,9 +148,8 @@ class IdempotentRun(RunFacts):
             frame: names the frame, in the place of its plan.
 
         Raises:
-            ConfigurationError: a streaming frame, an unknown `emit`, a reserved or missing column, a key column
-            whose values have several
-                texts, or `rows` with `on_conflict="divert"`.
+            ConfigurationError: a streaming frame, an unknown `emit`, a reserved or missing column, a key column whose
+                values have several texts, or `rows` with `on_conflict="divert"`.
         """
         if emit not in ("rows", "status"):
             raise ConfigurationError(f"emit must be rows or status, not {emit!r}")
@@ -219,8 +218,8 @@ class IdempotentRun(RunFacts):
         """Publish the output: PREPARED at the beginning, COMMITTED at a clean end.
 
         All claims must have been made. The block must be idempotent, and delete and replace nothing: after a crash
-        in it
-        the run stays PREPARED, cannot be aborted, and must be begun again, and a paused driver may still be in it then.
+        in it the run stays PREPARED, cannot be aborted, and must be begun again, and a paused driver may still be in it
+        then.
 
         Args:
             rows: how many rows are published, if they were neither staged by `stage` nor claimed by `claim`.

@@ -42,10 +42,8 @@ def foreach_batch(
 
     A new checkpoint counts batches from 0 again. With the old `sink_id` that is an error, so that no rows are dropped:
     give the new checkpoint a new `sink_id`. The query's id, which is in the checkpoint, tells the two apart. Spark
-    Connect
-    hides the id: there nothing tells them apart unless you give a `fingerprint`, and the batches of a new checkpoint
-        would
-    be taken for those that are committed.
+    Connect hides the id: there nothing tells them apart unless you give a `fingerprint`, and the batches of a new
+    checkpoint would be taken for those that are committed.
 
     Guarantee: that of `IdempotentRun`, if `handler` deletes and replaces nothing, and may be repeated.
 
@@ -54,8 +52,7 @@ def foreach_batch(
         sink_id: the consumer: one name for one checkpoint.
         key: columns that make two rows the same.
         handler: called with `(staged_rows, publication)` to publish the rows, and again after a crash in it, with
-            the same
-            ones: `publication.copy_to(folder)`, an insert of the keys that are absent, or nothing but
+            the same ones: `publication.copy_to(folder)`, an insert of the keys that are absent, or nothing but
             `publication.output_ref`.
         staging: a folder that executors can write to. Each attempt at a batch writes to a new folder in it.
         order_by: which row of a key stays, see `IdempotentRun.dedup`.

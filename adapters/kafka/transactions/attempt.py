@@ -41,7 +41,13 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the broker refuses an output in any transaction, and whether it certainly meant this one."""
+    """An output that the broker refuses, in whatever transaction it is sent.
+
+    Attributes:
+        partition: where its input came from.
+        reason: what the broker said.
+        is_certain: the error is about this output; False: perhaps about another one that was sent with it.
+    """
 
     partition: Partition
     reason: str

@@ -32,8 +32,8 @@ class KeyClaiming(RunBeginning):
         """Claim the keys that have no owner, and return the owners of all.
 
         The store inserts only while the run is OPEN and this attempt the newest, checked in the same atomic step.
-        May be repeated. One round trip
-        for 1,000 keys (PostgreSQL, SQLite: a second one if some were not new; MySQL: two).
+        May be repeated. One round trip for 1,000 keys (PostgreSQL, SQLite: a second one if some were not new; MySQL:
+        two).
 
         Args:
             ref: the claiming run.

@@ -10,8 +10,8 @@
 A PREPARED run cannot be aborted: it may have published already.
 
 One driver at a time has a run. Each `begin` of an unfinished run is another attempt, with an epoch of its own, and
-every change is conditional on the newest epoch. A claim is marked with the epoch that made or confirmed it, and counts
-only if that is the epoch that was PREPARED: what an earlier attempt claimed, and a later one did not meet, is free.
+every change is conditional on the newest epoch. A claim is marked with the epoch that made or confirmed it. Only the
+claims of the PREPARED epoch count: a key that an earlier attempt claimed and that one did not meet is free.
 """
 
 from __future__ import annotations

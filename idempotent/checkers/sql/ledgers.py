@@ -53,7 +53,13 @@ class Ledger(ABC):
 
     @abstractmethod
     def complete(self, driver: DriverConnection, completion: Completion, took_s: float) -> None:
-        """Store in a handler's transaction what it returned, and that the claim was made `took_s` seconds ago."""
+        """Record in the handler's transaction that its message is done.
+
+        Args:
+            driver: the connection of the transaction.
+            completion: the claim, and what the handler returned.
+            took_s: seconds since the claim was made.
+        """
 
     @abstractmethod
     def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:

@@ -72,7 +72,12 @@ class SqlStore:
         return KeyTable(self.connections.dialect, self.table, durations, waits_briefly=waits_briefly)
 
     def ping(self, *, keeps_positions: bool = False) -> None:
-        """Read nothing from, and write nothing to, the tables of keys, or of positions, and of failures: all columns.
+        """Check that the tables of keys (or of positions) and of failures have all columns and can be written.
+
+        No row is read or changed.
+
+        Args:
+            keeps_positions: check the table of positions in the place of that of keys.
 
         Raises:
             StoreError: the database did not answer, refused the login, takes no writes, or lacks a table or a column.

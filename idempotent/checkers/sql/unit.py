@@ -40,10 +40,12 @@ class Unit:
 
     Attributes:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
-        contention: the driver's error of contention, a full disk or a lost connection, if the transaction has not
-            recovered from it.
-        doubtful: a statement failed, or ran others, so the transaction may have ended without the driver's knowledge.
-        calls: a statement ran others, or may have, or a handler took the driver's connection: COMMIT may have run.
+        contention: the error of the driver that says contention, a full disk or a lost connection; None: there was
+            none, or the transaction has recovered from it.
+        doubtful: the database may have ended the transaction without the driver's knowledge, because a statement
+            failed, or called a procedure.
+        calls: COMMIT may have run, because a statement called a procedure or may have, or a handler took the driver's
+            connection.
         escaped: how a handler tried to end, or to leave, the transaction.
         began: when it began, by the monotonic clock.
         committing: COMMIT was sent.

@@ -1,4 +1,4 @@
-"""Which statements end a transaction, or may end it, told by their words."""
+"""Tells from the text of a statement whether it ends the transaction: always, perhaps, or not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ends(Enum):
 
     NOT = auto()
     PERHAPS = auto()
-    """It runs others, or words in it could end the transaction. They may as well be part of a text."""
+    """It calls a procedure, or has a word such as COMMIT behind its beginning, which may be data."""
     ALWAYS = auto()
 
 
