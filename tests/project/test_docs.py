@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,16 @@ import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
-from idempotent import Backoff, Registry
+from idempotent import Backoff, Registry, Worker
 from idempotent.adapters.rabbitmq.topology import DELAYS_MS
-from idempotent.checkers import SqlChecker, checker_from_url
+from idempotent.checkers import (
+    MemoryChecker,
+    OffsetChecker,
+    RedisChecker,
+    SqlChecker,
+    TransactionalSqlChecker,
+    checker_from_url,
+)
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
 from idempotent.migrations import upgrade
@@ -127,11 +135,37 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_links_within_pages_lead_to_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+        assert anchor in _anchors((page.parent / target) if target else page), f"{target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub names them in links."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_files_that_a_page_names_exist(page: Path) -> None:
     """`adapters/NAME/` stands for any broker: words in capitals are a reader's to fill in."""
     tops = "idempotent|adapters|migrations|tests|docs|examples|[.]ci"
     named = re.findall(rf"`((?:{tops})/[\w./-]*)`", page.read_text())
     assert not [path for path in named if not re.search("[A-Z]", path) and not (ROOT / path).exists()]
+
+
+def test_the_index_of_the_decisions_has_each_with_its_title() -> None:
+    index = ROOT / "docs" / "decisions" / "README.md"
+    titles = {page.name: _title(page) for page in index.parent.glob("[0-9]*.md")}
+    assert (
+        dict(re.findall(r"^- \[\d+\]\(([\w.-]+)\): (.+?)(?: \(.+)?$", index.read_text(), re.MULTILINE))
+        == titles
+    )
+
+
+def _title(page: Path) -> str:
+    """Without the decision's number."""
+    return re.sub(r"^# \d+[.:] ", "", page.read_text().partition("\n")[0])
 
 
 def test_the_picture_of_the_floors_is_that_of_the_code() -> None:
@@ -247,18 +281,39 @@ def _written(default: object) -> str:
     return repr(default)
 
 
+def _defaults(function: Callable[..., object]) -> dict[str, str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: _written(each.default) for each in parameters if each.default is not each.empty}
+
+
+def _shown(page: str, heading: str) -> dict[str, str]:
+    """The options and defaults in the first two columns of the table below a heading."""
+    section = (ROOT / "docs" / page).read_text().split(f"\n## {heading}\n")[1].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
+
+
+def test_the_defaults_of_a_worker_are_those_of_the_code():
+    assert _shown("workers.md", "The options") == _defaults(Worker)
+
+
+def test_the_defaults_of_the_checkers_are_those_of_the_code():
+    checkers = (SqlChecker, RedisChecker, MemoryChecker, TransactionalSqlChecker, OffsetChecker)
+    options = {name: default for checker in checkers for name, default in _defaults(checker).items()}
+    del options["clock"]  # for tests
+    assert _shown("consumers.md", "The options of the checkers") == options
+
+
 def test_the_defaults_of_a_consumer_are_those_of_the_code():
     page = (ROOT / "docs" / "consumers.md").read_text()
-    shown = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", page, re.MULTILINE))
-    parameters = inspect.signature(Registry.consumer).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    assert shown == {name: _written(default) for name, default in defaults.items()}
+    assert _shown("consumers.md", "The options") == _defaults(Registry.consumer)
     backoff = Backoff()
     written = (
         f"initial_s={backoff.initial_s:g}, maximum_s={backoff.maximum_s:g}, multiplier={backoff.multiplier:g}"
     )
     assert f"`Backoff({written}, jitter={backoff.jitter:g})`" in page
-    delays = [backoff.longest_s(attempt) for attempt in range(1, defaults["max_attempts"])]
+    delays = [
+        backoff.longest_s(attempt) for attempt in range(1, int(_defaults(Registry.consumer)["max_attempts"]))
+    ]
     assert f"an outage of {sum(delays):g} seconds" in page
     on_rabbitmq = sum(next(each / 1000 for each in DELAYS_MS if each >= 1000 * delay) for delay in delays)
     assert f"about {sum(delays):g} seconds" in page
