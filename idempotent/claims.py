@@ -140,7 +140,7 @@ class Claim:
         key: the key; `NO_KEY` when the consumer allows a handler to run without a key.
         fence: grows with every claim of the key; send it downstream to refuse a stale writer.
         owner: random token; only its holder can complete or release the key.
-        unit: the transaction that contains the claim, for transactional checkers.
+        transaction: the transaction that contains the claim, for transactional checkers.
         partition: the message's partition, for checkers that keep positions.
         attempt: one more than the counted failures of the key, if the store has looked: 2 or more in a retry after its
             backoff. None: the key was new, so this is the first execution as far as is known.
@@ -150,7 +150,7 @@ class Claim:
     key: Key
     fence: int = 0
     owner: bytes = field(default=b"", repr=False)
-    unit: Any = field(default=None, repr=False)
+    transaction: Any = field(default=None, repr=False)
     partition: Key | None = field(default=None, repr=False)
     attempt: int | None = None
     max_attempts: int | None = None
@@ -165,7 +165,7 @@ class Claim:
     @property
     def empty(self) -> bool:
         """Whether the claim has no key and no transaction, so that completing or releasing it does nothing."""
-        return self.key is NO_KEY and self.unit is None
+        return self.key is NO_KEY and self.transaction is None
 
 
 @value

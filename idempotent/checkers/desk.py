@@ -170,8 +170,8 @@ class ClaimDesk:
     def abandon(self, claim: Claim) -> None:
         """Neither complete nor release the key: let its lease end, or its transaction roll back."""
         self._keeper.drop([claim])
-        if claim.unit is not None:
-            claim.unit.close()
+        if claim.transaction is not None:
+            claim.transaction.close()
 
     def excuse(self) -> None:
         """Let what is in hand count no attempt: the process ends in order, and its handlers with it.

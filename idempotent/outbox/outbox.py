@@ -191,7 +191,7 @@ class Outbox:
                     "Message(..., id=...); in a thread of a handler use contextvars.copy_context().run"
                 )
         if message.id is None:
-            if claim is None or not claim.owner or claim.unit is not None:
+            if claim is None or not claim.owner or claim.transaction is not None:
                 entry.message_id = new_id()
             else:
                 ids.give(claim, message, entry, dedup)

@@ -82,7 +82,7 @@ def inside_leased_batch() -> bool:
 
 def _of_batch(claim: Claim) -> Claim:
     """What stands for the claims of a batch handler, one of which is given."""
-    return _MANY_LEASED if claim.owner and claim.unit is None else _MANY
+    return _MANY_LEASED if claim.owner and claim.transaction is None else _MANY
 
 
 class Began:

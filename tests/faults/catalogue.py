@@ -36,7 +36,7 @@ _CALLING: Final = "idempotent/processing/calling.py"
 _AWAITED: Final = "idempotent/processing/steps.py"
 _TRANSACTIONAL: Final = "idempotent/checkers/sql/transactional.py"
 _ASYNC: Final = "tests/checkers/sql/asynchronous"
-_UNIT: Final = "idempotent/checkers/sql/unit.py"
+_TRANSACTION: Final = "idempotent/checkers/sql/handler_transaction.py"
 _WATCHING: Final = "idempotent/checkers/sql/watching.py"
 _THREADS: Final = "idempotent/worker/handlers/threads.py"
 _OUTBOX: Final = "tests/outbox"
@@ -432,8 +432,8 @@ FAULTS: Final = (
     Fault(
         "the connection of an interrupted handler serves the next message",
         "idempotent/checkers/sql/transactional.py",
-        "        claim.unit.close(reuse=False)\n",
-        "        claim.unit.close()\n",
+        "        claim.transaction.close(reuse=False)\n",
+        "        claim.transaction.close()\n",
         "tests/checkers/sql/asynchronous/test_interrupts.py -k serves_no_other",
     ),
     Fault(
@@ -564,7 +564,7 @@ FAULTS: Final = (
     ),
     Fault(
         "idle connections of a transactional checker are kept after an unknown error",
-        "idempotent/checkers/sql/opening.py",
+        "idempotent/checkers/sql/transactions.py",
         "if fault not in KEPT:",
         "if fault is Fault.DISCONNECTED:",
         "tests/stores/sql/test_moved_primary.py -k 'second and transactional and 7'",
@@ -776,7 +776,7 @@ FAULTS: Final = (
     Fault(
         "a handler commits its transaction",
         _WATCHING,
-        '            watcher.refuse("commit()")\n',
+        "            watcher.commits()\n",
         "            pass\n",
         "tests/checkers/sql/test_escapes.py -k test_a_handler_cannot_end",
     ),
@@ -796,21 +796,21 @@ FAULTS: Final = (
     ),
     Fault(
         "a COMMIT without an answer has happened",
-        "idempotent/checkers/sql/committing.py",
+        "idempotent/checkers/sql/transactions.py",
         "if not self._is_committed(claims):",
         "if False:",
         "tests/guarantees/crash/test_answer_lost.py -k test_a_commit_that_nothing_proves",
     ),
     Fault(
         "what the database undid is committed",
-        "idempotent/checkers/sql/committing.py",
-        "if unit.doubtful and not self._is_alive(unit, claims):",
+        "idempotent/checkers/sql/transactions.py",
+        "if transaction.doubt and not self._is_alive(transaction, claims):",
         "if False:",
         "tests/checkers/sql/test_locks.py -k test_a_deadlock_inside_a_group",
     ),
     Fault(
         "a handler may end its transaction",
-        _UNIT,
+        _TRANSACTION,
         "        watch(self.connection, self)\n",
         "",
         "tests/checkers/sql/test_escapes.py -k test_a_handler_cannot_end",
@@ -824,21 +824,21 @@ FAULTS: Final = (
     ),
     Fault(
         "a Session outlives its message",
-        _UNIT,
+        _TRANSACTION,
         "        self.connection.end()\n",
         "",
         "tests/checkers/sql/test_left_behind.py -k test_a_session_that_outlives",
     ),
     Fault(
         "execution options reach the next message of a group",
-        _UNIT,
+        _TRANSACTION,
         "        self.connection.restore_options(self._detached.connection)\n",
         "",
         "tests/checkers/sql/test_left_behind.py -k test_execution_options",
     ),
     Fault(
         "the engine's listeners do not reset a connection between messages",
-        _UNIT,
+        _TRANSACTION,
         "self._connections.give_back(self._detached)",
         "self._connections.put(self._detached)",
         "tests/checkers/sql/test_left_behind.py -k test_a_setting_is_undone",
@@ -852,15 +852,15 @@ FAULTS: Final = (
     ),
     Fault(
         "a COMMIT inside a procedure is not seen",
-        "idempotent/checkers/sql/committing.py",
-        "if unit.calls and self.escaped(claims):",
+        "idempotent/checkers/sql/transactions.py",
+        "if transaction.doubt is Doubt.HIDDEN and self.escaped(claims):",
         "if False:",
         "tests/checkers/sql/test_undone.py -k test_a_procedure_that_commits",
     ),
     Fault(
         "a foreign error is taken for the store's",
-        "idempotent/checkers/sql/committing.py",
-        "return suspected and not self._is_alive(unit, claims)",
+        "idempotent/checkers/sql/transactions.py",
+        "return suspected and not self._is_alive(transaction, claims)",
         "return suspected",
         "tests/checkers/sql/test_blame.py -k test_an_error_of_another_database",
     ),
@@ -944,21 +944,21 @@ FAULTS: Final = (
     ),
     Fault(
         "contention costs an attempt",
-        "idempotent/checkers/sql/committing.py",
+        "idempotent/checkers/sql/transactions.py",
         "if any(original(cause) is blamed for cause in causes(error)):",
         "if False:",
         "tests/checkers/sql/test_blame.py -k test_contention_that_ends_the_handler",
     ),
     Fault(
         "a COMMIT that met a lock is not run again",
-        "idempotent/checkers/sql/committing.py",
+        "idempotent/checkers/sql/transactions.py",
         "        if fault in (Fault.ABORTED, Fault.LOCKED, Fault.FULL):\n",
         "        if fault is Fault.ABORTED:\n",
         "tests/checkers/sql/test_blame.py -k test_a_commit_that_meets_a_lock",
     ),
     Fault(
         "strict ends the savepoints that a handler left open",
-        _UNIT,
+        _TRANSACTION,
         "            nested.commit()\n",
         "            break\n",
         "tests/checkers/sql/test_undone.py -k test_a_savepoint_that_a_handler_left_open",
@@ -979,14 +979,14 @@ FAULTS: Final = (
     ),
     Fault(
         "a Session writes on another connection than the key's",
-        "idempotent/checkers/sql/unit.py",
+        "idempotent/checkers/sql/handler_transaction.py",
         "        if connection is not self.connection:\n",
         "        if False:\n",
         "tests/checkers/sql/test_sessions.py -k test_a_session_writes_on_the_connection_of_its_key",
     ),
     Fault(
         "the key is committed in a transaction of its own",
-        "idempotent/checkers/sql/opening.py",
+        "idempotent/checkers/sql/transactions.py",
         "self._kind(store.engine, autocommit=False)",
         "self._kind(store.engine, autocommit=True)",
         "tests/checkers/sql/test_transactional.py -k test_an_exception_rolls_effect_and_key_back",
@@ -1006,15 +1006,15 @@ FAULTS: Final = (
         f"{_ASYNC}/test_ends.py -k 'only_the_drivers and mysql'",
     ),
     Fault(
-        "async: a task still uses the session when its unit commits",
-        "idempotent/checkers/sql/asynchronous/unit.py",
+        "async: a task still uses the session when its transaction commits",
+        "idempotent/checkers/sql/asynchronous/handler_transaction.py",
         "        if self._raw.busy:\n",
         "        if False:\n",
-        f"{_ASYNC}/test_units.py -k 'still_runs and postgres and sleeping'",
+        f"{_ASYNC}/test_handler_transaction.py -k 'still_runs and postgres and sleeping'",
     ),
     Fault(
         "async: a cancelled claim keeps its connection",
-        "idempotent/checkers/sql/asynchronous/unit.py",
+        "idempotent/checkers/sql/asynchronous/handler_transaction.py",
         "        self._connections.discard(self._detached)\n",
         "",
         f"{_ASYNC}/test_interrupts.py -k 'waits_for_a_key and postgres and asyncio'",
@@ -1024,7 +1024,7 @@ FAULTS: Final = (
         "idempotent/stores/sql/bridge.py",
         "    _refusal.on = True\n",
         "",
-        f"{_ASYNC}/test_units.py -k closed_awaits",
+        f"{_ASYNC}/test_handler_transaction.py -k closed_awaits",
     ),
     Fault(
         "async: the connections of a loop outlive it",
@@ -1056,8 +1056,8 @@ FAULTS: Final = (
     ),
     Fault(
         "what a transactional claim parks is rolled back",
-        "idempotent/checkers/sql/opening.py",
-        "                    unit.commit()  # a lapsed key may have been parked\n",
+        "idempotent/checkers/sql/transactions.py",
+        "                    transaction.commit()  # a lapsed key may have been parked\n",
         "",
         "tests/checkers/sql/test_mixed_checkers.py -k 'parks and sqlite'",
     ),
@@ -1084,7 +1084,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a ROLLBACK behind another statement is not noticed",
-        "idempotent/checkers/sql/unit.py",
+        "idempotent/checkers/sql/handler_transaction.py",
         "        if end is Ends.PERHAPS:\n",
         "        if False:\n",
         "tests/checkers/sql/test_hidden_ends.py -k 'first_word and mysql'",
@@ -1601,8 +1601,8 @@ FAULTS: Final = (
     Fault(
         "an unprotected run sends the ids of the protected one",
         "idempotent/outbox/outbox.py",
-        "if claim is None or not claim.owner or claim.unit is not None:",
-        "if claim is None or claim.unit is not None:",
+        "if claim is None or not claim.owner or claim.transaction is not None:",
+        "if claim is None or claim.transaction is not None:",
         f"{_OUTBOX}/sending/test_send.py -k runs_without_protection",
     ),
     Fault(
@@ -2005,7 +2005,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a full disk is the handler's failure",
-        "idempotent/checkers/sql/unit.py",
+        "idempotent/checkers/sql/handler_transaction.py",
         "Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED",
         "Fault.LOCKED, Fault.DISCONNECTED",
         "tests/guarantees/test_full_disk.py -k 'message_waits and sqlite'",
@@ -2253,13 +2253,13 @@ FAULTS: Final = (
     ),
     Fault(
         "a completion that finds the disk full is the handler's failure",
-        "idempotent/checkers/sql/committing.py",
-        "            if self._units.fault(error) in UNDONE:\n                raise DoomedTransactionError(\n",
+        "idempotent/checkers/sql/transactions.py",
+        "            if self.fault(error) in UNDONE:\n                raise DoomedTransactionError(\n",
         "            if False:\n                raise DoomedTransactionError(\n",
         "tests/guarantees/test_full_disk.py -k completion",
     ),
     Fault(
-        "outbox: a unit does not learn of an INSERT that failed",
+        "outbox: a transaction does not learn of an INSERT that failed",
         "idempotent/checkers/sql/watching.py",
         "        watcher.note_error(error)\n        raise DBAPIError",
         "        raise DBAPIError",

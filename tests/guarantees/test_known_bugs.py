@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from idempotent import Action, Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
-from idempotent.checkers.sql.unit import Unit
+from idempotent.checkers.sql.handler_transaction import HandlerTransaction
 from idempotent.claims import ClaimRequest, Failure, Verdict
 from idempotent.errors import (
     ConfigurationError,
@@ -194,10 +194,10 @@ def test_qmq_e_a_failed_commit_is_not_acked(sql_store, monkeypatch):
     """A failed COMMIT was logged and acked: the message was lost."""
     consumer = booking(sql_store, sql_store.transactional(), max_attempts=1)
 
-    commit = Unit.commit
+    commit = HandlerTransaction.commit
 
     with monkeypatch.context() as outage:
-        outage.setattr(Unit, "commit", lambda unit: (unit.driver.raw.close(), commit(unit)))
+        outage.setattr(HandlerTransaction, "commit", lambda held: (held.driver.raw.close(), commit(held)))
         results = [consumer.process(message()), *consumer.process_many([message("2"), message("3")])]
     assert [(r.outcome, r.action) for r in results] == [(Outcome.UNAVAILABLE, Action.HOLD)] * 3
     assert sql_store.booked() == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from idempotent import Outcome
-from idempotent.checkers.sql.unit import Unit
+from idempotent.checkers.sql.handler_transaction import HandlerTransaction
 from idempotent.observe import Event, counters
 from tests.processing.shop import messages, outcomes
 from tests.support.hooks import answering, unreachable
@@ -43,9 +43,13 @@ def test_a_group_that_cannot_be_claimed_is_unavailable_and_did_not_run(shop):
 
 def test_a_group_whose_commit_did_not_happen_is_unavailable_and_runs_again(transactional_shop, monkeypatch):
     consumer = transactional_shop.consumer(max_attempts=1)
-    commit = Unit.commit
+    commit = HandlerTransaction.commit
     with monkeypatch.context() as outage:
-        outage.setattr(Unit, "commit", lambda unit: (unit.driver.raw.close(), commit(unit)))
+        outage.setattr(
+            HandlerTransaction,
+            "commit",
+            lambda transaction: (transaction.driver.raw.close(), commit(transaction)),
+        )
         results = consumer.process_many(messages("1", "2", "3"))
     assert outcomes(results) == ["unavailable"] * 3
     assert transactional_shop.effects() == {}
@@ -55,9 +59,11 @@ def test_a_group_whose_commit_did_not_happen_is_unavailable_and_runs_again(trans
 
 def test_a_group_whose_commit_answer_was_lost_is_found_processed(transactional_shop, monkeypatch):
     consumer = transactional_shop.consumer(max_attempts=1)
-    commit = Unit.commit
+    commit = HandlerTransaction.commit
     with monkeypatch.context() as outage:
-        outage.setattr(Unit, "commit", lambda unit: (commit(unit), lose_connection()))
+        outage.setattr(
+            HandlerTransaction, "commit", lambda transaction: (commit(transaction), lose_connection())
+        )
         results = consumer.process_many(messages("1", "2", "3"))
     assert outcomes(results) == ["processed"] * 3
     assert outcomes(consumer.process_many(messages("1", "2", "3"))) == ["duplicate"] * 3

@@ -37,20 +37,20 @@ PATCHED: Final[Mapping[tuple[str, str], str]] = {
     ("tests/adapters/spark/ledger/test_round_trips.py", "RedisStore"): "counts commands",
     (
         "tests/checkers/sql/test_offsets.py",
-        "Unit",
-    ): "COMMIT fails: the checker makes a unit for each transaction",
+        "HandlerTransaction",
+    ): "COMMIT fails: the checker makes an object for each transaction",
     (
         "tests/guarantees/test_known_bugs.py",
-        "Unit",
-    ): "COMMIT fails: the checker makes a unit for each transaction",
+        "HandlerTransaction",
+    ): "COMMIT fails: the checker makes an object for each transaction",
     (
         "tests/guarantees/test_nothing_stays_open.py",
         "ExceptionPolicy",
     ): "a bug of ours, between handler and store",
     (
         "tests/processing/test_failing_store.py",
-        "Unit",
-    ): "COMMIT fails: the checker makes a unit for each transaction",
+        "HandlerTransaction",
+    ): "COMMIT fails: the checker makes an object for each transaction",
     ("tests/processing/test_round_trips.py", "module"): "counts statements, which pass no object of ours",
 }
 

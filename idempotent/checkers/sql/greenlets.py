@@ -21,7 +21,7 @@ T = TypeVar("T")
 class InGreenlets(Awaiting):
     """Runs each step in a greenlet of the calling task; its statements are awaited on the task's event loop.
 
-    A step that is cancelled closes its unit, and terminates its connection: it may hold an unread answer.
+    A step that is cancelled closes its transaction, and terminates its connection: it may hold an unread answer.
 
     Args:
         desk: the checker's desk.
@@ -44,6 +44,6 @@ class InGreenlets(Awaiting):
         return await ended(asyncio.ensure_future(greenlet_spawn(function, *arguments)))
 
     def later(self, function: Callable[..., object], *arguments: Any) -> None:
-        # Not later, but now: what would be awaited fails, and the unit's connection is terminated.
+        # Not later, but now: what would be awaited fails, and the transaction's connection is terminated.
         with nothing_awaited(), contextlib.suppress(Exception):
             function(*arguments)

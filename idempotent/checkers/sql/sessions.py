@@ -1,4 +1,4 @@
-"""Sessions: makes the handlers' Sessions on the connection of their unit, and on no other."""
+"""Sessions: makes the handlers' Sessions on the connection of their transaction, and on no other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from idempotent.errors import ConfigurationError
 
-_INFO: Final = "idempotent_unit"
+_INFO: Final = "idempotent_transaction"
 
 
 class SessionOwner(Protocol):
-    """The unit that owns a Session."""
+    """The transaction that owns a Session."""
 
     def refuse_elsewhere(self, connection: Connection) -> None:
-        """Raise an error if this is not the unit's connection."""
+        """Raise an error if this is not the transaction's connection."""
 
     def note_discarded(self, how: str) -> None:
         """Note that a handler has discarded the Session's work, with `how` to do without."""
@@ -34,13 +34,13 @@ class Sessions:
         self.kind: Final[type[Session]] = factory.class_
         """The class of the Sessions, as the application made it."""
         self._made: Final[type[Session]] = type(self.kind.__name__, (_TellsOfClosing, self.kind), {})
-        # Such a Session may ask for the engine, and then gets the unit's connection if it has joined it before.
+        # Such a Session may ask for the engine, and then gets the transaction's connection if it has joined it before.
         self._routes = self.kind.get_bind is not Session.get_bind or bool(factory.kw.get("binds"))
         event.listen(factory, "after_begin", _refuse_elsewhere)
         event.listen(factory, "after_soft_rollback", _note_rollback)
 
     def check(self, kind: type) -> None:
-        """Check that a unit has a handler's argument of this type.
+        """Check that a transaction has a handler's argument of this type.
 
         Raises:
             ConfigurationError: it has none.
@@ -72,7 +72,7 @@ class Sessions:
 
     @staticmethod
     def close(session: Session) -> None:
-        """Close a Session. It no longer belongs to a unit."""
+        """Close a Session. It no longer belongs to a transaction."""
         session.info.pop(_INFO, None)
         session.close()
 

@@ -13,16 +13,15 @@ from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.admin import SqlKeyAdmin
 from idempotent.checkers.sql.checker import SqlChecker
-from idempotent.checkers.sql.committing import Commits
 from idempotent.checkers.sql.factories import Database, sessions_of
 from idempotent.checkers.sql.failures import Note
 from idempotent.checkers.sql.greenlets import InGreenlets
+from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.ledgers import KeyLedger, Ledger
-from idempotent.checkers.sql.opening import Units
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.checkers.sql.unit import Unit
+from idempotent.checkers.sql.transactions import HandlerTransactions
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.choices import flag, seconds
 from idempotent.claims import (
@@ -84,9 +83,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
         self._ledger = self.ledger_type(self.store, Durations(None, self.retention_s, self.dead_retention_s))
-        units, commits = _transactions_of(self.store)
-        self._units: Final = units(self.store, self._ledger, sessions, strict=strict)
-        self._commits: Final = commits(self.store, self._ledger, self._units)
+        self._transactions: Final = _kind_of(self.store)(self.store, self._ledger, sessions, strict=strict)
         # What this process has noted and counted, and will take back when the run ends or the process stops in order.
         self._noted: Final[dict[bytes, Key]] = {}
         self._counted: Final[dict[bytes, Key]] = {}
@@ -122,7 +119,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _claim(self, request: ClaimRequest) -> Decision:
         try:
-            return self._not_failing(self._units.open([request], self.lock_timeout_s))[0]
+            return self._not_failing(self._transactions.open([request], self.lock_timeout_s))[0]
         except StoreBusyError:
             # Another transaction held the key (on SQLite: any row of the file) for the whole wait, or the server
             # reported several deadlocks in a row.
@@ -130,7 +127,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         # Without waiting: one busy key must not delay the others. The caller then claims them one by one.
-        return self._not_failing(self._units.open(requests, 0.0))
+        return self._not_failing(self._transactions.open(requests, 0.0))
 
     def _not_failing(self, decisions: list[Decision]) -> list[Decision]:
         """Give back what was claimed between the rollback of a failure and its backoff."""
@@ -138,7 +135,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             for decision in decisions:
                 claim = decision.claim
                 if claim is not None and claim.key.hash in self._failing:
-                    claim.unit.close()
+                    claim.transaction.close()
                     raise StoreBusyError(f"{claim.key} failed a moment ago")
         return decisions
 
@@ -146,8 +143,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return self._complete_many([completion])[0]
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
-        """Commit the unit of these claims, which must be all claims still in it."""
-        self._commits.commit(completions)
+        """Commit the transaction of these claims, which must be all claims still in it."""
+        self._transactions.commit(completions)
         return [True] * len(completions)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
@@ -164,10 +161,14 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def _roll_back(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         for claim, _ in releases:
-            claim.unit.close()
+            claim.transaction.close()
         try:
-            escaped = self._commits.escaped(
-                [claim for claim, _ in releases if claim.key is not NO_KEY and not claim.unit.committed]
+            escaped = self._transactions.escaped(
+                [
+                    claim
+                    for claim, _ in releases
+                    if claim.key is not NO_KEY and claim.transaction.state is not State.COMMITTED
+                ]
             )
         except StoreError:
             if any(failure for _, failure in releases):
@@ -207,7 +208,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back the handler's writes, and record the key in a transaction of its own."""
-        claim.unit.close()
+        claim.transaction.close()
         decision = self.desk.claim(changed(request, owner=claim.owner))
         if decision.claim:
             self.desk.complete(decision.claim)
@@ -237,10 +238,10 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         note = Note(claim, Failure(DIED_ERROR, max_attempts))
         try:
             if self.store.has_one_writer:
-                claim.unit.close()
+                claim.transaction.close()
             may_run = self.store.connections.run_atomically(self._ledger.failures.count_start, note)
         except BaseException:
-            claim.unit.close()
+            claim.transaction.close()
             raise
         if not may_run:
             self.desk.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
@@ -264,38 +265,38 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             log.warning("attempt_not_taken_back", extra={**about_key(key), "error": str(error)})
 
     def claim_nothing(self) -> Claim:
-        return self._units.open_empty()
+        return self._transactions.open_empty()
 
     def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[None]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
-        unit: Unit = claim.unit
-        return unit.savepoint(takes)
+        transaction: HandlerTransaction = claim.transaction
+        return transaction.savepoint(takes)
 
     def flush(self, claim: Claim) -> None:
-        claim.unit.flush()
+        claim.transaction.flush()
 
     def interrupted(self, claim: Claim) -> None:
-        claim.unit.close(reuse=False)
+        claim.transaction.close(reuse=False)
 
     def forget(self, claim: Claim) -> None:
-        claim.unit.demand_open()  # else the others cannot go on in it either
-        self._units.forget(claim)
+        claim.transaction.demand_open()  # else the others cannot go on in it either
+        self._transactions.forget(claim)
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
         """Whether the database rolled back the handler's transaction, or the connection was lost."""
-        return isinstance(error, DoomedTransactionError) or self._commits.is_undone(
-            claim.unit, [claim], error
+        return isinstance(error, DoomedTransactionError) or self._transactions.is_undone(
+            claim.transaction, [claim], error
         )
 
     def check_argument(self, kind: type) -> None:
-        self._units.sessions.check(kind)
+        self._transactions.sessions.check(kind)
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
-        unit: Unit = claim.unit
-        known = unit.arguments.get(kind)
+        transaction: HandlerTransaction = claim.transaction
+        known = transaction.arguments.get(kind)
         if known is not None:
             return known
-        return unit.argument(kind)
+        return transaction.argument(kind)
 
     @cached_property
     def _gc_leader(self) -> SqlChecker:
@@ -307,18 +308,18 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
 
     def close(self) -> None:
         super().close()
-        self._units.close()
+        self._transactions.close()
         self._gc_leader.close()
         self.store.close()
 
 
-def _transactions_of(store: SqlStore) -> tuple[type[Units], type[Commits]]:
+def _kind_of(store: SqlStore) -> type[HandlerTransactions]:
     if not store.is_async:
-        return Units, Commits
+        return HandlerTransactions
     # Imported here: SQLAlchemy's asyncio part takes a while, and most checkers do without.
-    from idempotent.checkers.sql.asynchronous.units import AsyncCommits, AsyncUnits
+    from idempotent.checkers.sql.asynchronous.handler_transaction import AsyncHandlerTransactions
 
-    return AsyncUnits, AsyncCommits
+    return AsyncHandlerTransactions
 
 
 class TransactionalSqlChecker(InTransactions):

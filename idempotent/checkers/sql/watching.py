@@ -1,4 +1,4 @@
-"""Watches the connection of a unit: each COMMIT, statement and error there is reported to the unit."""
+"""Reports each COMMIT, statement and error on the connection of a handler's transaction to that transaction."""
 
 from __future__ import annotations
 
@@ -12,26 +12,21 @@ from sqlalchemy.exc import DBAPIError
 
 from idempotent.stores.sql.cursor import DriverConnection, execute
 
-_INFO: Final = "idempotent_unit"
+_INFO: Final = "idempotent_transaction"
 
 
 class Watcher(Protocol):
-    """What a unit is told.
-
-    Attributes:
-        committing: COMMIT was sent.
-        committed: COMMIT has succeeded.
-    """
-
-    committing: bool
-    committed: bool
+    """What a transaction is told."""
 
     @property
     def driver(self) -> DriverConnection:
         """Its connection, for statements of the library's own."""
 
-    def refuse(self, what: str) -> None:
-        """Raise an error unless the unit itself ends the transaction."""
+    def commits(self) -> None:
+        """Note that COMMIT is sent now. Raise an error if a handler sends it."""
+
+    def has_committed(self) -> None:
+        """Note that COMMIT has succeeded."""
 
     def refuse_ending(self, statement: str) -> None:
         """Raise an error if a handler's statement would end the transaction."""
@@ -57,14 +52,14 @@ def _watcher_of(connection: Connection) -> Watcher | None:
 
 
 def execute_beside(connection: Connection, statement: str, parameters: Sequence[object]) -> bool:
-    """Execute a statement of the library's own as a unit executes its own: by the driver.
+    """Execute a statement of the library's own as the checker does in a handler's transaction: by the driver.
 
     SQLAlchemy takes longer for an INSERT than its round trip does.
 
-    Returns whether the connection is a unit's; if not, nothing is executed.
+    Returns whether the connection has a handler's transaction; if not, nothing is executed.
 
     Raises:
-        DBAPIError: the database failed; the unit has noted it.
+        DBAPIError: the database failed; the transaction has noted it.
     """
     watcher = _watcher_of(connection)
     if watcher is None:
@@ -81,7 +76,7 @@ def execute_beside(connection: Connection, statement: str, parameters: Sequence[
 
 
 class WatchedTransaction(RootTransaction):
-    """Like the transaction of `connection.begin()`, but only the unit commits it.
+    """Like the transaction of `connection.begin()`, but only the checker commits it.
 
     An event listener for "commit" would work too, but with any listener of `ConnectionEvents` the engine spends 10 us
     more on each statement; an INSERT takes 33 to 44 us in SQLAlchemy.
@@ -90,14 +85,13 @@ class WatchedTransaction(RootTransaction):
     __slots__ = ()
 
     def commit(self) -> None:
-        """Commit, if it is the unit that does."""
+        """Commit, if it is the checker that does."""
         watcher = _watcher_of(self.connection)
         if watcher is not None:
-            watcher.refuse("commit()")
-            watcher.committing = True
+            watcher.commits()
         super().commit()
         if watcher is not None:
-            watcher.committed = True
+            watcher.has_committed()
 
 
 _listened: Final[WeakSet[Dialect]] = WeakSet()

@@ -15,8 +15,8 @@ class TransactionsContract(ContractBase):
     def test_the_claims_of_a_group_live_in_one_transaction(self) -> None:
         checker = self.checker()
         decisions = checker.desk.claim_many([self.request(name) for name in ("a", "b", "c")])
-        units = {id(acquired(decision).unit) for decision in decisions}
-        assert len(units) == 1
+        transactions = {id(acquired(decision).transaction) for decision in decisions}
+        assert len(transactions) == 1
         checker.desk.release_many([(acquired(decision), None) for decision in decisions])
 
     @without(Capability.RECORDED_CLAIMS)

@@ -120,7 +120,7 @@ def test_a_failure_of_a_key_that_was_claimed_since_counts_nothing(kind, max_atte
     for store in open_store(kind, request, reuse=True):
         checker, other = store.transactional(), store.leased()
         claim = checker.desk.claim(ClaimRequest(KEY)).claim
-        claim.unit.close()
+        claim.transaction.close()
         theirs = other.desk.claim(ClaimRequest(KEY)).claim
         assert other.desk.complete_many([Completion(theirs)]) == [True]
         assert checker.desk.release(claim, Failure("no", max_attempts)) == Released(owned=False)

@@ -208,18 +208,18 @@ def test_a_partition_that_another_transaction_moves_is_in_progress(sql_store):
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_when_the_answer_to_commit_is_lost_the_stored_offset_tells(shop, monkeypatch, committed):
-    from idempotent.checkers.sql.unit import Unit
+    from idempotent.checkers.sql.handler_transaction import HandlerTransaction
 
-    commit = Unit.commit
+    commit = HandlerTransaction.commit
 
-    def lose(unit):
+    def lose(transaction):
         if not committed:
-            unit.driver.raw.close()
-        commit(unit)
+            transaction.driver.raw.close()
+        commit(transaction)
         raise ConnectionResetError("the answer is lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Unit, "commit", lose)
+        patch.setattr(HandlerTransaction, "commit", lose)
         result = shop.consumer.process(message(0))
     assert result.outcome is (Outcome.PROCESSED if committed else Outcome.UNAVAILABLE)
     assert shop.run(message(0)) == ["duplicate" if committed else "processed"]

@@ -9,7 +9,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from idempotent.checkers.sql.opening import Units
+from idempotent.checkers.sql.transactions import HandlerTransactions
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.detached import DetachedConnections
 from tests.checkers.sql.booking import consumer_of, messages
@@ -134,8 +134,8 @@ def test_thirty_threads_at_once_leave_no_more_than_the_pool_would(sql_store):
         thread.join()
     assert len(sql_store.booked()) == 30
     idle = [
-        part._connections._idle if isinstance(part, Units) else part._own._idle
-        for part in (checker._units, checker.store.connections)
+        part._connections._idle if isinstance(part, HandlerTransactions) else part._own._idle
+        for part in (checker._transactions, checker.store.connections)
     ]
     assert [len(each) for each in idle] <= [3, 3]
     engine.dispose()

@@ -58,7 +58,7 @@ def test_one_checker_serves_one_event_loop_after_the_other(store, run):
     before = opened(store)
     for number in range(3):
         assert run(book(checker, number)) is Verdict.ACQUIRED
-        assert len(checker._units._connections._idle) == 0
+        assert len(checker._transactions._connections._idle) == 0
         assert len(checker.store.connections._own._idle) == 0
         assert settles(lambda: opened(store), before)
     assert run(book(checker, 0)) is Verdict.DUPLICATE
@@ -71,12 +71,12 @@ def test_the_connections_of_a_loop_that_was_only_closed_are_closed_too(store, th
     loop = asyncio.new_event_loop()
     loop.run_until_complete(book(checker, 1))
     loop.close()
-    assert len(checker._units._connections._idle) == 1
+    assert len(checker._transactions._connections._idle) == 1
     if then == "close":
         checker.close()
     else:
         assert asyncio.run(book(checker, 2)) is Verdict.ACQUIRED
-        assert len(checker._units._connections._idle._by_loop) <= 1
+        assert len(checker._transactions._connections._idle._by_loop) <= 1
     assert settles(lambda: opened(store), before)
 
 
@@ -89,7 +89,7 @@ def test_loops_of_two_threads_use_connections_of_their_own(store):
         await asyncio.to_thread(met.wait, 30)
         for number in range(20):
             answers.append(await book(checker, first + number))
-            mine = checker._units._connections._idle._by_loop[asyncio.get_running_loop()][0]
+            mine = checker._transactions._connections._idle._by_loop[asyncio.get_running_loop()][0]
             assert all(each.driver.raw.loop is asyncio.get_running_loop() for each in mine._connections)
 
     threads = [threading.Thread(target=lambda first=first: asyncio.run(several(first))) for first in (0, 100)]
@@ -150,9 +150,9 @@ def test_disposing_of_the_engine_closes_the_idle_connections(store, run):
 
     async def main():
         assert await book(checker, 1) is Verdict.ACQUIRED
-        assert len(checker._units._connections._idle) == 1
+        assert len(checker._transactions._connections._idle) == 1
         await engine.dispose()
-        assert len(checker._units._connections._idle) == 0
+        assert len(checker._transactions._connections._idle) == 0
         assert await book(checker, 2) is Verdict.ACQUIRED
 
     run(main())
@@ -164,7 +164,7 @@ def test_a_burst_leaves_as_many_connections_as_the_engines_pool_keeps(store, run
     async def main():
         answers = await asyncio.gather(*(book(checker, number) for number in range(20)))
         assert answers == [Verdict.ACQUIRED] * 20
-        assert len(checker._units._connections._idle) == 3
+        assert len(checker._transactions._connections._idle) == 3
 
     run(main())
 

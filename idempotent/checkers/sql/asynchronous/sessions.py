@@ -1,4 +1,4 @@
-"""AsyncSessions: makes the AsyncSessions of async handlers, around the Sessions of their units."""
+"""AsyncSessions: makes the AsyncSessions of async handlers, around the Sessions of their transactions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AsyncSessions(Sessions):
         )
 
     def around(self, session: Session, connection: AsyncConnection) -> AsyncSession:
-        """An AsyncSession around a unit's Session, on the unit's connection."""
+        """An AsyncSession around a transaction's Session, on the transaction's connection."""
         settings: dict[str, Any] = {
             **self._async_factory.kw,
             "bind": connection,

@@ -50,4 +50,4 @@ async def nothing(_session):
 
 def idle_of(checker):
     """How many connections of units are kept."""
-    return len(checker._units._connections._idle)
+    return len(checker._transactions._connections._idle)

@@ -97,7 +97,7 @@ def test_a_commit_that_only_the_drivers_connection_shows_is_noticed(store):
         claim = (await checker.awaiting.claim(ClaimRequest(key(1)))).claim
         session = await checker.awaiting.call(checker.handler_argument, claim, AsyncSession)
         await booking(store, 1)(session)
-        await claim.unit.driver.raw.driver.commit()
+        await claim.transaction.driver.raw.driver.commit()
         with pytest.raises(TransactionEscapedError, match="the transaction ended while the handler ran"):
             await checker.awaiting.complete(claim)
 

@@ -41,7 +41,7 @@ def run(request):
 
 def assert_clean(checker):
     """The idle connections are in no transaction, and nothing is under way on them."""
-    for idle, _ in checker._units._connections._idle._by_loop.values():
+    for idle, _ in checker._transactions._connections._idle._by_loop.values():
         for detached in idle._connections:
             raw = detached.driver.raw
             assert not raw.busy

@@ -54,7 +54,7 @@ def test_failures_give_their_connections_back(store):
     engine = store.async_engine(pool_size=1, max_overflow=1)
     checker, outcomes = processed_at_once(store, engine, 20, handle)
     assert outcomes == [Outcome.FAILED] * 20
-    assert not checker._units._connections._in_use
+    assert not checker._transactions._connections._in_use
 
 
 def test_cancelled_tasks_give_their_connections_back(store):
@@ -82,7 +82,7 @@ def test_cancelled_tasks_give_their_connections_back(store):
             assert {type(one) for one in ended} == {asyncio.CancelledError}
 
     asyncio.run(main())
-    assert not checker._units._connections._in_use
+    assert not checker._transactions._connections._in_use
 
 
 def test_a_task_that_waits_too_long_for_a_connection_holds_its_message(store):

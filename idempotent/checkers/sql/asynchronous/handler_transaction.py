@@ -1,18 +1,22 @@
-"""AsyncUnit: a Unit in greenlets, whose connection serves one event loop and is terminated without awaiting."""
+"""AsyncHandlerTransaction: a HandlerTransaction in greenlets, on a connection that serves one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions
-from idempotent.checkers.sql.unit import Unit
+from idempotent.checkers.sql.handler_transaction import HandlerTransaction
+from idempotent.checkers.sql.transactions import HandlerTransactions
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision
 from idempotent.errors import ConfigurationError, TransactionEscapedError
 from idempotent.stores.sql.awaited import AwaitedConnection
 from idempotent.stores.sql.bridge import Bridge, may_await, running_loop
+from idempotent.stores.sql.loops import LoopConnections
 
 if TYPE_CHECKING:
     from idempotent.stores.sql.detached import DetachedConnections
@@ -24,12 +28,12 @@ _STILL_RUNNING: Final = (
 )
 
 
-class AsyncUnit(Unit):
-    """A Unit whose statements are awaited.
+class AsyncHandlerTransaction(HandlerTransaction):
+    """A HandlerTransaction whose statements are awaited.
 
     Args:
-        bridge: runs the calls of plain threads about a unit that was opened for them.
-        connections: as for `Unit`; and so are the other arguments.
+        bridge: runs the calls of plain threads about a transaction that was opened for them.
+        connections: as for `HandlerTransaction`; and so are the other arguments.
     """
 
     _session_kind = AsyncSession
@@ -51,14 +55,14 @@ class AsyncUnit(Unit):
         super().__init__(connections, dialect, sessions, strict=strict)
 
     def argument(self, kind: type) -> AsyncSession | AsyncConnection:
-        """The unit's AsyncConnection or its one AsyncSession, for the handler."""
+        """Its AsyncConnection or its one AsyncSession, for the handler."""
         taken = self._connection if issubclass(kind, AsyncConnection) else self.async_session
         self.arguments[kind] = taken
         return taken
 
     @property
     def async_session(self) -> AsyncSession:
-        """The AsyncSession of all handlers of this unit, around its `session`."""
+        """The AsyncSession of all its handlers, around its `session`."""
         if self._async_session is None:
             self._async_session = self._sessions.around(self.session, self._connection)
         return self._async_session
@@ -70,11 +74,11 @@ class AsyncUnit(Unit):
         return self._async_connection
 
     def flush(self) -> None:
-        """As `Unit.flush`.
+        """As `HandlerTransaction.flush`.
 
         Raises:
             TransactionEscapedError: a task of the handler still uses the session.
-            ConfigurationError: the unit belongs to another event loop.
+            ConfigurationError: the transaction belongs to another event loop.
         """
         self._bridge.run(self._flush)
 
@@ -99,12 +103,12 @@ class AsyncUnit(Unit):
         return raw
 
     def close(self, *, reuse: bool = True) -> None:
-        """As `Unit.close`; where it cannot await, or must not, it terminates the connection.
+        """As `HandlerTransaction.close`; where it cannot await, or must not, it terminates the connection.
 
         Raises:
             CancelledError: this was cancelled while it rolled back; the connection is terminated.
         """
-        if self._closed:
+        if not self._has_connection:
             return
         if self._bridge.owns(self._loop) and running_loop() is not self._loop:
             with contextlib.suppress(Exception):
@@ -112,7 +116,7 @@ class AsyncUnit(Unit):
         self._close(reuse)
 
     def _close(self, reuse: bool) -> None:  # noqa: FBT001 - as Bridge.run passes it
-        if self._closed:
+        if not self._has_connection:
             return
         here = running_loop() is self._loop and may_await()
         if reuse and here and not self._raw.busy:
@@ -126,10 +130,37 @@ class AsyncUnit(Unit):
 
     def _terminate(self) -> None:
         """Close the connection, and only then the session: on an open connection it would send a ROLLBACK."""
-        self._closed = True
-        self._may_end = True
+        self._end()
         self._connections.discard(self._detached)
         self.connection.end()
         if self._session is not None:
             with contextlib.suppress(Exception):
                 self._sessions.close(self._session)
+
+
+class AsyncHandlerTransactions(HandlerTransactions):
+    """Begins and ends them in the caller's greenlet, or for a plain thread on the store's private loop."""
+
+    _kind = LoopConnections
+
+    def open(self, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
+        return self._store.bridge.run(super().open, requests, wait_s)
+
+    def open_empty(self) -> Claim:
+        return self._store.bridge.run(super().open_empty)
+
+    def forget(self, claim: Claim) -> None:
+        self._store.bridge.run(super().forget, claim)
+
+    def _begin(self) -> AsyncHandlerTransaction:
+        dialect = self._store.connections.dialect
+        assert isinstance(self.sessions, AsyncSessions)
+        return AsyncHandlerTransaction(
+            self._store.bridge, self._connections, dialect, self.sessions, strict=self._strict
+        )
+
+    def commit(self, completions: Sequence[Completion]) -> None:
+        self._store.bridge.run(super().commit, completions)
+
+    def is_undone(self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception) -> bool:
+        return self._store.bridge.run(super().is_undone, transaction, claims, error)

@@ -1,8 +1,9 @@
-"""Unit: the transaction of a group's keys and its handlers' effects. Only the checker may end it."""
+"""HandlerTransaction: the transaction of a group's keys and its handlers' effects. Only the checker may end it."""
 
 from __future__ import annotations
 
 import time
+from enum import Enum, IntEnum, auto
 from types import TracebackType
 from typing import Any, Final
 
@@ -28,8 +29,33 @@ _OUTSIDE: Final = (
 UNDONE: Final = (Fault.ABORTED, Fault.LOCKED, Fault.FULL, Fault.DISCONNECTED, Fault.CROWDED)
 
 
-class Unit:
-    """One open transaction on one connection.
+class State(Enum):
+    """How far a handler's transaction is. Each state is followed by the next one, or by ROLLED_BACK."""
+
+    CLAIMING = auto()
+    """The checker claims the keys."""
+    HANDLING = auto()
+    """Handlers run. They may not end it."""
+    ENDING = auto()
+    """The checker ends it; the application's session events run."""
+    COMMIT_SENT = auto()
+    """COMMIT has no answer yet, or its answer was lost."""
+    COMMITTED = auto()
+    ROLLED_BACK = auto()
+
+
+class Doubt(IntEnum):
+    """Why the database may have ended a transaction without the driver's knowledge. A greater one contains a lesser."""
+
+    NONE = 0
+    FAILED = 1
+    """A statement failed: the database may have rolled back."""
+    HIDDEN = 2
+    """A statement called a procedure, or may have, or a handler took the driver's connection: COMMIT may have run."""
+
+
+class HandlerTransaction:
+    """The transaction of a group's keys and its handlers' effects, open on one connection.
 
     Args:
         connections: lends the connection.
@@ -42,14 +68,10 @@ class Unit:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
         contention: the error of the driver that says contention, a full disk or a lost connection; None: there was
             none, or the transaction has recovered from it.
-        doubtful: the database may have ended the transaction without the driver's knowledge, because a statement
-            failed, or called a procedure.
-        calls: COMMIT may have run, because a statement called a procedure or may have, or a handler took the driver's
-            connection.
+        doubt: why the database may have ended it without the driver's knowledge.
         escaped: how a handler tried to end, or to leave, the transaction.
         began: when it began, by the monotonic clock.
-        committing: COMMIT was sent.
-        committed: COMMIT has succeeded.
+        state: how far it is.
 
     Raises:
         ConfigurationError: the engine is in AUTOCOMMIT, so there would be no transaction.
@@ -63,18 +85,14 @@ class Unit:
         self._dialect = dialect
         self._sessions = sessions
         self._strict = strict
-        self._may_end = False
-        self._guarded = False
+        self.state = State.CLAIMING
         self._keyed = False
-        self.committing = False
-        self.committed = False
-        self._closed = False
+        self._has_connection = True
         self._session: Session | None = None
         self._savepoint: HandlerSavepoint | None = None
         self.arguments: Final[dict[type, Any]] = {}
         self.contention: BaseException | None = None
-        self.doubtful = False
-        self.calls = False
+        self.doubt = Doubt.NONE
         self.escaped: str | None = None
         self.began: Final = time.monotonic()
         self._connections = connections
@@ -92,10 +110,10 @@ class Unit:
             raise
 
     def guard(self, *, keyed: bool = True) -> None:
-        """Forbid handlers to end the transaction: from now on only `commit` and `close` may.
+        """Forbid handlers to end it: from now on only `commit` and `close` may.
 
         Args:
-            keyed: the unit claimed keys, so the server's transaction has begun.
+            keyed: it claimed keys, so the server's transaction has begun.
 
         Raises:
             ConfigurationError: the connection is in AUTOCOMMIT, so it has no transaction.
@@ -109,18 +127,18 @@ class Unit:
         if keyed and self._strict:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
         watch(self.connection, self)
-        self._guarded = True
+        self.state = State.HANDLING
         self.connection.is_bared = False
 
     def argument(self, kind: type) -> Any:
-        """The unit's Connection or its one Session, for the handler."""
+        """Its Connection or its one Session, for the handler."""
         taken = self.connection if issubclass(kind, Connection) else self.session
         self.arguments[kind] = taken
         return taken
 
     @property
     def session(self) -> Session:
-        """The Session of all handlers of this unit."""
+        """The Session of all its handlers."""
         if self._session is None:
             self._session = self._sessions.open(self.connection, self)
         return self._session
@@ -157,7 +175,7 @@ class Unit:
             raise TransactionEscapedError(self.escaped)
         if self.connection.is_bared:
             # A cursor of the driver may have rolled the transaction back, or committed it, and gone on in the next one.
-            self.calls = self.doubtful = True
+            self.doubt = Doubt.HIDDEN
         if self._session is not None:
             self._session.flush()
         self.connection.restore_options(self._detached.connection)
@@ -214,28 +232,40 @@ class Unit:
 
     def commit(self) -> None:
         """Commit. Exceptions of the driver and of the application's session events pass through."""
-        self._may_end = True
+        self.state = State.ENDING
         if self._session is not None and self._session.in_transaction():
             self._session.commit()  # so that the application's session events fire
         if self._transaction.is_active:
             self._transaction.commit()
 
+    def commits(self) -> None:
+        """Note that COMMIT is sent now.
+
+        Raises:
+            TransactionEscapedError: a handler sends it.
+        """
+        self.refuse("commit()")
+        self.state = State.COMMIT_SENT
+
+    def has_committed(self) -> None:
+        """Note that COMMIT has succeeded."""
+        self.state = State.COMMITTED
+
     def close(self, *, reuse: bool = True) -> None:
         """Roll back what is not committed and give the connection back. Never raises; idempotent.
 
         Args:
-            reuse: whether the connection may serve another unit. Not after an interrupt: it may hold an unread answer.
+            reuse: whether the connection may serve another one. Not after an interrupt: it may hold an unread answer.
         """
-        if self._closed:
+        if not self._has_connection:
             return
-        self._closed = True
-        self._may_end = True
+        before = self._end()
         try:
-            if self._guarded:
+            if before is not State.CLAIMING:
                 unwatch(self.connection)
             if self._session is not None:
                 self._sessions.close(self._session)
-            if not self.committed:
+            if before is not State.COMMITTED:
                 # On the driver's connection too: after a refused commit() SQLAlchemy considers the transaction
                 # finished, but the server would keep its locks until it notices the closed connection.
                 if self._transaction.is_active:
@@ -250,19 +280,27 @@ class Unit:
         else:
             self._connections.discard(self._detached)
 
+    def _end(self) -> State:
+        """Note that it ends here. Returns how far it was."""
+        before = self.state
+        self._has_connection = False
+        if before is not State.COMMITTED:
+            self.state = State.ROLLED_BACK
+        return before
+
     def refuse_ending(self, statement: str) -> None:
         """Refuse a statement that would end the transaction. Called before every statement on the connection.
 
         Raises:
             TransactionEscapedError: a handler sent such a statement.
         """
-        if self._may_end:
+        if self.state is not State.HANDLING:
             return
         end = ends(self._dialect.name, statement)
         if end is Ends.ALWAYS:
             self.refuse(" ".join(statement.split()[:2]).upper())
         if end is Ends.PERHAPS:
-            self.calls = self.doubtful = True
+            self.doubt = Doubt.HIDDEN
         if self._savepoint is not None:
             self._savepoint.see(statement)
 
@@ -273,7 +311,7 @@ class Unit:
         error, that must not be committed. SQLite's ON CONFLICT ROLLBACK and a lock wait with MySQL's
         innodb_rollback_on_timeout have the same effect.
         """
-        self.doubtful = True
+        self.doubt = max(self.doubt, Doubt.FAILED)
         if fault_of(error, self.connection.engine) in UNDONE:
             self.contention = error
         elif (
@@ -286,9 +324,9 @@ class Unit:
         """Refuse `what`, by which a handler tries to end the transaction.
 
         Raises:
-            TransactionEscapedError: the unit itself is not ending the transaction.
+            TransactionEscapedError: the checker is not ending it.
         """
-        if not self._may_end:
+        if self.state is State.HANDLING:
             self.escaped = (
                 f"{what} inside a transactional handler: the checker commits the handler's work together with "
                 "its deduplication key. Remove it; raise an exception to roll back"
@@ -297,7 +335,7 @@ class Unit:
 
     def note_discarded(self, how: str) -> None:
         """Note `how` a handler has discarded its Session's work; rows that were not sent go without a statement."""
-        if not self._may_end and self.escaped is None:
+        if self.state is State.HANDLING and self.escaped is None:
             self.escaped = how
 
     def refuse_outside(self) -> None:
@@ -310,7 +348,7 @@ class Unit:
         raise TransactionEscapedError(_OUTSIDE)
 
     def refuse_elsewhere(self, connection: Connection) -> None:
-        """Refuse a connection that the handlers' Session has opened, unless it is this unit's. Nothing was sent on it.
+        """Refuse a connection that the handlers' Session has opened, unless it is this one's. Nothing was sent on it.
 
         Raises:
             TransactionEscapedError: what the Session sends there would not commit together with the key.
@@ -330,15 +368,15 @@ class HandlerSavepoint:
 
     That is only true while the savepoint is there. A failed `flush()` rolls it back, and SQLAlchemy's `with` says
     nothing about that at its end. So the handler must not return without it, and must send nothing after it has gone:
-    the unit has `escaped` then, and the group is given up.
+    the transaction has `escaped` then, and the group is given up.
 
     Args:
-        unit: the transaction.
+        transaction: the transaction.
         kind: what the handler takes: a Session or a Connection.
     """
 
-    def __init__(self, unit: Unit, kind: type | None) -> None:
-        self._unit = unit
+    def __init__(self, transaction: HandlerTransaction, kind: type | None) -> None:
+        self._transaction = transaction
         self._kind = kind
         self._name: str | None = None
         self._gone = False
@@ -346,8 +384,8 @@ class HandlerSavepoint:
 
     def __enter__(self) -> None:
         """Set it."""
-        self._unit.watch_savepoint(self)
-        self._nested = self._unit.begin_nested(self._kind).__enter__()
+        self._transaction.watch_savepoint(self)
+        self._nested = self._transaction.begin_nested(self._kind).__enter__()
 
     def see(self, statement: str) -> None:
         """Look at a statement before it is sent on the connection: it may roll the savepoint back, or release it.
@@ -356,7 +394,7 @@ class HandlerSavepoint:
             TransactionEscapedError: the savepoint is gone.
         """
         if self._gone:
-            self._unit.refuse_outside()
+            self._transaction.refuse_outside()
         if self._name is None:
             if statement.startswith("SAVEPOINT "):
                 self._name = statement.removeprefix("SAVEPOINT")
@@ -373,22 +411,22 @@ class HandlerSavepoint:
         Raises:
             TransactionEscapedError: it has gone before, so what the handler wrote is lost.
         """
-        self._unit.watch_savepoint(None)
+        self._transaction.watch_savepoint(None)
         is_whole = self._nested.is_active and not self._gone
         try:
             self._nested.__exit__(kind, error, traceback)
         except Exception:
-            # The server does not have it, or refuses statements. The contention that did this is known to the unit.
-            if self._unit.contention is None:
-                self._unit.note_discarded("the savepoint of the handler could not be ended")
+            # The server does not have it, or refuses statements. The transaction knows the contention that did this.
+            if self._transaction.contention is None:
+                self._transaction.note_discarded("the savepoint of the handler could not be ended")
             if error is None:
                 raise
             return
         # A row that was added after the savepoint had gone would be sent with the next handler's.
-        if self._released or (self._unit.has_pending_rows if error is not None else not is_whole):
-            self._unit.note_discarded(_OUTSIDE)
-        if error is None and self._unit.escaped:
-            raise TransactionEscapedError(self._unit.escaped)
+        if self._released or (self._transaction.has_pending_rows if error is not None else not is_whole):
+            self._transaction.note_discarded(_OUTSIDE)
+        if error is None and self._transaction.escaped:
+            raise TransactionEscapedError(self._transaction.escaped)
 
 
 def _line(error: object) -> str:
