@@ -1,28 +1,25 @@
 """Create, change, check and remove the deduplication tables.
 
 Either the library runs the migrations (`upgrade`), or the application's own Alembic history does
-(`create_dedup_table`, `create_run_tables`, `add_run_attempts`, `create_outbox_tables` and the functions that undo
-them). Checkers never create or alter tables.
+(`create_dedup_table`, `create_run_tables`, `create_outbox_tables` and the functions that undo them).
+Checkers never create or alter tables.
 """
 
 from idempotent.migrations.autogenerate import ignore_dedup_tables
 from idempotent.migrations.drift import Drift, DriftKind, check
 from idempotent.migrations.own_history import (
-    add_run_attempts,
     create_dedup_table,
     create_outbox_tables,
     create_run_tables,
     drop_dedup_table,
     drop_outbox_tables,
     drop_run_tables,
-    remove_run_attempts,
 )
 from idempotent.migrations.runner import current, downgrade, upgrade
 
 __all__ = [
     "Drift",
     "DriftKind",
-    "add_run_attempts",
     "check",
     "create_dedup_table",
     "create_outbox_tables",
@@ -33,6 +30,5 @@ __all__ = [
     "drop_outbox_tables",
     "drop_run_tables",
     "ignore_dedup_tables",
-    "remove_run_attempts",
     "upgrade",
 ]

@@ -153,13 +153,12 @@ def compare(connection: Connection, metadata: MetaData) -> list[Drift]:
 def refuse_foreign(context: MigrationContext, metadata: MetaData) -> None:
     """Raise SchemaError if a table of that name exists and differs from its definition in `metadata`.
 
-    A missing table or index, or a column that a later revision adds, is accepted: MySQL commits each DDL statement,
-    so a killed run leaves only some of them.
+    A missing table or index is accepted: MySQL commits each DDL statement, so a killed run leaves only some of them.
     Offline (``--sql``) no database is inspected.
     """
     if context.as_sql or context.connection is None:
         return
-    wrong = [drift for drift in compare(context.connection, metadata) if not _is_unfinished(drift, metadata)]
+    wrong = [drift for drift in compare(context.connection, metadata) if drift.kind not in _UNFINISHED]
     if not wrong:
         return
     qmq = next((drift.detail for drift in wrong if drift.kind is DriftKind.FOREIGN_TABLE), None)
@@ -204,12 +203,6 @@ def _way_out(missing: list[Drift], table: str, engine: Engine) -> str:
             f"`idempotent migrate downgrade {named}`, then `idempotent migrate upgrade {named}`"
         )
     return f"create the missing tables, empty: `{to_create(engine, table)}`"
-
-
-def _is_unfinished(drift: Drift, metadata: MetaData) -> bool:
-    if drift.kind is DriftKind.MISSING_COLUMN:
-        return bool(metadata.tables[drift.table].columns[drift.name].info.get("added"))
-    return drift.kind in _UNFINISHED
 
 
 def _qmq(name: str) -> str:

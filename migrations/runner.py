@@ -10,20 +10,16 @@ from typing import Any, Final
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, Table
+from sqlalchemy import Connection, MetaData, Table, inspect
 
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.migrations.drift import refuse_foreign, refuse_incomplete
 from idempotent.migrations.store import Target, bridged, connect, exclusive
-from idempotent.migrations.versions import r0001_create_tables as first
-from idempotent.migrations.versions import r0002_create_run_tables as second
-from idempotent.migrations.versions import r0003_add_run_attempts as third
-from idempotent.migrations.versions import r0004_create_outbox_tables as fourth
+from idempotent.migrations.versions import r0001_create_tables as initial
 from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
 
 HEAD: Final = "head"
 BASE: Final = "base"
-_REVISIONS: Final = (first, second, third, fourth)
 
 
 @bridged
@@ -55,7 +51,7 @@ def upgrade(
     with exclusive(target, table) as connection:
         # Private, but Alembic's own upgrade command calls it; the public form needs process-wide proxies.
         steps = partial(script._upgrade_revs, revision)  # noqa: SLF001
-        run(_context(connection, table, script, steps), table, upto=revision, create_missing=create_missing)
+        run(_context(connection, table, script, steps), table, create_missing=create_missing)
 
 
 @bridged
@@ -77,7 +73,7 @@ def downgrade(target: Target, *, table: str = DEFAULT_TABLE, revision: str = BAS
         steps = partial(script._downgrade_revs, revision)  # noqa: SLF001 - as in upgrade
         context = _context(connection, table, script, steps)
         if context.get_current_heads():
-            run(context, table, upto=BASE)
+            context.run_migrations(op=Operations(context), table=table)
         if not context.get_current_heads():
             Table(version_name(table), MetaData()).drop(connection, checkfirst=True)
 
@@ -105,29 +101,21 @@ def options(table: str) -> dict[str, Any]:
     return {"version_table": version_name(table)}
 
 
-def run(context: MigrationContext, table: str, *, upto: str = HEAD, create_missing: bool = False) -> None:
-    """Run the steps of `context`, after checking the tables that exist, or should, of the revisions up to `upto`."""
-    heads = () if context.as_sql else context.get_current_heads()
-    made: dict[str, Table] = {}
-    to_make: dict[str, Table] = {}
-    for revision in _REVISIONS:
-        missing = all(revision.revision > head for head in heads)
-        if upto != BASE and (not missing or upto == HEAD or revision.revision <= upto):
-            # The later definition of a table replaces the earlier one.
-            (to_make if missing else made).update(revision.tables(table).tables)
-    recorded, wanted = _metadata(made), _metadata(to_make)
-    refuse_foreign(context, wanted)
-    if create_missing and context.connection is not None:
-        recorded.create_all(context.connection)
-    refuse_incomplete(context, recorded, table)
-    context.run_migrations(op=Operations(context), table=table)
-
-
-def _metadata(definitions: dict[str, Table]) -> MetaData:
-    metadata = MetaData()
-    for definition in definitions.values():
-        definition.to_metadata(metadata)
-    return metadata
+def run(context: MigrationContext, table: str, *, create_missing: bool = False) -> None:
+    """Run the steps of `context`, after checking the tables that exist, or should."""
+    operations = Operations(context)
+    if not context.as_sql:
+        tables = initial.tables(table)
+        if not context.get_current_heads():
+            refuse_foreign(context, tables)
+        else:
+            if create_missing:
+                existing = inspect(operations.get_bind()).get_table_names()
+                for name, definition in tables.tables.items():
+                    if name not in existing:
+                        initial.create(operations, definition)
+            refuse_incomplete(context, tables, table)
+    context.run_migrations(op=operations, table=table)
 
 
 def _context(

@@ -78,7 +78,7 @@ def downgrade(
 ) -> None:
     """Remove the tables [bold]with all their keys[/bold]: messages redelivered after that run again.
 
-    With --revision remove only what later revisions made, with what is in it: 0003 and older remove the outbox.
+    With --revision remove only what later revisions made, with what is in it.
     """
     with database_at(url, table) as engine:
         before = migrations.current(engine, table=table)

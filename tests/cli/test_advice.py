@@ -17,7 +17,7 @@ from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import query
 from tests.cli.support import BILLING
-from tests.migrations.support import first, fourth, operations, scratch, second
+from tests.migrations.support import all_tables, key_tables, operations, outboxes, scratch
 from tests.support.privileges import PASSWORD, user_of_tables
 from tests.support.stores import ASYNC_URLS, SQL
 
@@ -152,7 +152,6 @@ def test_in_an_own_history_the_functions_that_are_named_create_a_missing_table(p
         create_dedup_table(table=place.table)
         if suffix in OPTIONAL[1:]:
             migrations.create_run_tables(table=place.table)
-            migrations.add_run_attempts(table=place.table)
             migrations.create_outbox_tables(table=place.table)
     for said in [*errors(place, suffix)][:3]:
         place.do(f"DROP TABLE {place.table}{suffix}")
@@ -168,7 +167,7 @@ def test_in_an_own_history_the_functions_that_are_named_create_a_missing_table(p
 @pytest.mark.sample(9)
 def test_a_missing_right_is_given_by_the_grant_that_is_named(place, suffix):
     upgrade(place.url, table=place.table)
-    tables = [*first(place.table), *second(place.table), *fourth(place.table)]
+    tables = all_tables(place.table)
     table = f"{place.table}{suffix}"
     numbers = {"": "status", "_failures": "attempts", "_offsets": "next_offset", "_outbox_leases": "slot"}
     number = numbers.get(suffix, "epoch" if "run" in suffix else "bucket")
@@ -234,7 +233,7 @@ def test_a_schema_that_may_not_be_used_is_no_missing_table(place):
 @pytest.mark.parametrize("place", ["postgres"], indirect=True)
 def test_a_sequence_that_may_not_be_used_is_given_by_the_grant_that_is_named(place):
     upgrade(place.url, table=place.table)
-    with limited(place, [*first(place.table), *fourth(place.table)]):
+    with limited(place, [*key_tables(place.table), *outboxes(place.table)]):
         assert len(place.doctor()) == 2
         place.type("\n".join(place.doctor()))
         assert place.doctor() == []

@@ -37,12 +37,12 @@ def bare(sql_store):
 def test_upgrade_makes_the_tables_and_is_a_no_op_after_that(cli, bare):
     answer = cli("migrate", "upgrade", *bare, "--json")
     assert answer.code == 0
-    assert answer.line == {"table": bare[3], "before": None, "revision": "0004", "differences": []}
+    assert answer.line == {"table": bare[3], "before": None, "revision": "0001", "differences": []}
     assert "Up to date" in cli("migrate", "upgrade", *bare).out
     assert cli("migrate", "check", *bare).code == 0
     assert cli("migrate", "current", *bare, "--json").line == {
         "table": bare[3],
-        "revision": "0004",
+        "revision": "0001",
         "own_history": False,
     }
 

@@ -260,7 +260,7 @@ FAULTS: Final = (
     Fault(
         "`migrate upgrade` does not look for what is gone",
         "migrations/runner.py",
-        "    refuse_incomplete(context, recorded, table)\n",
+        "            refuse_incomplete(context, tables, table)\n",
         "",
         "tests/cli/test_migrate.py -k test_upgrade_says_what_is_missing",
     ),

@@ -29,21 +29,23 @@ def names(engine, table):
 
 
 def everything(table):
-    return sorted([*first(table), *second(table), *fourth(table), version_name(table)])
+    return sorted([*all_tables(table), version_name(table)])
 
 
-def first(table):
-    """What revision 0001 makes."""
+def all_tables(table):
+    """All but the one that records the revision."""
+    return [*key_tables(table), *ledger_tables(table), *outboxes(table)]
+
+
+def key_tables(table):
     return [table, failures_name(table), offsets_name(table)]
 
 
-def second(table):
-    """What revision 0002 makes."""
-    return [run_claims_name(table), runs_name(table)]
+def ledger_tables(table):
+    return [runs_name(table), run_claims_name(table)]
 
 
-def fourth(table):
-    """What revision 0004 makes."""
+def outboxes(table):
     name = outbox_name(table)
     return sorted([name, f"{name}_delayed", f"{name}_held", f"{name}_leases"])
 
@@ -79,18 +81,6 @@ def add_key(engine, table):
                 "update_at": 1,
                 "expires_at": 2,
             },
-        )
-
-
-def add_run(engine, table):
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                f"INSERT INTO {runs_name(table)}"
-                " (token, run_hash, generation, k, state, epoch, lease_until, began_at, update_at)"
-                " VALUES (7, :hash, 1, 'k', 1, 1, 1, 1, 1)"
-            ),
-            {"hash": b"h" * 20},
         )
 
 

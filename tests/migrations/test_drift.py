@@ -18,7 +18,7 @@ from sqlalchemy.dialects import mysql
 
 from idempotent.migrations import Drift, DriftKind, check, current, upgrade
 from idempotent.schema import failures_name, offsets_name, run_claims_name, runs_name
-from tests.migrations.support import expected, fourth, names, scratch
+from tests.migrations.support import expected, ledger_tables, names, outboxes, scratch
 
 pytestmark = pytest.mark.sample(3)
 
@@ -52,11 +52,15 @@ def test_one_of_the_ledgers_two_tables_missing(url, engine, table):
     ]
 
 
-def test_a_store_at_the_first_revision_lacks_the_run_ledger(url, table):
-    upgrade(url, table=table, revision="0001")
-    assert [(d.kind, d.table) for d in check(url, table=table)] == [
-        (DriftKind.MISSING_TABLE, name) for name in (runs_name(table), run_claims_name(table), *fourth(table))
-    ]
+def test_a_recorded_revision_without_the_run_ledger_and_the_outbox_is_drift(url, engine, table):
+    upgrade(url, table=table)
+    gone = [*ledger_tables(table), *outboxes(table)]
+    tables = expected(table).tables
+    for name in gone:
+        tables[name].drop(engine)
+    drifts = check(url, table=table)
+    assert {drift.kind for drift in drifts} == {DriftKind.MISSING_TABLE}
+    assert sorted(drift.table for drift in drifts) == sorted(gone)
 
 
 def test_a_missing_index_of_the_ledger(url, engine, table):

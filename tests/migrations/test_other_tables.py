@@ -4,9 +4,8 @@ import pytest
 from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, String, Table, func, insert
 
 from idempotent.errors import SchemaError
-from idempotent.migrations import DriftKind, check, current, upgrade
-from idempotent.schema import version_name
-from tests.migrations.support import first, names, rows
+from idempotent.migrations import DriftKind, check, upgrade
+from tests.migrations.support import names, rows
 
 
 class TestOtherTablesInTheWay:
@@ -44,21 +43,11 @@ class TestOtherTablesInTheWay:
         assert check(url, table=f"{table}_ours") == []
         assert rows(engine, table) == 1
 
-    @pytest.mark.parametrize("suffix", ["_runs", "_run_claims"])
-    def test_a_table_in_the_way_of_the_second_step_is_refused_before_it(self, url, engine, table, suffix):
-        upgrade(url, table=table, revision="0001")
-        Table(table + suffix, MetaData(), Column("name", String(9), primary_key=True)).create(engine)
-        with pytest.raises(SchemaError, match=r"name: extra column.*Nothing was changed"):
-            upgrade(url, table=table)
-        assert current(url, table=table) == "0001"
-        assert names(engine, table) == sorted([*first(table), table + suffix, version_name(table)])
-
-    @pytest.mark.parametrize("suffix", ["", "_failures", "_offsets"])
+    @pytest.mark.parametrize("suffix", ["", "_failures", "_offsets", "_runs", "_run_claims", "_outbox_held"])
     def test_any_other_table_is_refused_with_what_differs(self, url, engine, table, suffix):
         Table(table + suffix, MetaData(), Column("name", String(9), primary_key=True)).create(engine)
         with pytest.raises(SchemaError) as error:
             upgrade(url, table=table)
-        for words in (f"{table}{suffix}.key_hash: missing column", f"{table}{suffix}.name: extra column"):
+        for words in (": missing column", f"{table}{suffix}.name: extra column", "Nothing was changed"):
             assert words in str(error.value)
-        assert "Nothing was changed" in str(error.value)
         assert names(engine, table) == [table + suffix]

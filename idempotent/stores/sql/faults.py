@@ -261,15 +261,15 @@ def options_for(engine: Engine, table: str) -> str:
 def in_own_history(missing: Iterable[str], table: str) -> str:
     """What creates these tables, of those that belong to `table`, in the application's own migrations."""
     argument = "" if table == DEFAULT_TABLE else f"table={table!r}"
-    names = dict.fromkeys(name for each in missing for name in _creating(each, table))
+    names = dict.fromkeys(_creating(each, table) for each in missing)
     calls = ", ".join(f"{name}({argument})" for name in names)
     return f"in an Alembic history of your own, a new migration that calls {calls} of idempotent.migrations"
 
 
-def _creating(missing: str, table: str) -> tuple[str, ...]:
-    """The functions that create a table of those that belong to `table`."""
+def _creating(missing: str, table: str) -> str:
+    """The function that creates a table of those that belong to `table`."""
     if missing.startswith(outbox_name(table)):
-        return ("create_outbox_tables",)
+        return "create_outbox_tables"
     if missing in (runs_name(table), run_claims_name(table)):
-        return ("create_run_tables", "add_run_attempts")
-    return ("create_dedup_table",)
+        return "create_run_tables"
+    return "create_dedup_table"

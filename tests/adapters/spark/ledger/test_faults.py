@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from sqlalchemy import create_engine
 
 from idempotent.adapters.spark.ledger import (
     OnConflict,
@@ -27,9 +28,10 @@ from idempotent.errors import (
     StoreReplacedError,
     StoreUnavailableError,
 )
-from idempotent.migrations import upgrade
+from idempotent.migrations import create_dedup_table, upgrade
 from tests.adapters.spark.ledger.contract.base import keys
 from tests.adapters.spark.support.migrated import sqlite_url
+from tests.migrations.support import operations
 
 LEASE_S = 60.0
 
@@ -221,9 +223,12 @@ def test_a_locked_sqlite_file_is_busy(tmp_path):
         assert ledger.claim(ref, keys(1)) == [Owner(ref.token, 1)]
 
 
-def test_a_store_without_the_second_revision_says_what_to_type(tmp_path):
-    url = f"sqlite:///{tmp_path}/old.db"
-    upgrade(url, revision="0001")
+def test_a_store_without_the_tables_of_runs_says_what_to_type(tmp_path):
+    url = f"sqlite:///{tmp_path}/keys.db"
+    engine = create_engine(url)
+    with operations(engine):
+        create_dedup_table()
+    engine.dispose()
     with (
         open_ledger(StoreConfig(url)) as ledger,
         pytest.raises(SchemaError, match="idempotent migrate upgrade"),
