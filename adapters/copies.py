@@ -62,7 +62,7 @@ def take_ours(
             ours[name] = headers.pop(name)
     if not ours:
         return _NONE
-    # A producer says of no message where it is to be read, nor did earlier versions of a copy.
+    # A producer says of no message where it is to be read.
     made_for = ours.get(FOR_HEADER, place)
     if made_for == place or (dead_of is not None and dead_of(str(made_for)) == place):
         return ours
