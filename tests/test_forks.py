@@ -15,11 +15,14 @@ from idempotent.adapters.memory.broker import named_broker
 from idempotent.adapters.spark.ledger.memory import MemoryLedger
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
+from idempotent.checkers.side_threads import SideThreads
+from idempotent.checkers.unrecorded import Unrecorded
 from idempotent.claims import OWNER_BYTES, Claim, ClaimRequest, new_owner
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY, KeySpace
 from idempotent.observe import Counters, Event
 from idempotent.stores.idle import Idle
+from idempotent.stores.sql.bridge import Bridge
 from idempotent.testing.crashpoints import _Passings
 from idempotent.worker import python_gc
 from idempotent.worker.python_gc import relaxed_python_gc
@@ -124,6 +127,21 @@ def stops_renewing():
     return checker.desk._keeper._rounds._stopped._cond, checker.close
 
 
+def stops_retrying():
+    unrecorded = Unrecorded(lambda _: True, lambda: None)
+    return unrecorded._lock, unrecorded.close
+
+
+def ends_side_threads():
+    threads = SideThreads("forked", most=1)
+    return threads._lock, threads.close
+
+
+def starts_a_loop():
+    bridge = Bridge()
+    return bridge._starting, lambda: (bridge.run(int), bridge.close())
+
+
 def relaxes_gc():
     return python_gc._lock, lambda: relaxed_python_gc(1).__enter__()
 
@@ -154,6 +172,9 @@ def counts_crash_points():
         claims_in_memory,
         starts_renewing,
         stops_renewing,
+        stops_retrying,
+        ends_side_threads,
+        starts_a_loop,
         relaxes_gc,
         publishes,
         names_a_broker,

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from idempotent.errors import described
-from idempotent.forks import generation
+from idempotent.forks import free_in_child, generation
 from idempotent.logs import EventLog
 
 log = EventLog(__name__)
@@ -34,7 +34,7 @@ class SideThreads:
     def _begin(self) -> None:
         self._generation = generation.number
         self._calls: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._threads: set[threading.Thread] = set()
         self._idle = 0
 

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from idempotent.checkers.rounds import Rounds
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Verdict
 from idempotent.errors import StoreError
-from idempotent.forks import generation
+from idempotent.forks import free_in_child, generation
 from idempotent.keys import NO_KEY, Key
 from idempotent.logs import EventLog
 from idempotent.observe.counting import counters
@@ -53,7 +53,7 @@ class Unrecorded:
         self._record = record
         self._reconnect = reconnect
         self.steps: dict[bytes, Step] = {}
-        self._lock = threading.Lock()
+        self._lock: Final = free_in_child(threading.Lock())
         self._rounds: Rounds | None = None
         self._refused = Sparse()
         self._generation = generation.number
@@ -145,7 +145,6 @@ class Unrecorded:
     def _forget_parent(self) -> None:
         # After fork() the thread is gone and the steps are the parent's.
         self.steps = {}
-        self._lock = threading.Lock()
         self._rounds = None
         self._generation = generation.number
 

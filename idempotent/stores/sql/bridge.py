@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.util import concurrency, greenlet_spawn
 
 from idempotent.errors import StoreUnavailableError
-from idempotent.forks import generation
+from idempotent.forks import free_in_child, generation
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Bridge:
     """
 
     def __init__(self) -> None:
-        self._starting: Final = threading.Lock()
+        self._starting: Final = free_in_child(threading.Lock())
         self._private: _PrivateLoop | None = None
         self._generation = generation.number
 

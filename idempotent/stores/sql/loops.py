@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import await_only
 
-from idempotent.forks import generation
+from idempotent.forks import free_in_child, generation
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.awaited import awaited
 from idempotent.stores.sql.bridge import running_loop
@@ -234,7 +234,7 @@ class _First:
 
     def __init__(self) -> None:
         self.done = False
-        self.lock: Final = threading.Lock()  # never waited for: another loop may have it
+        self.lock: Final = free_in_child(threading.Lock())  # never waited for: another loop may have it
 
 
 _firsts: Final[WeakKeyDictionary[Engine, _First]] = WeakKeyDictionary()
