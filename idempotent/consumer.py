@@ -132,6 +132,7 @@ class AnyConsumer:
         disabled = _is_disabled(self.name)
         if disabled:
             log.warning("consumer_disabled", extra={"consumer": self.name, "variable": DISABLED_VARIABLE})
+        checker.desk.events.bind(self.name, self.observers)
         return Binding(self._keys, self.handler, self.options, checker, self.observers, disabled=disabled)
 
     def _check(self, checker: AbstractIdempotentChecker) -> None:

@@ -20,7 +20,7 @@ from idempotent.checkers.unrecorded import Unrecorded
 from idempotent.claims import OWNER_BYTES, Claim, ClaimRequest, new_owner
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY, KeySpace
-from idempotent.observe import Counters, Event
+from idempotent.observe import Counters, Event, counters
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.testing.crashpoints import _Passings
@@ -90,7 +90,7 @@ def test_a_child_renews_its_own_claims_and_none_of_its_parents():
             return [True] * len(claims)
 
     renewing = Renewing()
-    keeper = LeaseKeeper(renewing.renew, lambda: None, 0.3)
+    keeper = LeaseKeeper(renewing.renew, lambda: None, 0.3, counters.add)
     keeper.hold([Claim(NO_KEY, 1)])
 
     def ask():
@@ -128,7 +128,7 @@ def stops_renewing():
 
 
 def stops_retrying():
-    unrecorded = Unrecorded(lambda _: True, lambda: None)
+    unrecorded = Unrecorded(lambda _: True, lambda: None, counters.add)
     return unrecorded._lock, unrecorded.close
 
 

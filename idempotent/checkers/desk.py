@@ -20,6 +20,7 @@ from idempotent.claims import (
 )
 from idempotent.errors import IdempotentError, StoreError, described
 from idempotent.keys import NO_KEY
+from idempotent.observe.counting import CheckerEvents
 from idempotent.values import changed
 
 A = TypeVar("A")
@@ -35,14 +36,19 @@ class ClaimDesk:
 
     Attributes:
         hooks: carries out each step. Tests may replace it with a wrapper.
+        events: counts what is noticed of a message, such as a lease that ended.
     """
 
     def __init__(self, hooks: CheckerHooks) -> None:
         self.hooks = hooks
+        self.events: Final = CheckerEvents()
+        count = self.events.count
         self._keeper: Final = (
-            NoLeases() if hooks.lease_s is None else LeaseKeeper(self._renew, self._reconnect, hooks.lease_s)
+            NoLeases()
+            if hooks.lease_s is None
+            else LeaseKeeper(self._renew, self._reconnect, hooks.lease_s, count)
         )
-        self._unrecorded: Final = Unrecorded(self._record_late, self._reconnect)
+        self._unrecorded: Final = Unrecorded(self._record_late, self._reconnect, count)
 
     def claim(self, request: ClaimRequest) -> Decision:
         """Claim one key. `Decision` documents the answers.

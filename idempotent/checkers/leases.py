@@ -15,7 +15,7 @@ from idempotent.errors import StoreBusyError, StoreError
 from idempotent.forks import free_in_child, generation
 from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
-from idempotent.observe.counting import counters
+from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
 
@@ -64,14 +64,20 @@ class LeaseKeeper:
         renew: renews claims in one statement; False for each claim that is no longer owned.
         reconnect: forgets the store's idle connections, after one of them gave no answer.
         lease_s: the lease, in seconds.
+        count: counts a lease that ended.
     """
 
     def __init__(
-        self, renew: Callable[[Sequence[Claim]], list[bool]], reconnect: Callable[[], object], lease_s: float
+        self,
+        renew: Callable[[Sequence[Claim]], list[bool]],
+        reconnect: Callable[[], object],
+        lease_s: float,
+        count: CountEvent,
     ) -> None:
         self._renew = renew
         self._reconnect = reconnect
         self._lease_s = lease_s
+        self._count = count
         self._patience_s = max(lease_s * _PATIENCE, _SHORTEST_PATIENCE_S)
         self._held: dict[Claim, Since] = {}
         self._rounds: Rounds | None = None
@@ -186,6 +192,6 @@ class LeaseKeeper:
     def _count_late(self, claim: Claim, since: float) -> None:
         """Count and log a lease that ended before its renewal: another delivery could have taken the key over."""
         if claim.key is not NO_KEY:
-            counters.add(claim.key.consumer, Event.LEASE_RENEWED_LATE)
+            self._count(claim.key.consumer, Event.LEASE_RENEWED_LATE)
             hint = _STORE_AWAY if self._refused_at > since else _PROCESS_LATE
             log.warning("lease_renewed_late", extra={**about_key(claim.key), "hint": hint})

@@ -11,9 +11,9 @@ from idempotent.checkers.rounds import Rounds
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Verdict
 from idempotent.errors import StoreError
 from idempotent.forks import free_in_child, generation
-from idempotent.keys import NO_KEY, Key
+from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
-from idempotent.observe.counting import counters
+from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
 from idempotent.observe.sparse import Sparse
@@ -44,14 +44,18 @@ class Unrecorded:
     Args:
         record: records one step in the store; False: another owner has the key.
         reconnect: forgets the store's idle connections.
+        count: counts a completion of a key that another owner has.
 
     Attributes:
         steps: by the hash of their key. Each message looks whether there are any, which a call would take longer for.
     """
 
-    def __init__(self, record: Callable[[Step], bool], reconnect: Callable[[], object]) -> None:
+    def __init__(
+        self, record: Callable[[Step], bool], reconnect: Callable[[], object], count: CountEvent
+    ) -> None:
         self._record = record
         self._reconnect = reconnect
+        self._count = count
         self.steps: dict[bytes, Step] = {}
         self._lock: Final = free_in_child(threading.Lock())
         self._rounds: Rounds | None = None
@@ -139,7 +143,8 @@ class Unrecorded:
             if self.steps.get(key.hash) is step:
                 del self.steps[key.hash]
         if not owned and isinstance(step, Completion):
-            _count_lost(key, step)
+            self._count(key.consumer, Event.COMPLETION_LOST)
+            log.error("completion_lost", extra={**about_key(key), "fence": step.claim.fence})
         return True
 
     def _forget_parent(self) -> None:
@@ -147,11 +152,6 @@ class Unrecorded:
         self.steps = {}
         self._rounds = None
         self._generation = generation.number
-
-
-def _count_lost(key: Key, completion: Completion) -> None:
-    counters.add(key.consumer, Event.COMPLETION_LOST)
-    log.error("completion_lost", extra={**about_key(key), "fence": completion.claim.fence})
 
 
 def not_recorded_yet() -> Decision:

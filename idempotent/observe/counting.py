@@ -1,14 +1,15 @@
-"""The process-wide counters of consumers. `idempotent.observe.prometheus` exports them."""
+"""The counters of consumers: process-wide ones, and those of the observers that are told what a checker notices."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from idempotent.forks import free_in_child
 from idempotent.observe.events import Event
-from idempotent.observe.observers import Observer
+from idempotent.observe.observers import Observer, Observers
 from idempotent.outcomes import Outcome
 
 
@@ -34,3 +35,27 @@ class Counters(Observer):
 
 
 counters: Final = Counters()
+
+CountEvent: TypeAlias = Callable[[str, Event], None]
+"""Counts an event of a consumer (`subject:group`)."""
+
+
+class CheckerEvents:
+    """Counts what a checker notices of a message with the observers of its consumer.
+
+    The process-wide counters have it if no consumer of that name is bound to the checker.
+    """
+
+    def __init__(self) -> None:
+        self._observers: dict[str, Observers] = {}
+
+    def bind(self, consumer: str, observers: Observers) -> None:
+        """Count the events of a consumer (`subject:group`) with these observers from now on."""
+        self._observers[consumer] = observers
+
+    def count(self, consumer: str, what: Event) -> None:
+        """Count an event. From any thread."""
+        (self._observers.get(consumer) or _unbound).count(consumer, what)
+
+
+_unbound: Final = Observers([counters])

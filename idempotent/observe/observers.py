@@ -19,7 +19,8 @@ class Observer:
     """Derive from it and override methods; by default every method does nothing.
 
     A method runs in a thread of the message, so it must be quick: `claimed` and `ran` in that of the handler, and in a
-    worker the others perhaps in another one. An exception from it is logged and does not affect the message.
+    worker the others perhaps in another one; in a thread of the checker if it counts what that notices, such as a lease
+    that ended. An exception from it is logged and does not affect the message.
     `consumer` is the consumer's name, `subject:group`.
     """
 

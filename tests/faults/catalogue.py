@@ -1682,6 +1682,13 @@ FAULTS: Final = (
         "",
         "tests/worker/test_services.py -k test_a_service_cannot_hide",
     ),
+    Fault(
+        "a registry's own observers miss what its checkers notice",
+        "idempotent/consumer.py",
+        "        checker.desk.events.bind(self.name, self.observers)\n",
+        "",
+        "tests/observe/test_observers.py -k own_observers",
+    ),
     # Hooks with a bug, and values that cannot be read
     Fault(
         "a hook answers for fewer keys than it was asked for",

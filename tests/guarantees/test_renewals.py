@@ -6,6 +6,7 @@ from idempotent import Outcome
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.claims import ClaimRequest, Lapsed, Verdict
+from idempotent.observe import counters
 from tests.guarantees.orders import ORDERS, Refusing, consumer_of, message, wait
 from tests.support.stores import Clock
 
@@ -59,7 +60,7 @@ def test_a_keeper_survives_a_wrong_number_of_answers():
             return []
 
     owner = Owner()
-    keeper = LeaseKeeper(owner.renew, lambda: None, 0.06)
+    keeper = LeaseKeeper(owner.renew, lambda: None, 0.06, counters.add)
     keeper.hold([MemoryChecker().desk.claim(ClaimRequest(ORDERS.key("1"))).claim])
     wait(lambda: owner.rounds > 2, "it goes on")
     keeper.close()

@@ -101,7 +101,7 @@ def test_so_many_renewals_may_hang_and_no_more(monkeypatch):
         gate.wait(30)
         return [True] * len(claims)
 
-    keeper = LeaseKeeper(hang, lambda: None, 0.3)
+    keeper = LeaseKeeper(hang, lambda: None, 0.3, counters.add)
     keeper.hold([checker.desk.claim(ClaimRequest(KEY)).claim])
     wait(lambda: len(hanging) == 8, "they are replaced")
     time.sleep(0.3)
@@ -164,7 +164,7 @@ def test_a_renewal_that_the_store_refuses_is_no_fault_of_a_handler_either(caplog
             raise answers.pop()
         return [checker.keys.renew(claim) for claim in claims]
 
-    keeper, before = LeaseKeeper(renew, lambda: None, 0.3), late()
+    keeper, before = LeaseKeeper(renew, lambda: None, 0.3, counters.add), late()
     keeper.hold([checker.desk.claim(ClaimRequest(KEY)).claim])
     wait(lambda: late() > before, "the renewal")
     assert "the store did not renew it" in caplog.text

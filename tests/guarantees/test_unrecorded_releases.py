@@ -9,6 +9,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.checkers.unrecorded import Unrecorded
 from idempotent.claims import ClaimRequest, Completion, KeyStatus, Lapsed, Verdict
 from idempotent.errors import StoreError
+from idempotent.observe import counters
 from tests.guarantees.orders import ORDERS, consumer_of, message, outcomes, wait
 from tests.support.hooks import answering, unreachable
 from tests.support.logs import logged
@@ -116,7 +117,7 @@ def test_what_is_remembered_while_an_older_step_is_retried_stays():
             unrecorded.remember([newer])
         return True
 
-    unrecorded = Unrecorded(record, lambda: None)
+    unrecorded = Unrecorded(record, lambda: None, counters.add)
     unrecorded.remember([older])
     assert unrecorded.settle(ClaimRequest(KEY))
     assert len(unrecorded) == 1
@@ -131,7 +132,7 @@ def test_two_threads_may_retry_one_step():
         both.wait()
         return True
 
-    unrecorded = Unrecorded(record, lambda: None)
+    unrecorded = Unrecorded(record, lambda: None, counters.add)
     step = Completion(MemoryChecker().desk.claim(ClaimRequest(KEY)).claim)
     unrecorded.steps[KEY.hash] = step
     answers = []
@@ -158,7 +159,7 @@ def test_an_outage_writes_one_line_a_minute_and_says_how_many_more(caplog):
     def refuse(_step):
         raise StoreError("down")
 
-    unrecorded = Unrecorded(refuse, lambda: None)
+    unrecorded = Unrecorded(refuse, lambda: None, counters.add)
     claims = [MemoryChecker().desk.claim(ClaimRequest(KEY)).claim for _ in range(2)]
     for _ in range(3):
         for claim in claims:

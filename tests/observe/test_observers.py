@@ -1,11 +1,18 @@
 """An observer is told what happens to each message, when it happens."""
 
+import time
+from collections import Counter
+
 import pytest
 
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
+from idempotent.claims import ClaimRequest, Verdict
 from idempotent.errors import ConfigurationError
-from idempotent.observe.observers import Observer
+from idempotent.keys import KeySpace
+from idempotent.observe import Event, Observer, Observers, counters
+from idempotent.observe.counting import CheckerEvents
+from tests.support.hooks import answering, unreachable
 
 
 class Recorder(Observer):
@@ -70,3 +77,45 @@ def test_an_observer_that_fails_stops_no_message(consumer, caplog):
 def test_an_object_that_is_no_observer_is_refused_when_it_is_added(wrong):
     with pytest.raises(ConfigurationError, match="a subclass of Observer"):
         Registry(observers=[wrong])
+
+
+class Counting(Observer):
+    def __init__(self):
+        self.counts = Counter()
+
+    def counted(self, consumer, what, count):
+        self.counts[consumer, what] += count
+
+
+def test_a_lease_that_ended_is_counted_by_the_registrys_own_observers():
+    counting, checker = Counting(), MemoryChecker(lease_s=0.05)
+    consumer = Registry(observers=[counting]).consumer("late", checker=checker)(lambda _: time.sleep(0.2))
+    with answering(checker, _renew_many=unreachable):
+        consumer.process(Message("late", id="1"))
+    assert counting.counts == {
+        (consumer.name, Event.LEASE_RENEWED_LATE): 1,
+        (consumer.name, Outcome.PROCESSED): 1,
+    }
+    assert (consumer.name, Event.LEASE_RENEWED_LATE) not in counters.snapshot()
+    checker.close()
+
+
+def test_a_lost_completion_is_counted_by_the_registrys_own_observers():
+    clock = [1000.0]
+    counting, checker = Counting(), MemoryChecker(clock=lambda: clock[0])
+    consumer = Registry(observers=[counting]).consumer("lost", checker=checker)(lambda _: None)
+    with answering(checker, _complete=unreachable):
+        consumer.process(Message("lost", id="1"))
+        clock[0] += 3600
+        thief = checker._claim(ClaimRequest(KeySpace("lost", "default").key("1")))
+        assert thief.verdict is Verdict.ACQUIRED
+    checker.close()
+    assert counting.counts[consumer.name, Event.COMPLETION_LOST] == 1
+
+
+def test_a_consumer_that_is_bound_to_no_checker_counts_in_this_process():
+    events, name = CheckerEvents(), "unbound:default"
+    events.bind("other:default", Observers())
+    before = counters.snapshot().get((name, Event.COMPLETION_LOST), 0)
+    events.count(name, Event.COMPLETION_LOST)
+    assert counters.snapshot()[name, Event.COMPLETION_LOST] == before + 1

@@ -138,6 +138,19 @@ def test_drivers_of_stores_are_imported_by_the_stores_alone():
     )
 
 
+def test_events_are_counted_by_observers_alone():
+    """What is added to the process-wide counters is missed by a registry with observers of its own."""
+    readers = {f"{PACKAGE}.observe", f"{PACKAGE}.observe.prometheus", f"{PACKAGE}.registry.registry"}
+    assert_holds(
+        f"{module}, line {node.lineno}: imports counters; count with observers"
+        for module, path in product().items()
+        if module not in readers
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and is_below(str(node.module), f"{PACKAGE}.observe")
+        if "counters" in [alias.name for alias in node.names]
+    )
+
+
 def test_a_folder_holds_few_files():
     assert_holds(
         f"{folder} has {len(names)} files, and {MOST_FILES} is the most"

@@ -78,7 +78,7 @@ class SqlChecker(AbstractIdempotentChecker):
     @cached_property
     def _keys(self) -> KeyTable:
         durations = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
-        return self.store.keys(durations, waits_briefly=True)
+        return self.store.keys(durations, self.desk.events.count, waits_briefly=True)
 
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)

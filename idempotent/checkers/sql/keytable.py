@@ -15,6 +15,7 @@ from idempotent.checkers.sql.failures import FailureTable, Note
 from idempotent.checkers.sql.parts import parts_of, storable
 from idempotent.checkers.sql.statements import MAX_ROWS, Durations, Statements
 from idempotent.claims import NOBODY, Claim, ClaimRequest, Completion, KeyStatus, Released
+from idempotent.observe.counting import CountEvent
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 
@@ -26,13 +27,21 @@ class KeyTable:
         dialect: the properties of the database.
         table: validated name of the key table.
         durations: the lease of a claim, and how long keys are remembered.
+        count: counts a result that is not stored.
         waits_briefly: see `Statements`.
     """
 
     def __init__(
-        self, dialect: SqlDialect, table: str, durations: Durations, *, waits_briefly: bool = False
+        self,
+        dialect: SqlDialect,
+        table: str,
+        durations: Durations,
+        count: CountEvent,
+        *,
+        waits_briefly: bool = False,
     ) -> None:
         self._dialect = dialect
+        self._count = count
         self._sql = Statements(dialect, table, durations, waits_briefly=waits_briefly)
         self.failures: Final = FailureTable(dialect, table, durations.retention_us)
         self.claiming: Final = Claiming(dialect, self._sql, self.failures)
@@ -40,7 +49,7 @@ class KeyTable:
     def complete(self, connection: DriverConnection, completion: Completion) -> bool:
         """Make a key DONE if the claim owns it."""
         hashed = key_hash(completion.claim)
-        completion = storable(self._dialect, connection, completion)
+        completion = storable(self._dialect, connection, completion, self._count)
         if completion.result is None:
             return execute(connection, self._sql.complete, (hashed, completion.claim.owner)) == 1
         params = (completion.result, hashed, completion.claim.owner)
@@ -50,7 +59,9 @@ class KeyTable:
         """`complete` for many keys, one statement for each part (see `parts_of`)."""
         lost: set[tuple[bytes, bytes]] = set()
         for part in parts_of(completions):
-            group = [c if c.result is None else storable(self._dialect, connection, c) for c in part]
+            group = [
+                c if c.result is None else storable(self._dialect, connection, c, self._count) for c in part
+            ]
             hashes = [key_hash(completion.claim) for completion in group]
             owners = _owners(group)
             results = [(h, c.result) for h, c in zip(hashes, group, strict=True) if c.result is not None]

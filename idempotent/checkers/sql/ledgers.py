@@ -14,6 +14,7 @@ from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released
 from idempotent.logs import EventLog
+from idempotent.observe.counting import CountEvent
 from idempotent.observe.fields import about_key
 from idempotent.stores.sql.cursor import DriverConnection
 
@@ -31,14 +32,16 @@ class Ledger(ABC):
     Args:
         store: the database.
         durations: how long records are remembered.
+        count: counts a result that is not stored.
     """
 
     can_forget: bool = True
     """Whether one claim can be removed from an open transaction."""
 
-    def __init__(self, store: SqlStore, durations: Durations) -> None:
+    def __init__(self, store: SqlStore, durations: Durations, count: CountEvent) -> None:
         self._store = store
         self._durations = durations
+        self._count = count
 
     @property
     @abstractmethod
@@ -107,7 +110,7 @@ class KeyLedger(Ledger):
 
     @cached_property
     def _keys(self) -> KeyTable:
-        return self._store.keys(self._durations)
+        return self._store.keys(self._durations, self._count)
 
     @property
     def failures(self) -> FailureTable:

@@ -8,7 +8,7 @@ from typing import Final
 from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import Completion
 from idempotent.logs import EventLog
-from idempotent.observe.counting import counters
+from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
 from idempotent.stores.sql.cursor import DriverConnection, query
@@ -57,10 +57,18 @@ def _cut(group: Sequence[Completion]) -> Iterator[list[Completion]]:
         yield part
 
 
-def storable(dialect: SqlDialect, connection: DriverConnection, completion: Completion) -> Completion:
+def storable(
+    dialect: SqlDialect, connection: DriverConnection, completion: Completion, count: CountEvent
+) -> Completion:
     """The completion, without its result if the server would refuse a statement that contains it.
 
     The effect has happened, or is about to be committed: it must not fail for the sake of its result.
+
+    Args:
+        dialect: the properties of the database.
+        connection: to that server.
+        completion: with a result or without.
+        count: counts a result that is left out.
     """
     size = len(completion.result or b"")
     if size <= PART_BYTES or dialect.statement_limit is None:
@@ -71,7 +79,7 @@ def storable(dialect: SqlDialect, connection: DriverConnection, completion: Comp
     if 2 * size + _REST_BYTES <= connection.statement_limit:
         return completion
     key = completion.claim.key
-    counters.add(key.consumer, Event.RESULT_NOT_STORED)
+    count(key.consumer, Event.RESULT_NOT_STORED)
     why = f"{size} bytes; the server's max_allowed_packet is {connection.statement_limit}"
     log.warning("result_not_stored", extra={**about_key(key), "why": why})
     return changed(completion, result=None)

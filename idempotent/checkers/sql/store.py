@@ -9,6 +9,7 @@ from sqlalchemy.engine import URL
 
 from idempotent.checkers.sql.keytable import KeyTable
 from idempotent.checkers.sql.statements import Durations
+from idempotent.observe.counting import CountEvent
 from idempotent.schema import dedup_tables, validate_table_name
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
@@ -63,13 +64,13 @@ class SqlStore:
         """Whether one transaction at a time may write, in all processes: SQLite locks its file."""
         return self.engine.dialect.name == "sqlite"
 
-    def keys(self, durations: Durations, *, waits_briefly: bool = False) -> KeyTable:
-        """The claim protocol on the key table, with these durations; `waits_briefly`: see `Statements`.
+    def keys(self, durations: Durations, count: CountEvent, *, waits_briefly: bool = False) -> KeyTable:
+        """The claim protocol on the key table; see `KeyTable` for the arguments.
 
         Raises:
             StoreError: the database did not answer when asked for its version.
         """
-        return KeyTable(self.connections.dialect, self.table, durations, waits_briefly=waits_briefly)
+        return KeyTable(self.connections.dialect, self.table, durations, count, waits_briefly=waits_briefly)
 
     def ping(self, *, keeps_positions: bool = False) -> None:
         """Check that the tables of keys (or of positions) and of failures have all columns and can be written.

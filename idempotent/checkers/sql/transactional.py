@@ -82,7 +82,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self.lock_timeout_s: Final = seconds(lock_timeout_s, "lock_timeout_s", most_s=_LONGEST_LOCK_S)
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
-        self._ledger = self.ledger_type(self.store, Durations(None, self.retention_s, self.dead_retention_s))
+        durations = Durations(None, self.retention_s, self.dead_retention_s)
+        self._ledger = self.ledger_type(self.store, durations, self.desk.events.count)
         self._transactions: Final = _kind_of(self.store)(self.store, self._ledger, sessions, strict=strict)
         # What this process has noted and counted, and will take back when the run ends or the process stops in order.
         self._noted: Final[dict[bytes, Key]] = {}
