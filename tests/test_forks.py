@@ -15,7 +15,7 @@ from idempotent.adapters.memory.broker import named_broker
 from idempotent.adapters.spark.ledger.memory import MemoryLedger
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
-from idempotent.checkers.side_threads import SideThreads
+from idempotent.checkers.side_calls import SideThreads
 from idempotent.checkers.unrecorded import Unrecorded
 from idempotent.claims import OWNER_BYTES, Claim, ClaimRequest, new_owner
 from idempotent.forks import generation

@@ -6,13 +6,13 @@ import itertools
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from idempotent.adapters.activemq import client as stomp
 from idempotent.adapters.activemq.frames import Frame, escaped_names
-from idempotent.adapters.activemq.inbox import Inbox
 from idempotent.adapters.activemq.options import StompSettings
 from idempotent.adapters.activemq.refusals import (
     CommitLostError,
@@ -30,6 +30,11 @@ log = EventLog(__name__)
 
 _LOOK_S: Final = 0.05
 _GOODBYE_S: Final = 2.0
+_VERSION: Final = "1.2"
+# Beats are sent more often than agreed, because ActiveMQ tolerates no delay by default.
+_BEATS_PER_INTERVAL: Final = 3
+# A connection is lost after this many silent intervals.
+_SILENT_INTERVALS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +261,6 @@ class StompConnection:
         return "the connection was closed"
 
 
-_VERSION: Final = "1.2"
-# Beats are sent more often than agreed, because ActiveMQ tolerates no delay by default.
-_BEATS_PER_INTERVAL: Final = 3
-# A connection is lost after this many silent intervals.
-_SILENT_INTERVALS: Final = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
     """The agreed heartbeats.
@@ -299,3 +297,62 @@ def check_server(greeting: Frame, where: str) -> None:
         )
     if greeting.headers.get("version") != _VERSION:
         raise AdapterError(f"{where} does not speak STOMP {_VERSION}")
+
+
+class Inbox:
+    """A stomp.py listener that only stores frames: a slow or raising listener costs the connection.
+
+    The reader thread writes and the owner reads. Each operation is atomic, so no lock is needed.
+
+    Args:
+        arrived: set with every frame.
+    """
+
+    def __init__(self, arrived: threading.Event) -> None:
+        self._arrived = arrived
+        self.messages: deque[Frame] = deque()
+        """MESSAGE frames in the order of their arrival. The broker limits their number to the prefetch."""
+        self.answers: dict[str, Frame] = {}
+        """RECEIPT and ERROR frames by the receipt they answer."""
+        self.errors: deque[Frame] = deque()
+        """ERROR frames without a receipt."""
+        self.connected: Frame | None = None
+        """The CONNECTED frame."""
+        self.is_closed = False
+        """Whether the connection is lost."""
+
+    def on_connected(self, frame: Any) -> None:
+        """Store the CONNECTED frame."""
+        self.connected = _copied(frame)
+        self._arrived.set()
+
+    def on_message(self, frame: Any) -> None:
+        """Store a MESSAGE frame."""
+        self.messages.append(_copied(frame))
+        self._arrived.set()
+
+    def on_receipt(self, frame: Any) -> None:
+        """Store a RECEIPT frame."""
+        self._answered(frame)
+
+    def on_error(self, frame: Any) -> None:
+        """Store an ERROR frame."""
+        self._answered(frame)
+
+    def on_disconnected(self) -> None:
+        """Note the end of the connection."""
+        self.is_closed = True
+        self._arrived.set()
+
+    def _answered(self, frame: Any) -> None:
+        copied = _copied(frame)
+        receipt = copied.headers.get("receipt-id")
+        if receipt is None:
+            self.errors.append(copied)
+        else:
+            self.answers[receipt] = copied
+        self._arrived.set()
+
+
+def _copied(frame: Any) -> Frame:
+    return Frame(frame.cmd, dict(frame.headers), frame.body or b"")

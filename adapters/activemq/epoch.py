@@ -5,22 +5,29 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Container, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
-from idempotent.adapters.activemq.frames import DELAY_HEADER, message_of, unreadable
-from idempotent.adapters.activemq.options import StompSettings
-from idempotent.adapters.activemq.refusals import LostError
-from idempotent.adapters.activemq.settling import CopyOf, Held, settling
+from idempotent.adapters.activemq.frames import DELAY_HEADER, Frame, message_of, unreadable
+from idempotent.adapters.activemq.options import AckMode, StompSettings
+from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import number_in
 from idempotent.adapters.reconnecting import describe
 from idempotent.adapters.turns import Turns
+from idempotent.adapters.watermark import Watermark
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
 
 log = EventLog(__name__)
+_COPY: Final = "a copy of a message"
+CopyOf = Callable[[], Frame]
+"""Makes the copy that replaces a message, at the time of sending."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,3 +154,189 @@ class Epoch:
                 "broker_has_no_scheduler", extra={"remedy": 'schedulerSupport="true" in activemq.xml'}
             )
         self.missed_scheduler = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A received message that is not acknowledged.
+
+    Attributes:
+        number: its place among all deliveries of the connection.
+        subscription: that delivered it.
+        frame: as received.
+    """
+
+    number: int
+    subscription: Subscription
+    frame: Frame
+
+    @property
+    def ack_id(self) -> str:
+        """The id for the acknowledgement."""
+        return self.frame.headers["ack"]
+
+    @property
+    def position(self) -> str:
+        """The broker's id of the message, the same on every connection."""
+        return self.frame.headers.get("message-id", "")
+
+
+class Settling(ABC):
+    """The acknowledgements of one connection. Its methods raise LostError and RefusedError."""
+
+    def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
+        self._connection = connection
+        self._settings = settings
+
+    def delivered(self, held: Held) -> None:  # noqa: B027 - only some modes keep count
+        """Note a received message, in the order of arrival."""
+
+    @abstractmethod
+    def done(self, held: Held) -> None:
+        """Acknowledge a message, now or soon."""
+
+    @abstractmethod
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        """Acknowledge a message when the broker has confirmed its copy."""
+
+    @abstractmethod
+    def refused(self, held: Held, copy: CopyOf) -> None:
+        """Refuse a message when the broker has confirmed its copy, which has no body: the broker keeps the original."""
+
+    def flush(self, *, at_once: bool = False) -> None:  # noqa: B027 - only some modes wait
+        """Send the due acknowledgements; with `at_once`, all of them."""
+
+    def _acknowledge(self, ack_id: str, command: str = "ACK") -> None:
+        frame = Frame(command, {"id": ack_id})
+        if self._settings.receipts:
+            self._connection.confirm([frame], command)
+        else:
+            self._connection.send(frame)
+
+    def _confirm(self, held: Held, copy: CopyOf) -> None:
+        with _copying([held]):
+            self._connection.confirm([copy()], _COPY)
+
+    def _refuse(self, held: Held, copy: CopyOf) -> None:
+        """NACK: the broker moves this message alone to its own dead-letter queue. A transaction cannot include it."""
+        self._confirm(held, copy)
+        self._acknowledge(held.ack_id, "NACK")
+
+
+class OneByOne(Settling):
+    """Acknowledges each message alone, at once. A copy is confirmed first.
+
+    Not in one transaction: ActiveMQ (5.17.2) keeps each message that a `client-individual` subscription acknowledged
+    in a transaction in memory until the subscription ends, and finally runs out of memory.
+    """
+
+    def done(self, held: Held) -> None:
+        self._acknowledge(held.ack_id)
+
+    def refused(self, held: Held, copy: CopyOf) -> None:
+        self._refuse(held, copy)
+
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        self._confirm(held, copy)
+        self.done(held)
+
+
+class Cumulative(Settling):
+    """Acknowledges a message with all before it, at once or in groups. A copy is confirmed first."""
+
+    def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
+        super().__init__(connection, settings)
+        self._marks: dict[Subscription, Watermark[Held]] = {}
+        self._sent: dict[Subscription, Held | None] = {}
+        self._waiting: Counter[Subscription] = Counter()
+        self._flushed_at = time.monotonic()
+
+    def delivered(self, held: Held) -> None:
+        self._marks.setdefault(held.subscription, Watermark()).add(held)
+
+    def done(self, held: Held) -> None:
+        self._marks[held.subscription].finish(held)
+        self._waiting[held.subscription] += 1
+        self.flush()
+
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        self._confirm(held, copy)
+        self.done(held)
+
+    def refused(self, held: Held, copy: CopyOf) -> None:
+        self._refuse(held, copy)
+        self._marks[held.subscription].discard(held)
+        self._waiting[held.subscription] += 1
+        self.flush()
+
+    def flush(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        timed_out = now - self._flushed_at >= self._settings.optimize_ack_timeout_s
+        for subscription in [one for one, count in self._waiting.items() if count]:
+            if at_once or timed_out or self._is_due(subscription):
+                self._flush(subscription)
+        if timed_out:
+            self._flushed_at = now
+
+    def _is_due(self, subscription: Subscription) -> bool:
+        if not self._settings.is_grouped:
+            return True
+        return self._waiting[subscription] >= self._settings.group_of(subscription.destination)
+
+    def _flush(self, subscription: Subscription) -> None:
+        last = self._marks[subscription].last
+        if last is not None and last is not self._sent.get(subscription):
+            self._send(subscription, last)
+            self._sent[subscription] = last
+            self._flushed_at = time.monotonic()
+        # Messages finished behind an unfinished one wait for that one, not for a full group.
+        self._waiting[subscription] = 0
+
+    def _send(self, subscription: Subscription, last: Held) -> None:
+        del subscription
+        self._acknowledge(last.ack_id)
+
+
+class Transacted(Cumulative):
+    """Acknowledges in order, in confirmed transactions that include the copies."""
+
+    def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
+        super().__init__(connection, settings)
+        self._copies: defaultdict[Subscription, list[tuple[Held, CopyOf]]] = defaultdict(list)
+
+    def done(self, held: Held) -> None:
+        self._marks[held.subscription].finish(held)
+        self._waiting[held.subscription] += 1
+
+    def replaced(self, held: Held, copy: CopyOf) -> None:
+        self._copies[held.subscription].append((held, copy))
+        self.done(held)
+        self.flush()
+
+    def _send(self, subscription: Subscription, last: Held) -> None:
+        copies = self._copies[subscription]
+        ready = [pair for pair in copies if pair[0].number <= last.number]
+        steps = [*(copy() for _, copy in ready), Frame("ACK", {"id": last.ack_id})]
+        with _copying([held for held, _ in ready]):
+            self._connection.transact(steps, "a transaction")
+        self._copies[subscription] = [pair for pair in copies if pair[0].number > last.number]
+
+
+@contextmanager
+def _copying(originals: Sequence[Held]) -> Iterator[None]:
+    """Turn a lost connection into CopyLostError: one of the copies may have caused it."""
+    try:
+        yield
+    except LostError as error:
+        if originals:
+            raise CopyLostError(error, [held.position for held in originals]) from error
+        raise
+
+
+def settling(connection: StompConnection, settings: StompSettings) -> Settling:
+    """The Settling of a mode."""
+    if settings.ack is AckMode.TRANSACTED:
+        return Transacted(connection, settings)
+    if settings.is_cumulative:
+        return Cumulative(connection, settings)
+    return OneByOne(connection, settings)

@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
-from idempotent.adapters.rabbitmq.acks import Acks, Batched, EachAtOnce
+from idempotent.adapters.rabbitmq.acks import Acks, Batched, EachAtOnce, Windows
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors
 from idempotent.adapters.rabbitmq.messages import Received, late_s, message_from
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, Window
 from idempotent.adapters.rabbitmq.reading import fault_in
 from idempotent.adapters.rabbitmq.topology import Topology, get
-from idempotent.adapters.rabbitmq.windows import Windows
 from idempotent.adapters.turns import Turns
 from idempotent.errors import MessageError
 from idempotent.logs import EventLog

@@ -9,8 +9,7 @@ from typing import Any, Final, TypeVar
 from idempotent.checkers.combining.combiner import Combiner, at_once, combines, must_be_alone
 from idempotent.checkers.combining.waiters import COMPLETE_ALONE, TaskWaiter
 from idempotent.checkers.desk import ClaimDesk
-from idempotent.checkers.side_calls import SideCall
-from idempotent.checkers.side_threads import SideThreads
+from idempotent.checkers.side_calls import SideCall, SideThreads
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision
 from idempotent.errors import described
 from idempotent.logs import EventLog

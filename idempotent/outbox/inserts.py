@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
-from sqlalchemy import Connection, Dialect
+from sqlalchemy import URL, Connection, Dialect, Engine
 from sqlalchemy.exc import StatementError
 
 from idempotent.checkers.sql.watching import execute_beside
 from idempotent.errors import ConfigurationError, OutboxError
+from idempotent.logs import EventLog
 from idempotent.outbox.entries import Entry, bucket_of
-from idempotent.outbox.home import Home
 from idempotent.schema import outbox_name
 from idempotent.stores.sql.cursor import NUMBERED
 from idempotent.stores.sql.dialects import dialect_for
@@ -33,6 +35,48 @@ _TEXTS: Final = 4
 # No fault of the handler that sends, so its message waits.
 _OF_THE_TABLES: Final = (Fault.SCHEMA, Fault.DENIED)
 _Row: TypeAlias = tuple[object, ...]
+
+
+log = EventLog(__name__)
+
+
+class Home:
+    """Warns of messages that no relay of this outbox will find.
+
+    It compares the kind and the name of the databases. Hosts differ behind a proxy, and a proxy may give a database
+    another name, so it is a warning.
+
+    Args:
+        url: of the outbox's engine.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self._url = url
+        self._known: WeakSet[Engine] = WeakSet()
+
+    def check(self, engine: Engine) -> None:
+        """Warn, once for each engine, if it is that of another database."""
+        if engine in self._known:
+            return
+        self._known.add(engine)
+        here, there = _database(self._url), _database(engine.url)
+        if None not in (*here, *there) and here != there:
+            log.warning(
+                "outbox_elsewhere",
+                extra={
+                    "written_to": engine.url.render_as_string(hide_password=True),
+                    "outbox": self._url.render_as_string(hide_password=True),
+                    "hint": "give the Outbox, and its relay, the engine of the database that the Sessions write to",
+                },
+            )
+
+
+def _database(url: URL) -> tuple[str | None, str | None]:
+    kind = "mysql" if url.get_backend_name() == "mariadb" else url.get_backend_name()
+    name = url.database or None
+    if kind == "sqlite" and name is not None:
+        name = str(Path(name).resolve())
+    return kind, name
 
 
 class Inserts:

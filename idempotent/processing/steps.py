@@ -37,14 +37,16 @@ SLEEP: Final = 4
 """Waits: `sleep(seconds)`."""
 CLAIM_MANY: Final = 5
 """Claims the keys of a group: `claim_many(requests)`."""
+frame_of: Final = attrgetter("gi_frame")
+"""The frame of a life; None: it has ended."""
+# The garbage collector must close the coroutine of a task that was dropped, and not first the life in it.
+_under_way: Final[set[Life[Any]]] = set()
+ENDED: Final = -1
+"""Beside the kinds of steps: the life has ended."""
 
 
 class Closed(BaseException):
     """Stands for a GeneratorExit in a life: `yield from` hands that on as `close()`, after which no step may follow."""
-
-
-frame_of: Final = attrgetter("gi_frame")
-"""The frame of a life; None: it has ended."""
 
 
 def drive(life: Life[R], raised: BaseException | None = None) -> R:
@@ -78,10 +80,6 @@ def drive(life: Life[R], raised: BaseException | None = None) -> R:
     finally:
         # The exception's traceback holds this frame: without this they would keep each other alive.
         given = raised = None
-
-
-# The garbage collector must close the coroutine of a task that was dropped, and not first the life in it.
-_under_way: Final[set[Life[Any]]] = set()
 
 
 async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
@@ -150,10 +148,6 @@ def _close(life: Life[Any]) -> None:
     """End a life whose task is closed instead of run to its end: nothing can be awaited any more."""
     with suppress(GeneratorExit):
         drive(life, Closed())
-
-
-ENDED: Final = -1
-"""Beside the kinds of steps: the life has ended."""
 
 
 class PartedLife(Generic[R]):

@@ -17,22 +17,20 @@ from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
 from idempotent.worker import given
-from idempotent.worker.draining import Drain
+from idempotent.worker.draining import Drain, UnrecordedSteps
 from idempotent.worker.expired_keys import ExpiredKeys
+from idempotent.worker.given import check_dead_letters, routes, unknown_subject
 from idempotent.worker.handlers import Done, HandlerPool, LoopPlace
 from idempotent.worker.health_file import CONNECTING, READY, STORE, checked_health_file, long_messages
 from idempotent.worker.holds import Holds, Work
 from idempotent.worker.long_messages import LongMessages
 from idempotent.worker.message_log import MessageLog
 from idempotent.worker.python_gc import relaxed_python_gc
-from idempotent.worker.rooms import Rooms
-from idempotent.worker.routes import check_dead_letters, routes, unknown_subject
 from idempotent.worker.serving import in_thread
 from idempotent.worker.settling import Settling
 from idempotent.worker.signals import on_stop_signal
 from idempotent.worker.store_watch import StoreWatch
 from idempotent.worker.summary import WorkerSummary
-from idempotent.worker.unrecorded import UnrecordedSteps
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
@@ -43,6 +41,57 @@ log = EventLog(__name__)
 _BUSY_WAIT_S: Final = 0.05
 _IDLE_WAIT_S: Final = 0.2
 _LAST_WAIT_S: Final = 1.0
+
+
+class Rooms:
+    """The rooms of the consumers of one worker.
+
+    Args:
+        pool: runs their handlers.
+        holds: the deliveries that wait for a check.
+        concurrency: the threads of the pool.
+        batch_size: messages that are processed together.
+        max_held: held deliveries of a consumer at which its room is closed.
+    """
+
+    def __init__(
+        self, pool: HandlerPool, holds: Holds, concurrency: int, batch_size: int, *, max_held: int
+    ) -> None:
+        """Serve no consumer yet."""
+        self._pool = pool
+        self._holds = holds
+        self._concurrency = concurrency
+        self._batch_size = batch_size
+        self._max_held = max_held
+        self._shares: dict[AnyConsumer, int] = {}
+
+    def serve(self, consumers: Iterable[AnyConsumer]) -> None:
+        """Make a room for each of these consumers."""
+        for consumer in consumers:
+            threads = min(consumer.options.concurrency or self._concurrency, self._concurrency)
+            # One batch waits behind each that runs.
+            self._shares[consumer] = 2 * threads * self._batch_size
+
+    @property
+    def total(self) -> int:
+        """Deliveries that run or wait to run when all rooms are used."""
+        return sum(self._shares.values())
+
+    @property
+    def largest(self) -> int:
+        """Deliveries of one consumer that run or wait to run, at most."""
+        return max(self._shares.values())
+
+    def free(self) -> tuple[int, Collection[str]]:
+        """The deliveries to receive at most, and the subjects that are full."""
+        largest, full = 0, []
+        for consumer, share in self._shares.items():
+            room = share - self._pool.in_flight.get(consumer, 0)
+            if room <= 0 or self._holds.of.get(consumer, 0) >= self._max_held:
+                full.append(consumer.subject)
+            elif room > largest:
+                largest = room
+        return largest, full
 
 
 class Worker:

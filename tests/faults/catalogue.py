@@ -175,7 +175,7 @@ FAULTS: Final = (
     ),
     Fault(
         "psycopg prepares statements although the URL forbids it",
-        "idempotent/stores/sql/url_options.py",
+        "idempotent/stores/sql/engines.py",
         'return {_PREPARE: None if text == "None" else int(text)}',
         "return {_PREPARE: 5}",
         "tests/stores/sql/test_pgbouncer.py -k nothing_is_prepared",
@@ -217,21 +217,21 @@ FAULTS: Final = (
     ),
     Fault(
         "SQL: completions are not cut by number",
-        "idempotent/checkers/sql/parts.py",
+        "idempotent/checkers/sql/keytable.py",
         "size + more > PART_BYTES or len(part) == MAX_ROWS",
         "size + more > PART_BYTES",
         "tests/checkers/sql/test_parts.py",
     ),
     Fault(
         "SQL: completions are not cut by size",
-        "idempotent/checkers/sql/parts.py",
+        "idempotent/checkers/sql/keytable.py",
         "size + more > PART_BYTES or len(part) == MAX_ROWS",
         "len(part) == MAX_ROWS",
         "tests/checkers/sql/test_parts.py",
     ),
     Fault(
         "MySQL: a result of any size is sent",
-        "idempotent/checkers/sql/parts.py",
+        "idempotent/checkers/sql/keytable.py",
         "if 2 * size + _REST_BYTES <= connection.statement_limit:",
         "if connection.statement_limit:",
         "tests/checkers/sql/test_parts.py -k test_a_result_that_the_server_cannot_take",
@@ -648,7 +648,7 @@ FAULTS: Final = (
     ),
     Fault(
         "releases are counted among the completions that were not recorded",
-        "idempotent/worker/unrecorded.py",
+        "idempotent/worker/draining.py",
         "completions = len(self) - releases",
         "completions = len(self)",
         "tests/worker/test_unrecorded.py -k no_effect",
@@ -704,7 +704,7 @@ FAULTS: Final = (
     ),
     Fault(
         "the lapse of a claim made in a group is an attempt",
-        "idempotent/processing/requests.py",
+        "idempotent/processing/binding.py",
         "_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP",
         "_IN_GROUP: Final = KeyStatus.IN_PROGRESS",
         "tests/guarantees/crash/test_groups_killed.py -k test_a_leased_group_burns_no_attempt",
@@ -1205,14 +1205,14 @@ FAULTS: Final = (
     ),
     Fault(
         "Kafka: a group does not keep where it began, and skips partitions that are added",
-        "adapters/kafka/beginnings.py",
+        "adapters/kafka/resets.py",
         "        raise_if_refused(consumer.commit(offsets=begun, asynchronous=False))\n",
         "",
         "tests/adapters/kafka/records/test_new_partitions.py -k test_a_worker_that_starts_after",
     ),
     Fault(
         "Kafka: a group reads old records that another client has skipped",
-        "adapters/kafka/beginnings.py",
+        "adapters/kafka/resets.py",
         "if tp.offset >= 0 and tp.metadata == BEGUN}",
         "if tp.offset >= 0}",
         "tests/adapters/kafka/records/test_new_partitions.py -k test_old_records_that_another_client",
@@ -1310,7 +1310,7 @@ FAULTS: Final = (
     ),
     Fault(
         "RabbitMQ: deliveries that wait keep others away",
-        "adapters/rabbitmq/windows.py",
+        "adapters/rabbitmq/acks.py",
         "                wanted = 2 * size\n",
         "                wanted = size\n",
         "tests/adapters/rabbitmq/test_working.py -k test_deliveries_that_wait_do_not_keep_others_away",
@@ -1394,7 +1394,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a tombstone has the fingerprint of an empty body",
-        "idempotent/processing/requests.py",
+        "idempotent/processing/binding.py",
         'person=b"tombstone"',
         "",
         "tests/test_message.py -k test_a_tombstone_has_another_fingerprint",
@@ -1436,7 +1436,7 @@ FAULTS: Final = (
     ),
     Fault(
         "ActiveMQ: a dead letter is acknowledged before its copy",
-        "adapters/activemq/settling.py",
+        "adapters/activemq/epoch.py",
         "    def replaced(self, held: Held, copy: CopyOf) -> None:\n        self._confirm(held, copy)\n"
         "        self.done(held)\n\n\nclass Cumulative",
         "    def replaced(self, held: Held, copy: CopyOf) -> None:\n        self.done(held)\n"
@@ -1452,7 +1452,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a JMS message whose body STOMP does not carry is acknowledged, and lost",
-        "adapters/activemq/settling.py",
+        "adapters/activemq/epoch.py",
         'self._acknowledge(held.ack_id, "NACK")',
         "self._acknowledge(held.ack_id)",
         "tests/adapters/activemq/jms/test_messages.py -k test_what_is_unfinished_before_a_rejected_message",
@@ -1885,7 +1885,7 @@ FAULTS: Final = (
     ),
     Fault(
         "Worker: one room for all consumers",
-        "idempotent/worker/rooms.py",
+        "idempotent/worker/worker.py",
         "room = share - self._pool.in_flight.get(consumer, 0)",
         "room = share - self._pool.in_flight.total()",
         "tests/worker/test_turns.py -k blocks_its_threads",
@@ -2204,14 +2204,14 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: the id of a leased handler's message depends on what it sent before",
-        "idempotent/outbox/derived.py",
+        "idempotent/outbox/outbox.py",
         "copies = self._taken.setdefault(claim.owner, {}).setdefault(entry.first_id, set())",
         'copies = self._taken.setdefault(claim.owner, {}).setdefault("", set())',
         f"{_OUTBOX}/sending/test_send.py -k runs_again",
     ),
     Fault(
         "outbox: equal messages of two transactions of a handler have one id",
-        "idempotent/outbox/derived.py",
+        "idempotent/outbox/outbox.py",
         "            copies.add(entry.copy)\n",
         "",
         f"{_OUTBOX}/sending/test_odd_sessions.py -k two_ids",
@@ -2337,7 +2337,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: what was rolled back keeps its number",
-        "idempotent/outbox/derived.py",
+        "idempotent/outbox/outbox.py",
         "                    self._taken.get(entry.owner, {}).get(entry.first_id, set()).discard(entry.copy)\n",
         "                    pass\n",
         f"{_OUTBOX}/sending/test_several_sessions.py -k same_id_when",

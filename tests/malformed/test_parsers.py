@@ -24,8 +24,8 @@ from idempotent.adapters.copies import (
     returned_headers,
     take_ours,
 )
+from idempotent.adapters.files.adapter import RecordFormat
 from idempotent.adapters.files.lines import Line
-from idempotent.adapters.files.records import RecordFormat
 from idempotent.adapters.kafka.records import DUE_HEADER, copied_headers, due_in_s
 from idempotent.adapters.kafka.records import message_of as message_of_kafka
 from idempotent.adapters.rabbitmq.messages import Received, message_from, properties_of_copy

@@ -54,8 +54,6 @@ CHECKERS: dict[str, CheckerKind] = {
 _PAIRED_WITH = {
     "offsets-mariadb": ["kafka"],
     "exactly-once": ["kafka"],
-    "outbox-mariadb": ["kafka"],
-    "outbox-postgres": ["rabbitmq", "activemq"],
 }
 PAIRS = [
     (broker, checker)

@@ -19,7 +19,7 @@ from idempotent.checkers.combining.waiters import (
     Waiter,
 )
 from idempotent.checkers.desk import ClaimDesk
-from idempotent.checkers.side_threads import SideThreads
+from idempotent.checkers.side_calls import SideThreads
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Lapsed
 from idempotent.errors import (
     IdempotentError,

@@ -48,6 +48,9 @@ _FAILURE: Final = Struct(">I8sB")
 _MAX_ATTEMPTS: Final = 2**32 - 1
 # At most so many bytes precede the result: head, 255 characters of 4 bytes, fingerprint.
 HEAD_BYTES: Final = 2048
+_AT_ONCE: Final = Backoff(0.0, 0.0)
+_FATAL: Final = 1
+_KEEP_CLAIM: Final = 2
 
 
 class Flag(IntFlag):
@@ -66,9 +69,6 @@ class Flag(IntFlag):
 
 
 _ON_LAPSED: Final = {Lapsed.TAKE_OVER: 0, Lapsed.LEAVE: int(Flag.LEAVE), Lapsed.PARK: int(Flag.PARK)}
-_AT_ONCE: Final = Backoff(0.0, 0.0)
-_FATAL: Final = 1
-_KEEP_CLAIM: Final = 2
 
 
 def claim_body(request: ClaimRequest) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from idempotent.checkers.side_threads import SideThreads
+from idempotent.checkers.side_calls import SideThreads
 from idempotent.outbox.store import OutboxStore, Waiting
 
 

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,7 @@ from idempotent.outbox.relays.deletions import Deletions
 from idempotent.outbox.relays.holds import Holds
 from idempotent.outbox.relays.leases import BucketLeases
 from idempotent.outbox.relays.publishing import Activity, Doing, Publishing
-from idempotent.outbox.relays.upkeep import Upkeep
-from idempotent.outbox.store import Waiting
+from idempotent.outbox.store import OutboxStore, Waiting
 from idempotent.policy import Backoff
 from idempotent.values import value
 from idempotent.worker.health_file import CONNECTING, READY, STORE
@@ -39,6 +39,17 @@ _LAST_S: Final = 2.0
 _MOST_WAVES: Final = 16
 # Reads are larger than batches: fewer reads, and fuller batches, because a batch has one message of an order key.
 _READ_AHEAD: Final = 4
+# The most bytes of bodies and headers that are read together, as far as earlier messages tell.
+_BYTES: Final = 16_000_000
+_FIRST: Final = 64
+_GROWTH: Final = 4
+# At least so many messages of each bucket are read, so that one that begins to fill is noticed.
+_LEAST: Final = 8
+# What differs from one error of the same cause to the next: ids, counts, ports.
+_DETAILS: Final = re.compile(r"[0-9a-fA-F-]{8,}|\d+")
+_EVERY_S: Final = 1.0
+_FREE_S: Final = 60.0
+_MOST_MOVES: Final = 20
 
 
 @value
@@ -254,14 +265,6 @@ def waves(messages: Sequence[Waiting], most: int) -> list[list[Waiting]]:
     return found
 
 
-# The most bytes of bodies and headers that are read together, as far as earlier messages tell.
-_BYTES: Final = 16_000_000
-_FIRST: Final = 64
-_GROWTH: Final = 4
-# At least so many messages of each bucket are read, so that one that begins to fill is noticed.
-_LEAST: Final = 8
-
-
 class Window:
     """Divides a batch among buckets: those that had messages at the last read get equal parts of it.
 
@@ -291,10 +294,6 @@ class Window:
             size = sum(len(each.body or b"") + len(each.headers or b"") for each in messages) / len(messages)
             room = int(_BYTES / max(size, 1.0))
             self._most = max(min(self._most * _GROWTH, self._batch_size, room), 1)
-
-
-# What differs from one error of the same cause to the next: ids, counts, ports.
-_DETAILS: Final = re.compile(r"[0-9a-fA-F-]{8,}|\d+")
 
 
 class Outage:
@@ -337,3 +336,48 @@ class Outage:
         if self._lasts or self._hangs is not None:
             self._told, self._lasts, self._hangs = Sparse(), False, None
             log.warning("relay_goes_on", extra={"destination": self._destination})
+
+
+class Upkeep:
+    """Releases delayed messages, tries held ones again, and keeps the connection to the broker alive.
+
+    Args:
+        store: the outbox.
+        destination: the name of the broker.
+        publishing: publishes.
+        holds: the held lanes.
+        batch_size: the most delayed messages that are moved together.
+    """
+
+    def __init__(
+        self, store: OutboxStore, destination: str, publishing: Publishing, holds: Holds, batch_size: int
+    ) -> None:
+        self._store = store
+        self._destination: Final = destination
+        self._publishing = publishing
+        self._holds = holds
+        self._batch_size = batch_size
+        self._next = self._next_free = 0.0
+
+    def work(self, buckets: AbstractSet[int]) -> Exception | None:
+        """Do what is due. Returns why the broker did not answer, if it did not.
+
+        Raises:
+            StoreError: the database failed.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        lost = self._publishing.keep_alive()
+        for _ in range(_MOST_MOVES):
+            if self._store.move_due(buckets, self._destination, self._batch_size) < self._batch_size:
+                break
+        if now >= self._next_free:
+            self._next_free = now + _FREE_S
+            freed = self._store.free_unheld(buckets, self._destination)
+            if freed:
+                log.warning("outbox_messages_freed", extra={"messages": freed})
+        unfenced = self._publishing.fence(buckets)
+        failed = self._holds.retry(buckets)
+        self._next = now + _EVERY_S
+        return lost or unfenced or failed

@@ -1,4 +1,4 @@
-"""Relay: publishes what committed transactions have left in an outbox."""
+"""Relay: publishes what committed transactions have left in an outbox, measures it, and shows whether it publishes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
+from idempotent.checkers.rounds import Rounds
 from idempotent.choices import choice, flag, seconds, whole
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.observers import Observer, Observers
 from idempotent.observe.outboxes import outboxes
 from idempotent.outbox.outbox import Outbox
 from idempotent.outbox.relays.line import Line, Settings
-from idempotent.outbox.relays.survey import Survey
-from idempotent.outbox.relays.watch import Watch
+from idempotent.outbox.relays.publishing import Doing
 from idempotent.outbox.wakes import Listener, can_listen
 from idempotent.policy import Backoff
 from idempotent.schema.outbox import LANE_BYTES
-from idempotent.worker.health_file import checked_health_file
+from idempotent.worker.health_file import CONNECTING, READY, STORE, HealthFile, checked_health_file
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter
@@ -33,6 +33,14 @@ log = EventLog(__name__)
 
 # How long the owner of a relay that was asked to stop waits for it.
 _STOP_S: Final = 10.0
+_LOOK_S: Final = 1.0
+_MEASURE_S: Final = 15.0
+_OTHERS_S: Final = 60.0
+# One question to a server that takes longer is told, and counts as no answer.
+_LONG_S: Final = 10.0
+# A relay that waits longer for one answer is stuck: its health file gets old.
+_STUCK_S: Final = 300.0
+_WORDS: Final = {Doing.STORE: STORE, Doing.BROKER: CONNECTING}
 
 
 class OnParked(Enum):
@@ -185,3 +193,93 @@ def _checked(publisher: object) -> dict[str, Adapter]:
                 f"publisher must be an adapter, or a dict of adapters by name, not {type(adapter).__name__}"
             )
     return dict(publishers)
+
+
+class Survey:
+    """Works in a thread of its own: to count many messages takes a while.
+
+    Args:
+        outbox: what is measured.
+        names: the destinations of the relay.
+        observers: are told the measures.
+    """
+
+    def __init__(self, outbox: Outbox, names: Sequence[str], observers: Observers) -> None:
+        self._outbox = outbox
+        self._names = names
+        self._observers = observers
+        self._next_measure = self._next_others = 0.0
+        self._rounds: Rounds | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._rounds = Rounds(self._work, "idempotent-relay-survey", _LOOK_S)
+
+    def stop(self) -> None:
+        """Begin no more."""
+        if self._rounds is not None:
+            self._rounds.stop()
+
+    def _work(self) -> bool:
+        now = time.monotonic()
+        with suppress(StoreError):  # the lines tell that the database is away
+            if now >= self._next_measure:
+                self._next_measure = now + _MEASURE_S
+                self._observers.measured(self._outbox.channel, self._outbox.store.stats())
+            if now >= self._next_others:
+                self._next_others = now + _OTHERS_S
+                self._look_for_others()
+        return True
+
+    def _look_for_others(self) -> None:
+        other = self._outbox.store.other_destination(self._names)
+        if other is not None:
+            hint = "unless another relay has one, give this one a publisher of that name"
+            log.warning("relay_has_no_publisher", extra={"destination": other, "hint": hint})
+
+
+class Watch:
+    """Looks at the lines of a relay once a second, in a thread of its own that asks no server.
+
+    Args:
+        lines: the lines.
+        health: the file for probes; None: none.
+    """
+
+    def __init__(self, lines: Sequence[Line], health: HealthFile | None) -> None:
+        self._lines = lines
+        self._health = health
+        self._rounds: Rounds | None = None
+        self._lock = threading.Lock()  # a look that is under way must not make the file again
+        self._ended = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._ended = False
+        self._look()
+        self._rounds = Rounds(self._look, "idempotent-relay-watch", _LOOK_S)
+
+    def stop(self) -> None:
+        """End, and remove the health file."""
+        if self._rounds is not None:
+            self._rounds.stop()
+        with self._lock:
+            self._ended = True
+            if self._health is not None:
+                self._health.remove()
+
+    def _look(self) -> bool:
+        words = [self._word(line) for line in self._lines]
+        with self._lock:
+            if self._health is not None and None not in words and not self._ended:
+                self._health.beat(next(word for word in (STORE, CONNECTING, READY) if word in words))
+        return not self._ended
+
+    def _word(self, line: Line) -> str | None:
+        """How a line is; None: it is stuck."""
+        doing, since = line.activity.now
+        waited_s = time.monotonic() - since
+        if doing is Doing.WAITS or waited_s < _LONG_S:
+            return line.word
+        line.tell_hang(doing, waited_s)
+        return _WORDS[doing] if waited_s < _STUCK_S else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from idempotent.testing.adapter_contract.outages import OutagesContract
 from idempotent.testing.adapter_contract.receiving import ReceivingContract
-from idempotent.testing.adapter_contract.settling import SettlingContract
+from idempotent.testing.adapter_contract.settling import OutagesContract, SettlingContract
 
 
 class AdapterContract(ReceivingContract, SettlingContract, OutagesContract):

@@ -9,7 +9,7 @@ import pytest
 
 from idempotent import Message, Registry
 from idempotent.checkers import checker_from_url
-from idempotent.checkers.sql.parts import PART_BYTES, parts_of
+from idempotent.checkers.sql.keytable import PART_BYTES, parts_of
 from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import Claim, ClaimRequest, Completion, new_owner
 from idempotent.keys import KeySpace
