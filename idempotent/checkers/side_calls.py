@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
@@ -61,8 +60,10 @@ class Signal:
         """Wait, also if the task is cancelled meanwhile: `Task.cancelling` shows the cancellation."""
         while not self._is_set:
             self._future = self.loop.create_future()
-            with suppress(asyncio.CancelledError):
+            try:  # `suppress` would take as long as a step
                 await self._future
+            except asyncio.CancelledError:
+                continue
 
 
 class SideCall(Generic[R]):
