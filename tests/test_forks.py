@@ -12,7 +12,6 @@ from idempotent import Message
 from idempotent.adapters.memory import MemoryBroker
 from idempotent.adapters.memory import broker as memory_broker
 from idempotent.adapters.memory.broker import named_broker
-from idempotent.adapters.spark.ledger.memory import MemoryLedger
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.checkers.side_calls import SideThreads
@@ -155,11 +154,6 @@ def names_a_broker():
     return memory_broker._naming, lambda: named_broker("forked")
 
 
-def asks_a_ledger():
-    ledger = MemoryLedger()
-    return ledger._store.lock, lambda: ledger.read("consumer", "run")
-
-
 def counts_crash_points():
     passings = _Passings()
     return passings._lock, lambda: passings.count("before_claim")
@@ -178,7 +172,6 @@ def counts_crash_points():
         relaxes_gc,
         publishes,
         names_a_broker,
-        asks_a_ledger,
         counts_crash_points,
     ],
     ids=lambda owner: owner.__name__,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from idempotent.adapters.spark.columns import HASH_COLUMN, names_of
 from idempotent.adapters.spark.deduplication import one_per_key
 from idempotent.adapters.spark.keys import key_hash, with_hash
-from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
@@ -116,7 +116,7 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
     return table.where(attempt.isin(counted)).select(HASH_COLUMN)
 
 
-def _take_turn(ledger: Ledger, handle: RunHandle) -> None:
+def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
     """Wait until this attempt owns the consumer's turn: a claim that passes on once its owner has ended."""
     turn = key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
     deadline = time.monotonic() + handle.wait_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.runs import RunRow, RunState
 from idempotent.adapters.spark.run_lease import RunLease
 from idempotent.adapters.spark.session import batch_number
@@ -16,7 +16,7 @@ from idempotent.adapters.spark.tasks.handle import RunHandle
 class RunFacts:
     """The part of `IdempotentRun` that changes nothing in the store."""
 
-    def __init__(self, ledger: Ledger, row: RunRow, handle: RunHandle, lease: RunLease) -> None:
+    def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, lease: RunLease) -> None:
         """Called by `begin`, which applications use."""
         self._ledger = ledger
         self._handle = handle
@@ -33,7 +33,7 @@ class RunFacts:
         return self._handle
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> RunLedger:
         """The driver's ledger."""
         return self._ledger
 

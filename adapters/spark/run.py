@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.adapters.spark.deduplication import new_rows
 from idempotent.adapters.spark.facts import RunFacts
-from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.ledger.urls import open_ledger
@@ -284,7 +284,7 @@ class IdempotentRun(RunFacts):
         self.close()
 
 
-def collect(ledger: Ledger, store: StoreConfig) -> None:
+def collect(ledger: RunLedger, store: StoreConfig) -> None:
     """Collect a bounded number of claims, unless this process has collected in this store within the hour."""
     now = time.monotonic()
     with _collect_lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from idempotent.adapters.spark.ledger.base import Ledger
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import IdempotentError, RunFencedError
 from idempotent.logs import EventLog
@@ -23,7 +23,7 @@ class RunLease:
         lease_s: seconds of one lease.
     """
 
-    def __init__(self, ledger: Ledger, ref: RunRef, lease_s: float) -> None:
+    def __init__(self, ledger: RunLedger, ref: RunRef, lease_s: float) -> None:
         """Start the thread."""
         self._ledger = ledger
         self._ref = ref

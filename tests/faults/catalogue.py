@@ -1935,7 +1935,7 @@ FAULTS: Final = (
     ),
     Fault(
         "runs, SQL: PREPARE does not count",
-        "adapters/spark/ledger/sql/ledger.py",
+        "adapters/spark/ledger/sql/store.py",
         "return on.claims.marked(db, token, epoch) == owned and on.runs.change(db, token, change)",
         "return on.runs.change(db, token, change)",
         f"{_RUNS} -k 'TestSqlite and test_prepare_refuses_another_number'",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.claims import (
     ATTEMPT_BYTES,
     FINGERPRINT_BYTES,
@@ -13,10 +12,11 @@ from idempotent.adapters.spark.ledger.claims import (
     Owner,
 )
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.memory import MemoryLedger
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.run_claims import Decision, OnConflict, RunClaims, Verdict
 from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
-from idempotent.adapters.spark.ledger.urls import open_ledger
+from idempotent.adapters.spark.ledger.store import RunStore
+from idempotent.adapters.spark.ledger.urls import open_ledger, open_store
 
 __all__ = [
     "ATTEMPT_BYTES",
@@ -26,15 +26,16 @@ __all__ = [
     "Decision",
     "Held",
     "Hold",
-    "Ledger",
-    "MemoryLedger",
     "OnConflict",
     "Owner",
     "RunClaims",
+    "RunLedger",
     "RunRef",
     "RunRow",
     "RunState",
+    "RunStore",
     "StoreConfig",
     "Verdict",
     "open_ledger",
+    "open_store",
 ]

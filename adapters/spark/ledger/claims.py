@@ -1,11 +1,15 @@
-"""Claims: the owner of a key, and how far its handler is."""
+"""Claims: the owner of a key, and how far its handler is; and which keys and results a store takes at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from operator import itemgetter
 from typing import Final, NamedTuple, Self, TypeVar
+
+from idempotent.adapters.spark.ledger.runs import MICROSECONDS
+from idempotent.errors import ConfigurationError
 
 T = TypeVar("T")
 
@@ -15,6 +19,10 @@ ATTEMPT_BYTES: Final = 16
 """Length of the random token of one attempt of a task."""
 FINGERPRINT_BYTES: Final = 8
 """Length of the fingerprint of a payload."""
+MAX_ROWS: Final = 1000
+"""The most keys in one round trip; a longer call makes several."""
+_HASH_LENGTHS: Final = frozenset({HASH_BYTES})
+_PACKET_BYTES: Final = 4_000_000
 
 
 class ClaimState(IntEnum):
@@ -29,7 +37,7 @@ class ClaimState(IntEnum):
 
 
 class Owner(NamedTuple):
-    """The owner of a key, as `Ledger.claim` found it. A tuple, because each row may have one.
+    """The owner of a key, as `RunLedger.claim` found it. A tuple, because each row may have one.
 
     Attributes:
         token: of the owning run.
@@ -70,7 +78,7 @@ class Owners(NamedTuple):
 
 
 class Hold(Enum):
-    """The answer of `Ledger.acquire` for a key."""
+    """The answer of `RunLedger.acquire` for a key."""
 
     MINE = "mine"
     """This attempt has the pending claim: run the handler, then `finish`."""
@@ -82,7 +90,7 @@ class Hold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer of `Ledger.acquire` for one key.
+    """The answer of `RunLedger.acquire` for one key.
 
     Attributes:
         hold: whether this attempt has the key.
@@ -97,6 +105,16 @@ class Held:
     attempt: bytes
     result: bytes | None = None
     lease_rest_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An attempt of a task that acquires keys: its run, the run's epoch, its token, and its lease in microseconds."""
+
+    token: int
+    epoch: int
+    attempt: bytes
+    lease_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +140,95 @@ class PendingRow:
     lease_until_us: int
     result: bytes | None
     now_us: int
+
+    def is_held(self, holder: Holder) -> bool:
+        """Whether another attempt's handler may be running."""
+        return self.state is ClaimState.PENDING and self.attempt != holder.attempt
+
+    def may_pass_to(self, holder: Holder, aborted: Collection[int]) -> bool:
+        """Whether the holder may take the claim over, if it is still as in this row.
+
+        Args:
+            holder: the attempt that asks.
+            aborted: tokens of runs that are ABORTED.
+        """
+        older = self.token == holder.token and self.epoch < holder.epoch
+        lapsed = self.lease_until_us < self.now_us
+        return self.is_held(holder) and (older or lapsed or self.token in aborted)
+
+    def answer(self, holder: Holder) -> Held:
+        """What the holder is told about the key.
+
+        Raises:
+            ConfigurationError: mode dedup has claimed the key.
+        """
+        if self.state is ClaimState.OWNED:
+            raise ConfigurationError(
+                "a key is claimed in mode dedup and now in mode replay or effect: give each mode its own consumer"
+            )
+        if self.state is ClaimState.DONE:
+            return Held(Hold.DONE, self.token, self.attempt, result=self.result)
+        if self.attempt == holder.attempt:
+            return Held(Hold.MINE, self.token, self.attempt)
+        rest_s = (self.lease_until_us - self.now_us) / MICROSECONDS
+        return Held(Hold.HELD, self.token, self.attempt, lease_rest_s=rest_s)
+
+
+def checked(
+    hashes: Sequence[bytes], fingerprints: Sequence[bytes | None]
+) -> list[tuple[bytes, bytes | None]]:
+    """(hash, fingerprint) pairs, sorted: two batches lock their common keys in the same order. Raises as `check`."""
+    check(hashes, fingerprints)
+    return sorted(zip(hashes, fingerprints, strict=True), key=itemgetter(0))
+
+
+def check(hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None) -> None:
+    """Refuse hashes and fingerprints that cannot be stored.
+
+    Raises:
+        ValueError: a wrong length, or two equal hashes.
+    """
+    # This runs for every key, so without a loop in Python.
+    if not _HASH_LENGTHS.issuperset(map(len, hashes)):
+        raise ValueError(f"a key hash has {HASH_BYTES} bytes")
+    if len(set(hashes)) != len(hashes):
+        raise ValueError("a key is there twice: keep one row of each key before claiming")
+    if fingerprints is None:
+        return
+    if len(fingerprints) != len(hashes):
+        raise ValueError("as many fingerprints as keys are needed; None for a key without one")
+    if any(mark is not None and len(mark) != FINGERPRINT_BYTES for mark in fingerprints):
+        raise ValueError(f"a fingerprint has {FINGERPRINT_BYTES} bytes")
+
+
+def in_parts(items: Sequence[T]) -> list[Sequence[T]]:
+    """The items in slices for one statement each."""
+    return [items[start : start + MAX_ROWS] for start in range(0, len(items), MAX_ROWS)]
+
+
+def in_packets(
+    results: Sequence[tuple[bytes, bytes | None]],
+) -> Iterator[Sequence[tuple[bytes, bytes | None]]]:
+    """The results in slices for one statement each: a packet of MySQL has at most 16 MB."""
+    for part in in_parts(results):
+        start, size = 0, 0
+        for at, (_, result) in enumerate(part):
+            size += len(result or b"")
+            if size > _PACKET_BYTES and at > start:
+                yield part[start:at]
+                start, size = at, len(result or b"")
+        yield part[start:]
+
+
+def checked_attempt(attempt: bytes) -> bytes:
+    """The token of an attempt. Raises ValueError: a wrong length."""
+    if len(attempt) != ATTEMPT_BYTES:
+        raise ValueError(f"an attempt has {ATTEMPT_BYTES} bytes")
+    return attempt
+
+
+def checked_lease_us(lease_s: float) -> int:
+    """The lease of a pending claim in microseconds. Raises ConfigurationError: not a positive number."""
+    if not lease_s > 0:
+        raise ConfigurationError(f"lease_s must be a positive number of seconds, not {lease_s!r}")
+    return max(int(lease_s * MICROSECONDS), 1)

@@ -1,9 +1,25 @@
-"""Refusals: the errors for a run whose state does not allow what it is asked to do."""
+"""Refusals: the errors for a run that may not do what it is asked to do, each with the way out."""
 
 from __future__ import annotations
 
-from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
-from idempotent.errors import RunFencedError, RunInputChangedError, StoreReplacedError
+from typing import Final
+
+from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState, Standing
+from idempotent.errors import (
+    ClaimsExpiredError,
+    RunConflictError,
+    RunFencedError,
+    RunInputChangedError,
+    StoreReplacedError,
+    UnpublishedClaimsError,
+)
+
+_ADVICE: Final = {
+    RunState.OPEN: ": prepare it first",
+    RunState.PREPARED: ": it may have published, so it can only be committed",
+    RunState.COMMITTED: ", which is final",
+    RunState.ABORTED: ": its lease ended, or its driver aborted it. Begin it again, for the next generation",
+}
 
 
 def require_alive(ref: RunRef, standing: Standing, where: str) -> None:
@@ -66,3 +82,51 @@ def unclaimed_key(ref: RunRef, state: RunState) -> RunInputChangedError:
         "changed, or no action went over all of it before PREPARED. Give the new input another run_id, or claim all "
         "of a run's input before publishing"
     )
+
+
+def require_same_input(row: RunRow, fingerprint: bytes | None) -> None:
+    """Return if the run may be begun again with this fingerprint. None is not compared, nor an ABORTED run.
+
+    Raises:
+        RunInputChangedError: the run was begun with another one.
+    """
+    if row.state is RunState.ABORTED or None in (fingerprint, row.fingerprint):
+        return
+    if fingerprint != row.fingerprint:
+        raise RunInputChangedError(
+            f"{row.ref} is {row.state.name} and was begun with other input. A run_id names one unit of work: "
+            "give the new one another run_id"
+        )
+
+
+def another_driver(row: RunRow) -> RunConflictError:
+    """The error for a run that another driver has."""
+    return RunConflictError(
+        f"{row.ref} is {row.state.name}, and another driver has it, whose lease ends in {row.lease_rest_s:.1f} s "
+        "unless it is renewed. Let that driver end, or begin the run with takeover=True, which fences it"
+    )
+
+
+def wrong_state(ref: RunRef, state: RunState) -> RunFencedError:
+    """The error for a step that the run's state does not allow."""
+    return RunFencedError(f"{ref} is {state.name}" + _ADVICE.get(state, ""))
+
+
+def unpublished(ref: RunRef, *, keys: int, rows: int) -> UnpublishedClaimsError:
+    """The error for a run that has claimed another number of keys than it publishes rows."""
+    return UnpublishedClaimsError(
+        f"{ref} has claimed {_counted(keys, 'key')}, and {_counted(rows, 'row')} would be published. Publish all rows "
+        "that `dedup` returns, one for each key, or say what happens to the other keys: see `stage`"
+    )
+
+
+def expired(ref: RunRef, state: RunState, reason: str) -> ClaimsExpiredError:
+    """The error for a run of which the store may have forgotten claims."""
+    way_out = "abort it and begin it again" if state is RunState.OPEN else "see commit(accept_loss=True)"
+    return ClaimsExpiredError(
+        f"the store may have forgotten claims of {ref}: {reason}. It stays {state.name}; {way_out}"
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.claims import Owner
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import require_alive, unclaimed_key
 from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
 from idempotent.errors import RunConflictError, StoreReplacedError
@@ -74,7 +74,7 @@ class RunClaims:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: RunLedger,
         ref: RunRef,
         *,
         frame: int = 0,
@@ -122,7 +122,7 @@ class RunClaims:
         """Claim keys; the verdict of each, the same in every call.
 
         While the run is OPEN, it claims keys without an owner and takes over keys whose claims can never count. Once it
-        is PREPARED or COMMITTED it claims nothing. Mostly one round trip for 1,000 keys, see `Ledger.claim`; one
+        is PREPARED or COMMITTED it claims nothing. Mostly one round trip for 1,000 keys, see `RunLedger.claim`; one
         more for an owner that was not known to have ended.
 
         Args:

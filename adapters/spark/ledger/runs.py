@@ -21,8 +21,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from idempotent.errors import ConfigurationError
+
 MICROSECONDS: Final = 1_000_000
 _TOKEN_BITS: Final = 63
+_MARGIN: Final = 0.1
 
 
 class RunState(IntEnum):
@@ -133,6 +136,11 @@ class RunRow:
         return self.lease_until_us < self.now_us
 
     @property
+    def lease_rest_s(self) -> float:
+        """Seconds until the end of the lease when the row was read."""
+        return (self.lease_until_us - self.now_us) / MICROSECONDS
+
+    @property
     def standing(self) -> Standing:
         """How far the run is."""
         return Standing(self.state, self.ref.epoch, self.prepared)
@@ -195,6 +203,41 @@ class RunChange:
             prepared=row.ref.epoch if self.to is RunState.PREPARED else row.prepared,
             manifest=row.manifest if self.manifest is None else self.manifest,
         )
+
+
+class Retention:
+    """How long claims are kept, and how long a run may take for that.
+
+    Args:
+        seconds: that a claim is kept.
+
+    Attributes:
+        us: the same in microseconds.
+        margin_us: a tenth of it, for what comes after a run's last claim.
+        max_age_us: the most microseconds from the begin of a run to its commit. A claim may be as old as its run, and
+            must outlive the publishing and the duplicates to come.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Compute the limits once."""
+        self.seconds: Final = seconds
+        self.us: Final = max(int(seconds * MICROSECONDS), 1)
+        self.margin_us: Final = int(self.us * _MARGIN)
+        self.max_age_us: Final = self.us - self.margin_us
+
+    def lease_us(self, lease_s: float) -> int:
+        """The lease of a run in microseconds.
+
+        Raises:
+            ConfigurationError: it is not positive, or longer than the margin.
+        """
+        lease_us = int(lease_s * MICROSECONDS)
+        if not 0 < lease_us <= self.margin_us:
+            raise ConfigurationError(
+                f"lease_s must be more than 0 and at most a tenth of the retention of {self.seconds:g} s, "
+                f"not {lease_s!r}"
+            )
+        return lease_us
 
 
 def new_token() -> int:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.ledger import RunLedger
+from idempotent.adapters.spark.ledger.store import RunStore
 
 
-def open_ledger(config: StoreConfig) -> Ledger:
-    """Make a ledger, which connects at its first use.
+def open_ledger(config: StoreConfig) -> RunLedger:
+    """Make a ledger, which connects at its first use. Raises as `open_store`."""
+    return RunLedger(open_store(config))
+
+
+def open_store(config: StoreConfig) -> RunStore:
+    """Make a store, which connects at its first use.
 
     Raises:
         ConfigurationError: the URL names no supported store.
         MissingExtraError: the store's driver is not installed.
     """
     if config.is_redis:
-        from idempotent.adapters.spark.ledger.redis import RedisLedger
+        from idempotent.adapters.spark.ledger.redis import RedisRunStore
 
-        redis_ledger: Ledger = RedisLedger(config)
-        return redis_ledger
-    from idempotent.adapters.spark.ledger.sql import SqlLedger
+        return RedisRunStore(config)
+    from idempotent.adapters.spark.ledger.sql import SqlRunStore
 
-    return SqlLedger(config)
+    return SqlRunStore(config)

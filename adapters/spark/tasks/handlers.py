@@ -45,7 +45,7 @@ class Handlers:
 
         Raises:
             RunConflictError: a key was held for longer than the run waits.
-            RunError, StoreError: see KeyHolding.acquire.
+            RunError, StoreError: see RunLedger.acquire.
             Exception: the handler's own. Its key, and those not yet handled, are free for Spark's retry.
         """
         results: dict[bytes, bytes | None] = {}
@@ -75,7 +75,7 @@ class Handlers:
                     if not renewal.holds(key_hash):
                         continue
                     result = handler(row)
-                    if self._ledger.finish(self._handle.ref, self._attempt, [(key_hash, result)]):
+                    if self._ledger.finish(self._attempt, [(key_hash, result)]):
                         results[key_hash] = result
                     renewal.forget(key_hash)
             except BaseException:

@@ -6,8 +6,8 @@ import os
 import threading
 from typing import Final
 
-from idempotent.adapters.spark.ledger.base import Ledger
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import require_alive
 from idempotent.adapters.spark.ledger.run_claims import RunClaims
 from idempotent.adapters.spark.ledger.urls import open_ledger
@@ -16,12 +16,12 @@ from idempotent.errors import ConfigurationError
 from idempotent.forks import free_in_child
 
 # Workers import this module; in one that is pickled by value each task would have a dictionary of its own.
-_ledgers: Final[dict[StoreConfig, Ledger]] = {}
+_ledgers: Final[dict[StoreConfig, RunLedger]] = {}
 _lock: Final = free_in_child(threading.Lock())
 _pid = os.getpid()
 
 
-def ledger_for(config: StoreConfig) -> Ledger:
+def ledger_for(config: StoreConfig) -> RunLedger:
     """The ledger of a store that this process keeps."""
     global _pid  # noqa: PLW0603 - a forked worker must not share its parent's connections
     with _lock:
@@ -50,7 +50,7 @@ def claims_for(handle: RunHandle) -> RunClaims:
     )
 
 
-def check_store(ledger: Ledger, handle: RunHandle) -> None:
+def check_store(ledger: RunLedger, handle: RunHandle) -> None:
     """Check that the store knows the run, and that this attempt may evaluate. Raises as `claims_for`."""
     standing = ledger.standing_of([handle.ref.token])[handle.ref.token]
     require_alive(handle.ref, standing, ledger.where)

@@ -2,6 +2,7 @@
 
 from idempotent.adapters.spark import IdempotentRun
 from tests.adapters.spark.ledger.contract.base import keys
+from tests.adapters.spark.ledger.counting import claims_of
 
 
 def test_a_driver_that_committed_collects_what_aborted_runs_left(sqlite_store):
@@ -10,10 +11,10 @@ def test_a_driver_that_committed_collects_what_aborted_runs_left(sqlite_store):
         run.ledger.claim(aborted, keys(3))
         run.abort()
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
-        assert sum(run.ledger.counts(aborted).values()) == 3
+        assert sum(claims_of(run.ledger, aborted).values()) == 3
         assert run.publish(lambda _: None)
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r2") as run:
-        assert sum(run.ledger.counts(aborted).values()) == 0
+        assert sum(claims_of(run.ledger, aborted).values()) == 0
         run.ledger.claim(run.handle.ref, keys(2))
         run.abort()
         second = run.handle.ref
@@ -21,4 +22,4 @@ def test_a_driver_that_committed_collects_what_aborted_runs_left(sqlite_store):
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r3") as run:
         assert run.publish(lambda _: None)
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r4") as run:
-        assert sum(run.ledger.counts(second).values()) == 2
+        assert sum(claims_of(run.ledger, second).values()) == 2

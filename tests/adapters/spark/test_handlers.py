@@ -173,7 +173,7 @@ def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
     def end_when_the_job_has_handled_the_rest():
         while len(effects.times) < 48:
             time.sleep(0.05)
-        run.ledger.finish(ref, other, [(finishes, None)])
+        run.ledger.finish(other, [(finishes, None)])
         run.ledger.give_up(other, [fails])
 
     holder = threading.Thread(target=end_when_the_job_has_handled_the_rest, daemon=True)

@@ -11,6 +11,7 @@ from idempotent.adapters.spark import StoreConfig
 from idempotent.adapters.spark.ledger import ClaimState, RunState, open_ledger
 from idempotent.errors import RunConflictError
 from idempotent.migrations import upgrade
+from tests.adapters.spark.ledger.counting import claims_of
 from tests.adapters.spark.programs import driver
 from tests.adapters.spark.programs.killed_driver import CLAIMING, Job
 from tests.adapters.spark.support.pipeline import AGAIN, DAY, Place, do
@@ -70,7 +71,7 @@ def left(request, tmp_path_factory):
         assert left.row(consumer).state is state, at
         assert (files[f"{consumer}-0"], table[f"{consumer}-0"]) == seen, at
     with open_ledger(store) as ledger:
-        assert ledger.counts(left.row("claiming").ref)[ClaimState.OWNED] > 0
+        assert claims_of(ledger, left.row("claiming").ref)[ClaimState.OWNED] > 0
     return left
 
 

@@ -8,6 +8,7 @@ import pytest
 from idempotent.adapters.spark import IdempotentRun
 from idempotent.adapters.spark.ledger import ClaimState
 from idempotent.errors import ConfigurationError
+from tests.adapters.spark.ledger.counting import claims_of
 from tests.adapters.spark.support.frames import ROWS
 
 
@@ -73,7 +74,7 @@ def test_wait_waits_until_the_other_run_has_ended(begin, first, frame, end, left
     waiter.start()
     # Keys 400 to 499 are in one partition with keys of the first run: a task has claimed them and waits.
     deadline = time.monotonic() + 60
-    while first.ledger.counts(second.handle.ref)[ClaimState.OWNED] < 100 and time.monotonic() < deadline:
+    while claims_of(first.ledger, second.handle.ref)[ClaimState.OWNED] < 100 and time.monotonic() < deadline:
         time.sleep(0.05)
     # A filter that drops or takes the first run's keys would end now, and count another number.
     waiter.join(0.5)

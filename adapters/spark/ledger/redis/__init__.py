@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from idempotent.adapters.spark.ledger.redis.ledger import RedisLedger
+from idempotent.adapters.spark.ledger.redis.store import RedisRunStore
 
-__all__ = ["RedisLedger"]
+__all__ = ["RedisRunStore"]

@@ -5,7 +5,7 @@
 `<prefix>run:<token>`         a hash: state, generation, epoch, fingerprint, output_ref, lease, began (microseconds),
                               owned (the number of OWNED claims with the mark of this epoch), prepared (the epoch that
                               was PREPARED, 0 before), manifest, memory (the server and its evictions, see
-                              RedisLedger), pointer (the name above)
+                              RedisRunStore), pointer (the name above)
 `<prefix>claim:<key hash>`    a string, of 20 bytes after the colon; see below
 ============================  ======================================================================================
 
@@ -33,8 +33,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.holding import Holder
+from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.keys import KeySpace
 
 _HEAD: Final = Struct(">QB")
@@ -134,7 +133,7 @@ def owners(
 
 
 def pending_row(key_hash: bytes, value: bytes, now_us: int) -> PendingRow:
-    """A stored claim as KeyHolding reads it."""
+    """A stored claim as RunLedger reads it."""
     token, state = head_of(value)
     if state is ClaimState.OWNED:
         return PendingRow(key_hash, state, token, 0, b"", 0, None, now_us)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from idempotent.adapters.spark.ledger.sql.ledger import SqlLedger
+from idempotent.adapters.spark.ledger.sql.store import SqlRunStore
 
-__all__ = ["SqlLedger"]
+__all__ = ["SqlRunStore"]

@@ -7,8 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.holding import Holder
+from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.sql.insert_if_absent import InsertIfAbsent, listed
 from idempotent.schema import run_claims_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -52,9 +51,6 @@ class ClaimTable:
             },
             answer=f"key_hash, state, run, epoch, attempt, lease_until, result, {now}",
             condition=open_run,
-        )
-        self._count: Final = dialect.markers(
-            f"SELECT state, COUNT(*) FROM {self.name} WHERE run = ? GROUP BY state"
         )
         self._marked: Final = dialect.markers(
             f"SELECT COUNT(*) FROM {self.name} WHERE run = ? AND state = {ClaimState.OWNED:d} AND epoch = ?"
@@ -173,11 +169,6 @@ class ClaimTable:
         """The number of OWNED claims of a run with this mark."""
         ((count,),) = query(connection, self._marked, (token, epoch))
         return int(count)
-
-    def counts(self, connection: DriverConnection, token: int) -> dict[ClaimState, int]:
-        """The number of claims of a run, by state."""
-        found = {ClaimState(state): int(count) for state, count in query(connection, self._count, (token,))}
-        return {state: found.get(state, 0) for state in ClaimState}
 
     def _of_attempt(
         self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], state: ClaimState

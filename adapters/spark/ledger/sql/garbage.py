@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from idempotent.adapters.spark.ledger.claiming import MAX_ROWS
-from idempotent.adapters.spark.ledger.claims import ClaimState
+from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState
 from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.ledger.sql.insert_if_absent import listed
 from idempotent.stores.sql.cursor import DriverConnection, execute, query

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from idempotent.adapters.spark.ledger import Ledger, RunClaims, RunRef, RunState, Verdict
+from idempotent.adapters.spark.ledger import RunClaims, RunLedger, RunRef, RunState, RunStore, Verdict
 from idempotent.errors import (
     RunConflictError,
     RunFencedError,
@@ -25,17 +25,17 @@ from idempotent.errors import (
     UnpublishedClaimsError,
 )
 
-HOOKS = (
-    "_newest",
-    "_find",
-    "_standings",
-    "_owned",
-    "_insert_run",
-    "_change_run",
-    "_insert_owned",
-    "_read_owned",
-    "_steal",
-)
+STEPS = {
+    "newest",
+    "find",
+    "standings",
+    "count_owned",
+    "insert_run",
+    "change_run",
+    "insert_owned",
+    "read_owned",
+    "steal",
+}
 RUNS, KEYS, MOST_STEPS = 3, 8, 20_000
 CRASH, DIE, ZOMBIE, TWIN, TAKEOVER, LESS, PATIENCE = 0.02, 0.008, 0.3, 0.006, 0.3, 0.3, 300
 DONE, DUPLICATE, LOST, STUCK, UNSTABLE, DISOWNED = "ok", "DUPLICATE", "LOST", "STUCK", "UNSTABLE", "DISOWNED"
@@ -45,28 +45,23 @@ class Crashed(BaseException):
     """The process is killed here."""
 
 
-def stepped(base: type[Any]) -> type[Any]:
-    """The ledger with a step before each of its atomic hooks, for others to act in between."""
+class SteppedStore:
+    """A store with a step before each of its calls, for others to act in between."""
 
-    def hook(name: str) -> Callable[..., Any]:
-        real = getattr(base, name)
+    def __init__(self, store: RunStore, step: Callable[[], None]) -> None:
+        self._store = store
+        self._step = step
 
-        def call(self: Any, *arguments: Any) -> Any:
-            if self.inside:
-                return real(self, *arguments)
-            self.step()
-            self.inside = True
-            try:
-                return real(self, *arguments)
-            finally:
-                self.inside = False
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in STEPS:
+            return found
+
+        def call(*arguments: Any) -> Any:
+            self._step()
+            return found(*arguments)
 
         return call
-
-    members: dict[str, Any] = {name: hook(name) for name in HOOKS}
-    members |= {"inside": False, "step": lambda _: None, "steps": lambda: 0}
-    members |= {"_sleep": lambda self, _: self.step(), "_monotonic": lambda self: self.steps()}
-    return type(f"Stepped{base.__name__}", (base,), members)
 
 
 @dataclass(eq=False)
@@ -86,9 +81,10 @@ class History:
 
     Args:
         seed: of all its choices.
-        ledger: a stepped one; other histories may use it too.
+        store: that the runs share; other histories may use it too.
         lease_s: of a run, by chance.
         pass_time: called at each step.
+        rules: RunLedger, or a wrong one.
         claims: RunClaims, or a wrong one.
         again: how often the keys are evaluated a second time under PREPARED, as a lazy write does.
     """
@@ -96,8 +92,9 @@ class History:
     def __init__(
         self,
         seed: int,
-        ledger: Any,
+        store: RunStore,
         *,
+        rules: type[RunLedger] = RunLedger,
         lease_s: Callable[[random.Random], float],
         pass_time: Callable[[random.Random], None] = lambda _: None,
         claims: type[RunClaims] = RunClaims,
@@ -105,8 +102,10 @@ class History:
     ) -> None:
         self.chance = random.Random(seed)
         self.consumer = f"model-{seed}"
-        self.ledger: Ledger = ledger
-        ledger.step, ledger.steps = self.step, lambda: self.steps
+        self.ledger = rules(
+            SteppedStore(store, self.step), sleep=lambda _: self.step(), monotonic=lambda: self.steps
+        )
+        self.onlooker = rules(store)
         self.lease_s = lease_s
         self.pass_time = pass_time
         self.claims = claims
@@ -150,11 +149,9 @@ class History:
 
     def disowned(self, run_id: str) -> bool:
         """Whether the run has claims that count, of keys that it did not publish, or the other way round."""
-        self.ledger.inside = True
-        row = self.ledger.read(self.consumer, run_id)
+        row = self.onlooker.read(self.consumer, run_id)
         assert row is not None
-        owners = self.ledger.claim(row.ref, list(map(self.key_hash, range(KEYS))), insert=False)
-        self.ledger.inside = False
+        owners = self.onlooker.claim(row.ref, list(map(self.key_hash, range(KEYS))), insert=False)
         counted = {
             key
             for key, owner in enumerate(owners)
@@ -280,7 +277,5 @@ class History:
 
     def may_die(self, actor: Actor) -> bool:
         """Whether the actor's run may stay unfinished: a PREPARED one may not."""
-        self.ledger.inside, before = True, self.ledger.inside
-        row = self.ledger.read(self.consumer, actor.run_id)
-        self.ledger.inside = before
+        row = self.onlooker.read(self.consumer, actor.run_id)
         return row is None or row.state in (RunState.OPEN, RunState.ABORTED)

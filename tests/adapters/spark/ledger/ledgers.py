@@ -11,22 +11,14 @@ from typing import Any
 
 import pytest
 
-from idempotent.adapters.spark.ledger import Ledger, MemoryLedger, StoreConfig, open_ledger
+from idempotent.adapters.spark.ledger import RunLedger, RunStore, StoreConfig, open_store
 from idempotent.schema import DEFAULT_TABLE
+from tests.adapters.spark.ledger.memory import Memory, MemoryRunStore
 from tests.adapters.spark.support import migrated
 
 SHARED = ("sqlite", "mysql", "postgres", "redis")
 ALL = ("memory", *SHARED)
 RETENTION_S = 3600.0
-
-
-class OverOneMemory(MemoryLedger):
-    """Over the memory of another ledger, if one is given."""
-
-    def __init__(self, first: MemoryLedger | None, **options: Any) -> None:
-        super().__init__(**options)
-        if first is not None:
-            self._store = first._store
 
 
 @dataclass
@@ -37,21 +29,24 @@ class Place:
     url: str
     name: str
     opened: ExitStack = field(default_factory=ExitStack)
-    memory: MemoryLedger | None = None
+    memory: Memory = field(default_factory=Memory)
 
     def config(self, **options: Any) -> StoreConfig:
         options = {"retention_s": RETENTION_S} | options
         return StoreConfig(self.url, table=self.name, prefix=f"{self.name}:", **options)
 
-    def ledger(self, **options: Any) -> Ledger:
+    def ledger(self, **options: Any) -> RunLedger:
         """A ledger of its own over the same store, as another process has one."""
+        return RunLedger(self.store(**options))
+
+    def store(self, **options: Any) -> RunStore:
+        """A store object of its own, which is closed with the place."""
         if self.kind == "memory":
-            ledger: Ledger = OverOneMemory(self.memory, **({"retention_s": RETENTION_S} | options))
-            self.memory = self.memory or ledger
+            store: RunStore = MemoryRunStore(self.memory, **({"retention_s": RETENTION_S} | options))
         else:
-            ledger = open_ledger(self.config(**options))
-        self.opened.callback(ledger.close)
-        return ledger
+            store = open_store(self.config(**options))
+        self.opened.callback(store.close)
+        return store
 
 
 def open_place(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:

@@ -15,8 +15,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from idempotent.adapters.spark.ledger import (
-    Ledger,
     RunClaims,
+    RunLedger,
     RunRef,
     RunState,
     StoreConfig,
@@ -93,7 +93,7 @@ def published(output: Path) -> dict[str, list[int]]:
     return {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
 
 
-def _run(job: Job, ledger: Ledger) -> None:
+def _run(job: Job, ledger: RunLedger) -> None:
     row = ledger.begin(
         "orders",
         job.run_id,
@@ -121,7 +121,7 @@ def _run(job: Job, ledger: Ledger) -> None:
     job.reach("committed")
 
 
-def _stage(job: Job, ledger: Ledger, ref: RunRef) -> None:
+def _stage(job: Job, ledger: RunLedger, ref: RunRef) -> None:
     parts = [job.keys[task :: job.tasks] for task in range(job.tasks)]
     with ThreadPoolExecutor(job.tasks) as pool:
         new = [key for part in pool.map(lambda part: _task(job, ledger, ref, part), parts) for key in part]
@@ -129,7 +129,7 @@ def _stage(job: Job, ledger: Ledger, ref: RunRef) -> None:
     ledger.prepare(ref, rows=len(new), manifest=json.dumps(sorted(new)).encode())
 
 
-def _task(job: Job, ledger: Ledger, ref: RunRef, part: range) -> list[int]:
+def _task(job: Job, ledger: RunLedger, ref: RunRef, part: range) -> list[int]:
     claims = RunClaims(ledger, ref, poll_s=0.02, timeout_s=random.uniform(0.2, 1))
     keys = list(part)
     random.shuffle(keys)

@@ -29,10 +29,10 @@ class TestMysqlWithoutReturning(FullContract):
     kind = "mysql"
 
     def begin(self, *arguments, **options):
-        connections = self.ledger._connections
+        connections = self.ledger.store._connections
         if connections.dialect.conflict is not Conflict.SILENT:
             connections.dialect = replace(connections.dialect, conflict=Conflict.SILENT)
-            self.ledger._tables = None
+            self.ledger.store._tables = None
         return super().begin(*arguments, **options)
 
 

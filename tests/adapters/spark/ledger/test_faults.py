@@ -188,7 +188,7 @@ def test_a_store_that_is_down_is_an_error_and_is_used_again_when_it_is_back(serv
             lambda: ledger.state_of([ref.token]),
             lambda: ledger.prepare(ref),
             lambda: ledger.begin("orders", "r2", lease_s=LEASE_S),
-            lambda: ledger.finish(ref, b"a" * 16, [(hashes[0], None)]),
+            lambda: ledger.finish(b"a" * 16, [(hashes[0], None)]),
         ):
             with pytest.raises(StoreError):
                 call()

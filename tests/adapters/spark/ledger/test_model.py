@@ -9,11 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from idempotent.adapters.spark.ledger import MemoryLedger, RunClaims, RunState, Verdict, open_ledger
-from idempotent.adapters.spark.ledger.redis import RedisLedger
+from idempotent.adapters.spark.ledger import RunClaims, RunLedger, RunState, Verdict
 from idempotent.adapters.spark.ledger.run_claims import Decision, _Step
 from idempotent.adapters.spark.ledger.runs import RunChange, Standing
-from idempotent.adapters.spark.ledger.sql import SqlLedger
 from tests.adapters.spark.ledger.interleaving import (
     DISOWNED,
     DONE,
@@ -22,9 +20,9 @@ from tests.adapters.spark.ledger.interleaving import (
     STUCK,
     UNSTABLE,
     History,
-    stepped,
 )
 from tests.adapters.spark.ledger.ledgers import open_place
+from tests.adapters.spark.ledger.memory import MemoryRunStore
 from tests.support.depth import examples
 
 LEASE_TICKS = 100
@@ -34,17 +32,16 @@ WRONG_SEEDS = 4000
 REAL_LEASES_S = (0.000001, 0.02)
 
 
-def over_memory(seeds: range, base: type[MemoryLedger] = MemoryLedger, **options) -> Iterator[str]:
-    """The outcome of each history, in a ledger of its own whose clock passes a tick a step and sometimes a lease."""
-    kind = stepped(base)
+def over_memory(seeds: range, base: type[MemoryRunStore] = MemoryRunStore, **options) -> Iterator[str]:
+    """The outcome of each history, in a store of its own whose clock passes a tick a step and sometimes a lease."""
     for seed in seeds:
         now = [1_000_000]
-        ledger = kind(clock=lambda now=now: now[0])
+        store = base(clock=lambda now=now: now[0])
 
         def pass_time(chance, now=now):
             now[0] += 2 * LEASE_TICKS if chance.random() < LAPSE else 1
 
-        history = History(seed, ledger, lease_s=lambda _: LEASE_TICKS / 1e6, pass_time=pass_time, **options)
+        history = History(seed, store, lease_s=lambda _: LEASE_TICKS / 1e6, pass_time=pass_time, **options)
         yield history.play()
 
 
@@ -68,13 +65,9 @@ def test_no_history_loses_or_doubles_a_key(part):
 )
 def test_no_history_in_a_real_store_does_either(kind, seeds, request):
     with contextmanager(open_place)(kind, request) as place:
-        base = RedisLedger if kind == "redis" else SqlLedger
-        assert isinstance(open_ledger(place.config()), base)
-        ledger = stepped(base)(place.config())
-        place.opened.callback(ledger.close)
+        store = place.store()
         histories = (
-            History(seed, ledger, lease_s=lambda chance: chance.choice(REAL_LEASES_S))
-            for seed in range(seeds)
+            History(seed, store, lease_s=lambda chance: chance.choice(REAL_LEASES_S)) for seed in range(seeds)
         )
         assert Counter(history.play() for history in histories) == {DONE: seeds}
 
@@ -91,7 +84,7 @@ class DropsWhatALiveRunHolds(RunClaims):
         return _Step.DECIDED
 
 
-class WithoutPrepared(MemoryLedger):
+class WithoutPrepared(RunLedger):
     """Publishes while OPEN, when others may still abort it."""
 
     def prepare(self, ref, *, rows=None, manifest=None):
@@ -99,41 +92,40 @@ class WithoutPrepared(MemoryLedger):
 
     def commit(self, ref, output_ref=None, *, accept_loss=False):
         within = frozenset({RunState.OPEN, RunState.COMMITTED})
-        self._change(ref, RunChange(within, to=RunState.COMMITTED, epoch=ref.epoch))
+        self._change(ref, RunChange(within, to=RunState.COMMITTED, epoch=ref.epoch), done=frozenset())
 
-    def _standings(self, tokens):
+    def standing_of(self, tokens):
         # What was not prepared counts by its epoch.
-        found = super()._standings(tokens)
+        found = super().standing_of(tokens)
         return {token: each._replace(prepared=each.prepared or each.epoch) for token, each in found.items()}
 
 
-class TokenIsTheRunsAlone(MemoryLedger):
+class TokenIsTheRunsAlone(RunLedger):
     """An aborted run is opened again under its old token."""
 
     def _begin_next(self, ref, newest, fingerprint, lease_us):
         if newest is None:
             return super()._begin_next(ref, newest, fingerprint, lease_us)
-        self._change_run(
+        self.store.change_run(
             newest.ref.token, RunChange(frozenset({RunState.ABORTED}), to=RunState.OPEN, lease_us=lease_us)
         )
-        return self._find(newest.ref)
+        return self.store.find(newest.ref)
 
 
-class AbortsWhatIsPrepared(MemoryLedger):
+class AbortsWhatIsPrepared(MemoryRunStore):
     """Takes a PREPARED run for one that can be aborted."""
 
-    def _change_run(self, token, change):
+    def change_run(self, token, change):
         if change.only_lapsed:
             change = replace(change, within=change.within | {RunState.PREPARED})
-        return super()._change_run(token, change)
+        return super().change_run(token, change)
 
 
-class AllClaimsCount(MemoryLedger):
+class AllClaimsCount(RunLedger):
     """What an earlier attempt claimed counts too, although a later one, with less input, was published."""
 
-    def _standings(self, tokens):
-        found = super()._standings(tokens)
-        return {token: WithoutMarks(*standing) for token, standing in found.items()}
+    def standing_of(self, tokens):
+        return {token: WithoutMarks(*standing) for token, standing in super().standing_of(tokens).items()}
 
 
 class WithoutMarks(Standing):
@@ -144,21 +136,22 @@ class WithoutMarks(Standing):
         return self.state is RunState.ABORTED
 
 
-class EvaluatesAgain(MemoryLedger):
+class EvaluatesAgain(RunLedger):
     """A driver that resumes a PREPARED run evaluates, and publishes what it meets."""
 
     def begin(self, consumer, run_id, **options):
         row = super().begin(consumer, run_id, **options)
         return replace(row, manifest=None, state=RunState.OPEN) if row.state is RunState.PREPARED else row
 
-    def _standings(self, tokens):
-        found = super()._standings(tokens)
-        return {token: AdmitsAll(*standing) for token, standing in found.items()}
+    def standing_of(self, tokens):
+        return {token: AdmitsAll(*standing) for token, standing in super().standing_of(tokens).items()}
 
-    def _insert_owned(self, owner, hashes, fingerprints):
-        owners = super()._insert_owned(owner, hashes, fingerprints)
-        mine = [o and (owner if o.token == owner.token else o) for o in owners.distinct]
-        return owners._replace(distinct=mine)
+    def owners(self, ref, hashes, **options):
+        for owners in super().owners(ref, hashes, **options):
+            mine = [
+                o and (o._replace(mark=ref.epoch) if o.token == ref.token else o) for o in owners.distinct
+            ]
+            yield owners._replace(distinct=mine)
 
 
 class AdmitsAll(Standing):
@@ -171,11 +164,11 @@ class AdmitsAll(Standing):
     ("options", "found"),
     [
         pytest.param({"claims": DropsWhatALiveRunHolds}, {LOST}, id="drop what a live run holds"),
-        pytest.param({"base": WithoutPrepared}, {DUPLICATE}, id="no PREPARED"),
-        pytest.param({"base": TokenIsTheRunsAlone}, {DUPLICATE, DISOWNED}, id="token = run_id only"),
+        pytest.param({"rules": WithoutPrepared}, {DUPLICATE}, id="no PREPARED"),
+        pytest.param({"rules": TokenIsTheRunsAlone}, {DUPLICATE, DISOWNED}, id="token = run_id only"),
         pytest.param({"base": AbortsWhatIsPrepared}, {DUPLICATE}, id="abort what is PREPARED"),
-        pytest.param({"base": AllClaimsCount}, {LOST}, id="claims of all attempts count"),
-        pytest.param({"base": EvaluatesAgain}, {STUCK, UNSTABLE}, id="PREPARED evaluated again"),
+        pytest.param({"rules": AllClaimsCount}, {LOST}, id="claims of all attempts count"),
+        pytest.param({"rules": EvaluatesAgain}, {STUCK, UNSTABLE}, id="PREPARED evaluated again"),
     ],
 )
 def test_the_model_finds_what_is_wrong_without_a_rule(options, found):

@@ -16,6 +16,7 @@ from idempotent.adapters.spark.ledger import Hold, OnConflict, Owner, RunClaims,
 from idempotent.errors import RunConflictError
 from idempotent.schema import run_tables
 from tests.adapters.spark.ledger.contract.base import keys
+from tests.adapters.spark.ledger.counting import claims_of
 from tests.adapters.spark.ledger.ledgers import ALL, Place, open_place
 
 LEASE_S = 60.0
@@ -153,7 +154,7 @@ def demand_that_claims_end(place, ref, change):
         mine = place.ledger()
         if number == 4:
             halfway.wait(150)
-            return sum(mine.counts(change(mine)).values())
+            return sum(claims_of(mine, change(mine)).values())
         for at in range(number * 1000, (number + 1) * 1000, 20):
             if at % 1000 == 200:
                 halfway.wait(150)
@@ -162,7 +163,7 @@ def demand_that_claims_end(place, ref, change):
 
     then = at_once(work, 5)[4]
     assert 800 <= then <= 4000
-    assert sum(place.ledger().counts(ref).values()) == then
+    assert sum(claims_of(place.ledger(), ref).values()) == then
 
 
 def test_no_claim_is_made_once_prepare_has_returned(place):

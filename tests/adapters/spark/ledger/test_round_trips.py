@@ -78,7 +78,7 @@ def test_round_trips_of_1000_effects(place, sent):
     assert count(sent, lambda: ledger.acquire(ref, ATTEMPT, hashes, LEASE_S))[0] == 1
     assert count(sent, lambda: ledger.renew_claims(ATTEMPT, hashes, LEASE_S))[0] == 1
     results = [(key_hash, b"result") for key_hash in hashes]
-    assert count(sent, lambda: ledger.finish(ref, ATTEMPT, results))[0] == 1
+    assert count(sent, lambda: ledger.finish(ATTEMPT, results))[0] == 1
 
 
 def test_round_trips_of_a_run(place, sent):

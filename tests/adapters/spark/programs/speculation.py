@@ -14,6 +14,7 @@ from idempotent.adapters.spark import (
 )
 from idempotent.adapters.spark.ledger.claims import ClaimState
 from tests.adapters.spark import programs
+from tests.adapters.spark.ledger.counting import claims_of
 from tests.adapters.spark.programs import speculated
 from tests.adapters.spark.support import sessions
 from tests.adapters.spark.support.effects import Effects
@@ -75,7 +76,7 @@ def main():
             )
             numbered(spark, HANDLED).foreachPartition(speculated.noted(attempts, handle))
             at_return = done.times
-            claims = begun.ledger.counts(begun.handle.ref)
+            claims = claims_of(begun.ledger, begun.handle.ref)
             # The attempt that lost may go on for as long as Spark takes to kill it.
             time.sleep(9)
             return {

@@ -12,6 +12,7 @@ from idempotent.errors import (
     UnpublishedClaimsError,
 )
 from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract, keys
+from tests.adapters.spark.ledger.counting import claims_of
 
 
 class AttemptsContract(LedgerContract):
@@ -134,7 +135,7 @@ class AttemptsContract(LedgerContract):
             self.ledger.prepare(second, rows=1, elsewhere=9)
         for _ in range(2):
             self.ledger.prepare(second, rows=2)
-        assert self.ledger.counts(second)[ClaimState.OWNED] == 4
+        assert claims_of(self.ledger, second)[ClaimState.OWNED] == 4
 
     def test_keys_stolen_and_keys_taken_are_counted_once(self):
         dead, hashes = self.begin("dead"), keys(4)

@@ -11,9 +11,9 @@ from typing import ClassVar
 import pytest
 
 from idempotent.adapters.spark.ledger import (
-    Ledger,
     OnConflict,
     RunClaims,
+    RunLedger,
     RunRef,
     RunState,
     Verdict,
@@ -34,7 +34,7 @@ def keys(count: int) -> list[bytes]:
 class LedgerContract:
     kind: ClassVar[str]
     place: Place
-    ledger: Ledger
+    ledger: RunLedger
 
     @pytest.fixture(autouse=True)
     def _place(self, request: pytest.FixtureRequest) -> Iterator[None]:
@@ -64,7 +64,7 @@ class LedgerContract:
         time.sleep(2 * SHORT_S)
         return ref
 
-    def forgetful(self) -> Ledger:
+    def forgetful(self) -> RunLedger:
         """Another ledger over the same store, for which everything that was done so far is too old."""
         time.sleep(SHORT_S)
         return self.place.ledger(retention_s=TINY_RETENTION_S)

@@ -7,6 +7,7 @@ import pytest
 from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RunState, Verdict
 from idempotent.errors import RunConflictError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.ledger.contract.base import LedgerContract, keys
+from tests.adapters.spark.ledger.counting import claims_of
 
 
 class ClaimsContract(LedgerContract):
@@ -44,7 +45,7 @@ class ClaimsContract(LedgerContract):
             Owner(ref.token, 1, 0, mark) for mark in marks
         ]
         assert self.ledger.claim(ref, hashes) == [Owner(ref.token, 1, 0, mark) for mark in marks]
-        assert self.ledger.counts(ref)[ClaimState.OWNED] == 5
+        assert claims_of(self.ledger, ref)[ClaimState.OWNED] == 5
 
     @pytest.mark.parametrize("end", ["prepare", "commit", "abort"])
     def test_the_store_inserts_and_steals_only_while_the_run_is_open(self, end):
@@ -91,8 +92,8 @@ class ClaimsContract(LedgerContract):
         self.claims(dead).decide(hashes)
         self.ledger.abort(dead)
         assert self.claims(ref).decide(hashes) == [Verdict.NEW] * 4
-        assert self.ledger.counts(ref)[ClaimState.OWNED] == 4
-        assert self.ledger.counts(dead)[ClaimState.OWNED] == 0
+        assert claims_of(self.ledger, ref)[ClaimState.OWNED] == 4
+        assert claims_of(self.ledger, dead)[ClaimState.OWNED] == 0
 
     def test_a_new_generation_takes_over_what_its_own_dead_one_owned(self):
         hashes = keys(2)

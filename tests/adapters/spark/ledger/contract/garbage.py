@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from idempotent.adapters.spark.ledger import ClaimState, RunState, Verdict
 from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract, keys
+from tests.adapters.spark.ledger.counting import claims_of
 
 
 class GarbageContract(LedgerContract):
@@ -11,13 +12,13 @@ class GarbageContract(LedgerContract):
         dead, hashes = self.begin("dead"), keys(1203)
         self.ledger.claim(dead, hashes[:1200])
         self.ledger.acquire(dead, A, hashes[1200:], LONG_S)
-        self.ledger.finish(dead, A, [(hashes[1202], None)])
+        self.ledger.finish(A, [(hashes[1202], None)])
         self.ledger.abort(dead)
         assert self.ledger.gc(limit=10) == 10
         assert self.ledger.gc() == 1192
         assert self.ledger.gc() == 0
         expected = {ClaimState.OWNED: 0, ClaimState.PENDING: 0, ClaimState.DONE: 1}
-        assert self.ledger.counts(dead) == expected
+        assert claims_of(self.ledger, dead) == expected
         assert self.state(dead) is RunState.ABORTED
 
     def test_claims_of_live_and_prepared_runs_stay_however_old(self):
@@ -27,7 +28,7 @@ class GarbageContract(LedgerContract):
         self.ledger.prepare(prepared)
         assert self.forgetful().gc() == 0
         for ref in (live, prepared):
-            assert self.ledger.counts(ref)[ClaimState.OWNED] == 2
+            assert claims_of(self.ledger, ref)[ClaimState.OWNED] == 2
         assert (self.state(live), self.state(prepared)) == (RunState.OPEN, RunState.PREPARED)
 
     def test_a_committed_run_is_forgotten_after_the_retention_with_all_of_it(self):

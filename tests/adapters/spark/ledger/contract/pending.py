@@ -10,6 +10,7 @@ import pytest
 from idempotent.adapters.spark.ledger import ClaimState, Hold, RunRef
 from idempotent.errors import ConfigurationError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, B, LedgerContract, keys
+from tests.adapters.spark.ledger.counting import claims_of
 
 
 class PendingContract(LedgerContract):
@@ -24,7 +25,7 @@ class PendingContract(LedgerContract):
         assert [held.hold for held in other] == [Hold.HELD, Hold.HELD, Hold.MINE]
         assert (other[0].attempt, other[0].token) == (A, ref.token)
         assert 0 < other[0].lease_rest_s <= LONG_S
-        assert self.ledger.finish(ref, A, [(hashes[0], b"\0result"), (hashes[1], None)]) == set(hashes[:2])
+        assert self.ledger.finish(A, [(hashes[0], b"\0result"), (hashes[1], None)]) == set(hashes[:2])
         done = self.ledger.acquire(ref, B, hashes[:2], LONG_S)
         assert [(held.hold, held.result) for held in done] == [(Hold.DONE, b"\0result"), (Hold.DONE, None)]
 
@@ -32,7 +33,7 @@ class PendingContract(LedgerContract):
         ref, hashes = self.begin(), keys(2)
         self.hold(ref, A, hashes)
         for _ in range(2):
-            assert self.ledger.finish(ref, A, [(hashes[0], b""), (hashes[1], b"2")]) == set(hashes)
+            assert self.ledger.finish(A, [(hashes[0], b""), (hashes[1], b"2")]) == set(hashes)
         assert [held.result for held in self.ledger.acquire(ref, B, hashes, LONG_S)] == [b"", b"2"]
 
     def test_who_lost_a_key_cannot_finish_renew_or_free_it(self):
@@ -43,8 +44,8 @@ class PendingContract(LedgerContract):
         assert self.hold(ref, B, hashes) == [Hold.MINE, Hold.HELD]
         assert self.ledger.renew_claims(A, hashes, LONG_S) == {hashes[1]}
         self.ledger.give_up(A, hashes[:1])
-        assert self.ledger.finish(ref, A, [(key_hash, b"late") for key_hash in hashes]) == {hashes[1]}
-        assert self.ledger.finish(ref, B, [(hashes[0], b"right")]) == {hashes[0]}
+        assert self.ledger.finish(A, [(key_hash, b"late") for key_hash in hashes]) == {hashes[1]}
+        assert self.ledger.finish(B, [(hashes[0], b"right")]) == {hashes[0]}
         assert [held.result for held in self.ledger.acquire(ref, B, hashes, LONG_S)] == [b"right", b"late"]
 
     def test_a_renewed_lease_holds(self):
@@ -57,7 +58,7 @@ class PendingContract(LedgerContract):
     def test_a_key_given_up_is_free_and_a_finished_one_is_not(self):
         ref, hashes = self.begin(), keys(2)
         self.hold(ref, A, hashes)
-        self.ledger.finish(ref, A, [(hashes[0], None)])
+        self.ledger.finish(A, [(hashes[0], None)])
         self.ledger.give_up(A, hashes)
         assert self.hold(ref, B, hashes) == [Hold.DONE, Hold.MINE]
 
@@ -68,22 +69,22 @@ class PendingContract(LedgerContract):
         assert self.hold(ref, A, hashes) == [Hold.HELD] * 250
         with pytest.raises(RunFencedError, match="taken over by another driver"):
             self.hold(ref, A, keys(1))
-        assert self.ledger.finish(ref, A, [(hashes[0], None)]) == set()
+        assert self.ledger.finish(A, [(hashes[0], None)]) == set()
 
     def test_an_aborted_runs_pending_keys_are_taken_over_and_its_finished_ones_stay(self):
         dead, ref, hashes = self.begin("dead"), self.begin(), keys(2)
         self.hold(dead, A, hashes)
         assert self.hold(ref, B, hashes) == [Hold.HELD] * 2
-        self.ledger.finish(dead, A, [(hashes[0], b"r")])
+        self.ledger.finish(A, [(hashes[0], b"r")])
         self.ledger.abort(dead)
         assert self.hold(ref, B, hashes) == [Hold.DONE, Hold.MINE]
-        assert self.ledger.finish(dead, A, [(hashes[1], b"late")]) == set()
+        assert self.ledger.finish(A, [(hashes[1], b"late")]) == set()
 
     @pytest.mark.parametrize(("end", "error"), [("prepare", RunInputChangedError), ("abort", RunFencedError)])
     def test_a_run_that_is_not_open_acquires_nothing_but_reads_what_is_done(self, end, error):
         ref, hashes = self.begin(), keys(2)
         self.hold(ref, A, hashes[:1])
-        self.ledger.finish(ref, A, [(hashes[0], b"r")])
+        self.ledger.finish(A, [(hashes[0], b"r")])
         getattr(self.ledger, end)(ref)
         assert self.hold(ref, B, hashes[:1]) == [Hold.DONE]
         with pytest.raises(error):
@@ -100,7 +101,7 @@ class PendingContract(LedgerContract):
         self.hold(ref, A, hashes)
         # More than the 16 MB of a MySQL packet.
         results = [(key_hash, os.urandom(64 * 1024)) for key_hash in hashes]
-        assert self.ledger.finish(ref, A, results) == set(hashes)
+        assert self.ledger.finish(A, results) == set(hashes)
         stored = self.ledger.acquire(ref, B, hashes[:3], LONG_S)
         assert [held.result for held in stored] == [result for _, result in results[:3]]
 
@@ -108,7 +109,7 @@ class PendingContract(LedgerContract):
         ref, hashes = self.begin(), keys(5)
         self.ledger.claim(ref, hashes[:2])
         self.hold(ref, A, hashes[2:])
-        self.ledger.finish(ref, A, [(hashes[2], b"x" * 9)])
+        self.ledger.finish(A, [(hashes[2], b"x" * 9)])
         self.ledger.claim(self.begin("other"), keys(3))
         expected = {ClaimState.OWNED: 2, ClaimState.PENDING: 2, ClaimState.DONE: 1}
-        assert self.ledger.counts(ref) == expected
+        assert claims_of(self.ledger, ref) == expected

@@ -1,23 +1,16 @@
-"""RedisLedger: runs and claims in one Redis server."""
+"""RedisRunStore: runs and claims in one Redis server."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
-from itertools import islice
 from typing import Any, Final
 
-from idempotent.adapters.spark.ledger.base import Ledger
-from idempotent.adapters.spark.ledger.claiming import MAX_ROWS
-from idempotent.adapters.spark.ledger.claims import ClaimState, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.holding import Holder
 from idempotent.adapters.spark.ledger.redis.layout import (
     Names,
     attempt_and_lease,
-    head_of,
     owned_value,
     owners,
     pending_head,
@@ -25,6 +18,7 @@ from idempotent.adapters.spark.ledger.redis.layout import (
     token_and_mark,
 )
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing
+from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.stores.redis.client import open_client
 from idempotent.stores.redis.scripts import Lua, RedisStore
 
@@ -38,12 +32,12 @@ def _script(name: str) -> Lua:
 
 _RUN_INSERT, _RUN_CHANGE = _script("insert_run"), _script("change_run")
 _RUN_READ, _RUN_STANDINGS = _script("read_run"), _script("states")
-_CLAIM, _STEAL, _HEADS = _script("claim"), _script("steal"), _script("heads")
+_CLAIM, _STEAL = _script("claim"), _script("steal")
 _HOLD, _TAKE_OVER, _FINISH = _script("hold"), _script("take_over"), _script("finish")
 _RENEW_PENDING, _GIVE_UP = _script("renew_pending"), _script("give_up")
 
 
-class RedisLedger(Ledger):
+class RedisRunStore(RunStore):
     """Each call one script, so one round trip. A server, or the primary behind one address; not a cluster.
 
     A run stores which server it began on and how many keys that server had evicted. After a restart, a failover or an
@@ -63,39 +57,19 @@ class RedisLedger(Ledger):
         self._store = RedisStore(open_client(config.url), config.prefix)
         super().__init__(f"Redis {self._store.where}", retention_s=config.retention_s)
         self._names = Names(config.prefix)
-        self._retention_ms = -(-self._retention_us // 1000)
+        self._retention_ms = -(-self.retention.us // 1000)
         # Longer than any claim, so that each claim's run is still known.
-        self._keep_ms = self._retention_ms + self._margin_us // 1000 + _SLACK_MS
+        self._keep_ms = self._retention_ms + self.retention.margin_us // 1000 + _SLACK_MS
 
-    def counts(self, ref: RunRef) -> dict[ClaimState, int]:
-        counted: Counter[ClaimState] = Counter()
-        names = self._scan()
-        while page := list(dict.fromkeys(islice(names, MAX_ROWS))):
-            for value in self._store.run(_HEADS, page, ()):
-                token, state = head_of(value) if value else (None, None)
-                if state is not None and token == ref.token:
-                    counted[state] += 1
-        return {state: counted[state] for state in ClaimState}
-
-    def gc(self, limit: int = 10_000) -> int:
-        """Nothing to do: keys expire."""
-        del limit
-        return 0
-
-    def close(self) -> None:
-        with self._store.edge():
-            self._store.close()
-            self._store.client.close()
-
-    def _newest(self, consumer: str, run_id: str) -> RunRow | None:
+    def newest(self, consumer: str, run_id: str) -> RunRow | None:
         row = self._store.run(_RUN_READ, [self._names.newest(consumer, run_id)], [self._names.runs])
         return _run_row(consumer, run_id, int(row[1]), row) if row else None
 
-    def _find(self, ref: RunRef) -> RunRow | None:
+    def find(self, ref: RunRef) -> RunRow | None:
         row = self._store.run(_RUN_READ, [self._names.run(ref.token)], ())
         return _run_row(ref.consumer, ref.run_id, ref.token, row) if row else None
 
-    def _standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
+    def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
         found = self._store.run(_RUN_STANDINGS, [self._names.run(token) for token in tokens], ())
         return {
             token: Standing(RunState(int(state)), int(epoch), int(prepared))
@@ -103,17 +77,17 @@ class RedisLedger(Ledger):
             if state
         }
 
-    def _owned(self, ref: RunRef) -> int:
+    def count_owned(self, ref: RunRef) -> int:
         with self._store.edge():
             stored: Any = self._store.client.hget(self._names.run(ref.token).decode(), "owned")
         return int(stored or 0)
 
-    def _insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
+    def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         names = [self._names.newest(ref.consumer, ref.run_id), self._names.run(ref.token)]
         arguments = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us, self._memory())
         self._store.run(_RUN_INSERT, names, arguments)
 
-    def _change_run(self, token: int, change: RunChange) -> bool:
+    def change_run(self, token: int, change: RunChange) -> bool:
         arguments = (
             "".join(f"{state:d}" for state in change.within).encode(),
             _text(change.to),
@@ -131,7 +105,7 @@ class RedisLedger(Ledger):
         )
         return bool(self._store.run(_RUN_CHANGE, [self._names.run(token)], arguments))
 
-    def _lost(self, token: int) -> str | None:
+    def lost(self, token: int) -> str | None:
         with self._store.edge():
             stored: Any = self._store.client.hget(self._names.run(token).decode(), "memory")
         if stored is None:
@@ -144,7 +118,7 @@ class RedisLedger(Ledger):
             None if before == now else "the Redis server has evicted keys since the run was begun or resumed"
         )
 
-    def _insert_owned(
+    def insert_owned(
         self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
         marks = [mark or b"" for mark in fingerprints] if fingerprints else ()
@@ -152,11 +126,11 @@ class RedisLedger(Ledger):
         answer = self._store.run(_CLAIM, self._with_run(owner.token, hashes), arguments)
         return owners(owner, len(hashes), fingerprints, answer)
 
-    def _read_owned(self, hashes: Sequence[bytes]) -> Owners:
+    def read_owned(self, hashes: Sequence[bytes]) -> Owners:
         # The script inserts nothing for a run that does not exist.
-        return self._insert_owned(Owner(0, 0), hashes, None)
+        return self.insert_owned(Owner(0, 0), hashes, None)
 
-    def _steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+    def steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         hashes = [key_hash for key_hash, _ in keys]
         arguments: list[bytes | int] = [
             self._retention_ms,
@@ -167,7 +141,7 @@ class RedisLedger(Ledger):
         ]
         return _confirmed(hashes, self._store.run(_STEAL, self._with_run(owner.token, hashes), arguments))
 
-    def _insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
+    def insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
         arguments = (self._retention_ms, pending_head(holder), holder.lease_us, holder.epoch)
         now_us, *values = self._store.run(_HOLD, self._with_run(holder.token, hashes), arguments)
         return {
@@ -176,7 +150,7 @@ class RedisLedger(Ledger):
             if value
         }
 
-    def _take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
+    def take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
         hashes = [row.key_hash for row in seen]
         arguments: list[bytes | int] = [
             self._retention_ms,
@@ -189,15 +163,20 @@ class RedisLedger(Ledger):
             hashes, self._store.run(_TAKE_OVER, self._with_run(holder.token, hashes), arguments)
         )
 
-    def _finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+    def finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         bodies = (b"" if result is None else b"=" + result for _, result in results)
         return self._of_attempt(_FINISH, [key_hash for key_hash, _ in results], attempt, *bodies)
 
-    def _renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
+    def renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
         return self._of_attempt(_RENEW_PENDING, hashes, attempt, lease_us)
 
-    def _give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
+    def give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
         self._store.run(_GIVE_UP, [self._names.claim(key_hash) for key_hash in hashes], (attempt,))
+
+    def close(self) -> None:
+        with self._store.edge():
+            self._store.close()
+            self._store.client.close()
 
     def _of_attempt(
         self, script: Lua, hashes: Sequence[bytes], attempt: bytes, *arguments: bytes | int
@@ -215,12 +194,6 @@ class RedisLedger(Ledger):
             server: Any = self._store.client.info("server")
             stats: Any = self._store.client.info("stats")
         return f"{server.get('run_id', '')}:{stats.get('evicted_keys', 0)}".encode()
-
-    def _scan(self) -> Iterable[bytes]:
-        match = re.sub(rb"([\\*?\[\]^])", rb"\\\1", self._names.claims) + b"*"
-        found: Iterable[Any] = self._store.client.scan_iter(match=match, count=MAX_ROWS)
-        with self._store.edge():
-            yield from found
 
 
 def _marks(keys: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:

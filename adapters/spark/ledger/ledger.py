@@ -1,0 +1,497 @@
+"""RunLedger: the rules of runs and their claims, over the atomic steps of a `RunStore`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final, Self
+
+from idempotent.adapters.spark.ledger.claims import (
+    MAX_ROWS,
+    Held,
+    Hold,
+    Holder,
+    Owner,
+    Owners,
+    check,
+    checked,
+    checked_attempt,
+    checked_lease_us,
+    in_packets,
+    in_parts,
+)
+from idempotent.adapters.spark.ledger.refusals import (
+    another_driver,
+    expired,
+    fenced,
+    require_open,
+    require_same_input,
+    unknown_run,
+    unpublished,
+    wrong_state,
+)
+from idempotent.adapters.spark.ledger.runs import (
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+    new_token,
+)
+from idempotent.adapters.spark.ledger.store import RunStore
+from idempotent.errors import ConfigurationError, StoreBusyError
+
+_ROUNDS: Final = 20
+_MAX_FINGERPRINT: Final = 64
+_POLL_S: Final = 0.5
+_UNFINISHED: Final = frozenset({RunState.OPEN, RunState.PREPARED})
+_ENDED_US: Final = -1
+
+
+class RunLedger:
+    """The runs of one store, and the keys that they own. Safe for threads; survives a fork.
+
+    Every method raises StoreError when the store failed or did not answer; an error is never a verdict.
+
+    Args:
+        store: of the runs and claims. `open_ledger` makes one from a `StoreConfig`.
+        sleep: waits for a number of seconds; replaced in tests.
+        monotonic: a clock in seconds; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Send nothing to the store yet."""
+        self.store: Final = store
+        self._sleep = sleep
+        self._monotonic = monotonic
+
+    @property
+    def where(self) -> str:
+        """The store, without its password, for error messages."""
+        return self.store.where
+
+    # Runs: one driver at a time has one, for as long as it renews its lease
+
+    def begin(
+        self,
+        consumer: str,
+        run_id: str,
+        *,
+        fingerprint: bytes | None = None,
+        lease_s: float,
+        wait_s: float = 0.0,
+        takeover: bool = False,
+    ) -> RunRow:
+        """Begin a run, or resume it where a crash left it. One driver at a time has it.
+
+        The newest generation is resumed if it is OPEN or PREPARED and its lease has ended: the lease is renewed, and
+        its epoch grows by 1, which fences every earlier driver. A COMMITTED one is returned as it is. If the run is
+        new, or ABORTED, the next generation is begun, OPEN, with epoch 1.
+
+        Args:
+            consumer: the consumer that claims the keys.
+            run_id: names the unit of work.
+            fingerprint: of the input, 1 to 64 bytes; None: not compared.
+            lease_s: seconds during which other drivers and other runs cannot take it; at most a tenth of the retention.
+            wait_s: seconds to wait for the end of another driver's lease.
+            takeover: resume the run although another driver's lease has not ended.
+
+        Returns:
+            The row, with the epoch of this attempt; of a COMMITTED run, the epoch that was prepared.
+
+        Raises:
+            RunConflictError: another driver has the run, and did not end within `wait_s`.
+            RunInputChangedError: the run was begun with another fingerprint.
+            ConfigurationError: a fingerprint or a lease of an invalid length.
+            StoreBusyError: other drivers begin and abort the run all the time.
+        """
+        lease_us = self.store.retention.lease_us(lease_s)
+        if fingerprint is not None and not 0 < len(fingerprint) <= _MAX_FINGERPRINT:
+            raise ConfigurationError(
+                f"a fingerprint has 1 to {_MAX_FINGERPRINT} bytes, not {len(fingerprint)}"
+            )
+        deadline, rounds = self._monotonic() + wait_s, 0
+        while rounds < _ROUNDS:
+            newest = self.store.newest(consumer, run_id)
+            if newest is not None:
+                require_same_input(newest, fingerprint)
+            if newest is not None and newest.state in _UNFINISHED and not newest.lapsed and not takeover:
+                self._wait_for_lease(newest, deadline)
+                continue
+            if newest is None or newest.state is RunState.ABORTED:
+                generation = 1 if newest is None else newest.ref.generation + 1
+                ref = RunRef(consumer, run_id, generation, new_token(), epoch=1)
+                row = self._begin_next(ref, newest, fingerprint, lease_us)
+            elif newest.state is RunState.COMMITTED:
+                row = newest.at(newest.prepared)
+            else:
+                row = self._resume(newest, fingerprint, lease_us, takeover=takeover)
+            if row is not None:
+                return row
+            rounds += 1
+        raise StoreBusyError(
+            f"run {run_id!r} of consumer {consumer!r} was begun or aborted by others in each of {_ROUNDS} rounds. "
+            "Try again"
+        )
+
+    def read(self, consumer: str, run_id: str) -> RunRow | None:
+        """The newest generation of a run; None if it was never begun, or its retention is over."""
+        return self.store.newest(consumer, run_id)
+
+    def state_of(self, tokens: Collection[int]) -> dict[int, RunState]:
+        """The state of each of these tokens; UNKNOWN for a token that the store does not know."""
+        return {token: standing.state for token, standing in self.standing_of(tokens).items()}
+
+    def standing_of(self, tokens: Collection[int]) -> dict[int, Standing]:
+        """How far each of these tokens' runs is; UNKNOWN for a token that the store does not know."""
+        if not tokens:
+            return {}
+        found = self.store.standings(sorted(set(tokens)))
+        return {token: found.get(token, Standing(RunState.UNKNOWN)) for token in tokens}
+
+    def renew(self, ref: RunRef, lease_s: float) -> None:
+        """Let the lease of a run end `lease_s` seconds from now. No change if it was COMMITTED.
+
+        Raises:
+            RunFencedError: the run was aborted, or another driver has taken it over.
+            StoreReplacedError: the store does not know the run.
+        """
+        change = RunChange(_UNFINISHED, lease_us=self.store.retention.lease_us(lease_s), epoch=ref.epoch)
+        self._change(ref, change, done=frozenset({RunState.COMMITTED}))
+
+    def end_lease(self, ref: RunRef) -> None:
+        """Let the lease end now, if this attempt has it: the next driver need not wait."""
+        self.store.change_run(ref.token, RunChange(_UNFINISHED, lease_us=_ENDED_US, epoch=ref.epoch))
+
+    def prepare(
+        self, ref: RunRef, *, rows: int | None = None, manifest: bytes | None = None, elsewhere: int = 0
+    ) -> None:
+        """OPEN -> PREPARED: all claims are made, and the run cannot be aborted any more. No change if it was past OPEN.
+
+        Args:
+            ref: the run; its attempt becomes the prepared one, and claims with an older mark are free from here on.
+            rows: the number of rows to publish, which must be the number of keys that this attempt has claimed, counted
+                in the same atomic step. None: not counted; a key that was claimed and is not published is lost.
+            manifest: what was staged; every later attempt publishes this and evaluates nothing.
+            elsewhere: how many of the rows have their key elsewhere than in this ledger, less the claims here that are
+                no row's.
+
+        Raises:
+            UnpublishedClaimsError: the number of claims is another one.
+            RunFencedError: the run was aborted, or another driver has taken it over.
+            ClaimsExpiredError: the store may have forgotten claims: abort the run, and begin it again.
+            StoreReplacedError: the store does not know the run.
+        """
+        change = RunChange(
+            within=frozenset({RunState.OPEN}),
+            to=RunState.PREPARED,
+            epoch=ref.epoch,
+            owned=None if rows is None else rows - elsewhere,
+            max_age_us=self.store.retention.max_age_us,
+            manifest=manifest,
+        )
+        self._change(
+            ref, change, done=frozenset({RunState.PREPARED, RunState.COMMITTED}), elsewhere=elsewhere
+        )
+
+    def commit(self, ref: RunRef, output_ref: str | None = None, *, accept_loss: bool = False) -> None:
+        """PREPARED -> COMMITTED: the claims count for ever. No change if it was COMMITTED.
+
+        Args:
+            ref: the run.
+            output_ref: where its output is; stored with the run.
+            accept_loss: commit even if the store may have forgotten claims. The output is published already, and only a
+                committed run makes the remaining claims count; other runs may publish the forgotten keys again.
+
+        Raises:
+            RunFencedError: the run is OPEN or ABORTED, or another driver has taken it over.
+            ClaimsExpiredError: the store may have forgotten claims.
+            StoreReplacedError: the store does not know the run.
+        """
+        change = RunChange(
+            within=frozenset({RunState.PREPARED}),
+            to=RunState.COMMITTED,
+            epoch=ref.epoch,
+            max_age_us=None if accept_loss else self.store.retention.max_age_us,
+            output_ref=output_ref,
+        )
+        self._change(ref, change, done=frozenset({RunState.COMMITTED}))
+
+    def abort(self, ref: RunRef) -> None:
+        """OPEN -> ABORTED: the claims do not count. No change if it was ABORTED.
+
+        Raises:
+            RunFencedError: the run is PREPARED or COMMITTED, so it may have published, or another driver has taken it
+                over.
+            StoreReplacedError: the store does not know the run.
+        """
+        change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, epoch=ref.epoch)
+        self._change(ref, change, done=frozenset({RunState.ABORTED}))
+
+    def abort_lapsed(self, token: int) -> bool:
+        """OPEN -> ABORTED iff its lease has ended by the store's clock; called by other runs.
+
+        Returns whether this call aborted it.
+        """
+        change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
+        return self.store.change_run(token, change)
+
+    # Mode dedup: which run owns a key. Whether a claim counts depends on its run: see RunState
+
+    def claim(
+        self,
+        ref: RunRef,
+        hashes: Sequence[bytes],
+        *,
+        insert: bool = True,
+        frame: int = 0,
+        fingerprints: Sequence[bytes | None] | None = None,
+    ) -> list[Owner | None]:
+        """Claim the keys that have no owner, and return the owners of all.
+
+        The store inserts only while the run is OPEN and this attempt the newest, checked in the same atomic step. May
+        be repeated. One round trip for 1,000 keys (PostgreSQL, SQLite: a second one if some were not new; MySQL: two).
+
+        Args:
+            ref: the claiming run.
+            hashes: of the keys, 20 bytes each, in any order, all different.
+            insert: False reads the owners and claims no key.
+            frame: the number of the frame whose rows have the keys.
+            fingerprints: of the payloads, 8 bytes each or None, aligned with the hashes; stored with new claims.
+
+        Returns:
+            The owners, aligned with the hashes. None: no owner, because `insert` is False, the run is not OPEN or this
+            attempt not the newest.
+        """
+        parts = self.owners(ref, hashes, insert=insert, frame=frame, fingerprints=fingerprints)
+        return [owner for part in parts for owner in part.spread(part.distinct)]
+
+    def owners(
+        self,
+        ref: RunRef,
+        hashes: Sequence[bytes],
+        *,
+        insert: bool = True,
+        frame: int = 0,
+        fingerprints: Sequence[bytes | None] | None = None,
+    ) -> Iterator[Owners]:
+        """`claim`, with one answer for each round trip: small, however many keys it has, when one run owns them all."""
+        check(hashes, fingerprints)
+        for start in range(0, len(hashes), MAX_ROWS):
+            part = hashes[start : start + MAX_ROWS]
+            if not insert:
+                yield self.store.read_owned(part)
+            else:
+                marks = None if fingerprints is None else fingerprints[start : start + MAX_ROWS]
+                yield self.store.insert_owned(Owner(ref.token, ref.epoch, frame), part, marks)
+
+    def steal(
+        self,
+        ref: RunRef,
+        seen: Owner,
+        hashes: Sequence[bytes],
+        *,
+        frame: int = 0,
+        fingerprints: Sequence[bytes | None] | None = None,
+    ) -> set[bytes]:
+        """Take keys over whose claims can never count.
+
+        They are of an ABORTED run, of an attempt that was not the PREPARED one, or of this run's earlier attempts.
+
+        Each key changes by a compare-and-set on its owner's token and mark, and only while `ref` is OPEN and its
+        attempt the newest. May be repeated.
+
+        Args:
+            ref: the run that takes the keys.
+            seen: the owner, as the caller has seen it.
+            hashes: of the keys, all different.
+            frame: as in `claim`.
+            fingerprints: as in `claim`; they replace the stored ones.
+
+        Returns:
+            The hashes that this attempt and frame own now; ask for the owners of the others again.
+        """
+        prints = fingerprints or [None] * len(hashes)
+        stolen: set[bytes] = set()
+        for part in in_parts(checked(hashes, prints)):
+            stolen |= self.store.steal(Owner(ref.token, ref.epoch, frame), seen, part)
+        return stolen
+
+    # Modes replay and effect: claims are PENDING while a handler runs, and DONE after it even if the run is aborted
+
+    def acquire(self, ref: RunRef, attempt: bytes, hashes: Sequence[bytes], lease_s: float) -> list[Held]:
+        """Make keys pending for this attempt, except those that another attempt holds or has finished.
+
+        A pending claim is taken over when its lease has ended by the store's clock, its run is ABORTED, or it is of
+        this run under an older epoch (its driver is dead). May be repeated.
+
+        Args:
+            ref: the run; the store inserts and takes over only while it is OPEN and its epoch is the newest.
+            attempt: 16 bytes, different for each attempt of each task.
+            hashes: of the keys, all different.
+            lease_s: seconds until other attempts may take the keys over, unless `renew_claims` is called.
+
+        Returns:
+            An answer for each hash, aligned.
+
+        Raises:
+            RunFencedError: the run was aborted, or another driver has taken it over.
+            RunInputChangedError: the run is PREPARED or COMMITTED, and a key was never claimed.
+            StoreReplacedError: the store does not know the run.
+            ConfigurationError: mode dedup has claimed a key of this consumer.
+        """
+        holder = Holder(ref.token, ref.epoch, checked_attempt(attempt), checked_lease_us(lease_s))
+        pending = [key_hash for key_hash, _ in checked(hashes, [None] * len(hashes))]
+        answers: dict[bytes, Held] = {}
+        for _ in range(_ROUNDS):
+            unanswered: list[bytes] = []
+            for part in in_parts(pending):
+                unanswered += self._acquire_part(holder, part, answers)
+            if not unanswered:
+                return [answers[key_hash] for key_hash in hashes]
+            pending = sorted(unanswered)
+            require_open(ref, self.standing_of([ref.token])[ref.token], self.where)
+        raise StoreBusyError(
+            f"{len(pending)} keys of {ref} changed their holders in each of {_ROUNDS} rounds. Try again"
+        )
+
+    def finish(self, attempt: bytes, finished: Iterable[tuple[bytes, bytes | None]]) -> set[bytes]:
+        """PENDING -> DONE with the handler's result, by a compare-and-set on the attempt. May be repeated.
+
+        Args:
+            attempt: that acquired the keys.
+            finished: (hash, result or None), all hashes different.
+
+        Returns:
+            The hashes that this attempt still held. Other attempts have taken over the rest: their effect may have
+            happened twice, and this attempt's result is not recorded.
+        """
+        mine: set[bytes] = set()
+        for part in in_packets(sorted(finished)):
+            mine |= self.store.finish(checked_attempt(attempt), part)
+        return mine
+
+    def renew_claims(self, attempt: bytes, hashes: Iterable[bytes], lease_s: float) -> set[bytes]:
+        """Let the leases of pending claims end `lease_s` seconds from now; the hashes that this attempt still holds."""
+        mine: set[bytes] = set()
+        for part in in_parts(sorted(hashes)):
+            mine |= self.store.renew_pending(checked_attempt(attempt), part, checked_lease_us(lease_s))
+        return mine
+
+    def give_up(self, attempt: bytes, hashes: Iterable[bytes]) -> None:
+        """Delete pending claims of this attempt, so that a retry may handle the keys. Finished claims stay."""
+        for part in in_parts(sorted(hashes)):
+            self.store.give_up(checked_attempt(attempt), part)
+
+    # Upkeep
+
+    def gc(self, limit: int = 10_000) -> int:
+        """Delete claims and runs that are no longer needed, in bounded batches; the number of claims deleted.
+
+        - Claims of ABORTED runs; those that are DONE only after the retention, because their effect has happened.
+        - Claims of COMMITTED runs, a retention after the commit.
+        - Runs without claims, a retention after their end.
+        - OPEN runs that began a retention ago and whose lease has ended are aborted: they can no longer be prepared.
+
+        Claims of OPEN and PREPARED runs stay. In Redis keys expire, and this does nothing.
+
+        Args:
+            limit: the most claims to delete.
+        """
+        for token in self.store.abandoned():
+            self.abort_lapsed(token)
+        return self.store.collect(limit)
+
+    def close(self) -> None:
+        """Close connections. The next call opens new ones."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        """The ledger itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    # How
+
+    def _begin_next(
+        self, ref: RunRef, newest: RunRow | None, fingerprint: bytes | None, lease_us: int
+    ) -> RunRow | None:
+        self.store.insert_run(ref, None if newest is None else newest.ref.token, fingerprint, lease_us)
+        row = self.store.newest(ref.consumer, ref.run_id)
+        # Epoch 1 is this driver's, even if another driver has resumed the run since.
+        return row.at(1) if row is not None and row.ref.token == ref.token else None
+
+    def _resume(
+        self, row: RunRow, fingerprint: bytes | None, lease_us: int, *, takeover: bool
+    ) -> RunRow | None:
+        change = RunChange(
+            _UNFINISHED,
+            lease_us=lease_us,
+            epoch=row.ref.epoch,
+            resumes=True,
+            only_lapsed=not takeover,
+            fingerprint=fingerprint,
+        )
+        if not self.store.change_run(row.ref.token, change):
+            return None
+        resumed = self.store.find(row.ref)
+        # The epoch of this call, as above.
+        return None if resumed is None else resumed.at(row.ref.epoch + 1)
+
+    def _wait_for_lease(self, row: RunRow, deadline: float) -> None:
+        patience_s = deadline - self._monotonic()
+        if patience_s <= 0:
+            raise another_driver(row)
+        self._sleep(min(row.lease_rest_s + 0.001, patience_s, _POLL_S))
+
+    def _change(self, ref: RunRef, change: RunChange, done: frozenset[RunState], elsewhere: int = 0) -> None:
+        """Make the change, or raise the reason why not.
+
+        Args:
+            ref: the run.
+            change: to make.
+            done: states in which it has been made already.
+            elsewhere: see `prepare`.
+        """
+        lost = None if change.max_age_us is None else self.store.lost(ref.token)
+        if lost is None and self.store.change_run(ref.token, change):
+            return
+        row = self.store.find(ref)
+        if row is None:
+            raise unknown_run(ref, self.where)
+        if row.ref.epoch != ref.epoch and row.state is not RunState.ABORTED:
+            raise fenced(ref, row.standing)
+        if row.state in done:
+            return
+        if row.state not in change.within:
+            raise wrong_state(ref, row.state)
+        if change.owned is not None and (owned := self.store.count_owned(ref)) != change.owned:
+            raise unpublished(ref, keys=owned + elsewhere, rows=change.owned + elsewhere)
+        age_us = row.now_us - row.began_at_us
+        if lost is None and (change.max_age_us is None or age_us <= change.max_age_us):
+            raise StoreBusyError(f"another driver changed {ref} at the same time. Try again")
+        too_old = f"the run began too long ago for a retention of {self.store.retention.seconds:g} s"
+        raise expired(ref, row.state, lost or too_old)
+
+    def _acquire_part(
+        self, holder: Holder, hashes: Sequence[bytes], answers: dict[bytes, Held]
+    ) -> list[bytes]:
+        """Add the answers that are known; the hashes to ask for again."""
+        rows = self.store.insert_pending(holder, hashes)
+        others = {row.token for row in rows.values() if row.is_held(holder)}
+        aborted = {token for token, state in self.state_of(others).items() if state is RunState.ABORTED}
+        free = [row for row in rows.values() if row.may_pass_to(holder, aborted)]
+        taken = self.store.take_over(holder, free) if free else set()
+        answers |= {key_hash: Held(Hold.MINE, holder.token, holder.attempt) for key_hash in taken}
+        for key_hash in rows.keys() - {row.key_hash for row in free}:
+            answers[key_hash] = rows[key_hash].answer(holder)
+        return [key_hash for key_hash in hashes if key_hash not in answers]
