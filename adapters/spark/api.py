@@ -10,11 +10,9 @@ import pyarrow as pa
 from idempotent.adapters.spark.keys import key_hash
 from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_speculation
-from idempotent.adapters.spark.tasks.chunks import chunks
-from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, PartitionFilter, statuses
+from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, KeyFilter, PartitionFilter, statuses
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.handlers import Handlers
-from idempotent.adapters.spark.tasks.key_filter import KeyFilter
 from idempotent.adapters.spark.tasks.replay import BatchReplay
 from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys, first_of_each
 from idempotent.errors import ConfigurationError
@@ -37,7 +35,7 @@ class PartitionEffects:
     def __call__(self, rows: Iterable[Any]) -> None:
         """Handle one partition."""
         handlers = Handlers(self._handle)
-        for part in chunks(rows, self._handle.chunk):
+        for part in self._handle.chunks(rows):
             handlers.run(first_of_each(map(self._keys.of_row, part), part), self._call)
 
     def _call(self, row: Any) -> None:

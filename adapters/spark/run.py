@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.adapters.spark.deduplication import new_rows
-from idempotent.adapters.spark.facts import RunFacts
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
-from idempotent.adapters.spark.ledger.runs import RunState
+from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
 from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.publication import Publication
-from idempotent.adapters.spark.run_lease import RunLease
-from idempotent.adapters.spark.session import new_counters, refuse_streaming
-from idempotent.adapters.spark.tasks.chunks import checked_chunk
-from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
+from idempotent.adapters.spark.session import batch_number, new_counters, refuse_streaming
+from idempotent.adapters.spark.staging import Output
+from idempotent.adapters.spark.tasks.handle import RunHandle, checked_chunk, refuse_divert
 from idempotent.choices import choice, flag, seconds
-from idempotent.errors import ConfigurationError, StoreError
+from idempotent.errors import ConfigurationError, IdempotentError, RunFencedError, StoreError
 from idempotent.logs import EventLog
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 DEFAULT_CHUNK: Final = 1000
+_TIMES_A_LEASE: Final = 3
 # This process collects old claims in each store once an hour, so many at most.
 _COLLECT_EVERY_S: Final = 3600.0
 _COLLECT_MOST: Final = 10_000
@@ -38,7 +38,7 @@ _collect_at: Final[dict[StoreConfig, float]] = {}
 _collect_lock: Final = threading.Lock()
 
 
-class IdempotentRun(RunFacts):
+class IdempotentRun:
     """A run that was begun or resumed. Use it in `with`, which closes its ledger at the end.
 
     The life of a run, the same after every crash, with the same `run_id`:
@@ -55,6 +55,17 @@ class IdempotentRun(RunFacts):
     It holds as long as claims outlive the horizon of duplicates, the store loses nothing that it acknowledged, the
     publishing never deletes or replaces output, and every PREPARED run is begun again until it commits.
     """
+
+    def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, lease: _RunLease) -> None:
+        """Called by `begin`, which applications use."""
+        self._ledger = ledger
+        self._handle = handle
+        self._lease = lease
+        self._attempt = f"{row.ref.token}-{row.prepared or row.ref.epoch}"
+        self._output = Output(row.ref, row.manifest)
+        self._frames: dict[str, int] = {}
+        self.state: RunState = row.state
+        self.output_ref: str | None = row.output_ref
 
     @classmethod
     def begin(
@@ -111,11 +122,62 @@ class IdempotentRun(RunFacts):
                 takeover=takeover,
             )
             handle = RunHandle(store, row.ref, conflict, wait_s, lease_s, chunk, new_counters(row.ref.token))
-            lease = RunLease(ledger, row.ref, lease_s)
+            lease = _RunLease(ledger, row.ref, lease_s)
         except BaseException:
             ledger.close()
             raise
         return cls(ledger, row, handle, lease)
+
+    # What it is, and what this attempt has done
+
+    @property
+    def handle(self) -> RunHandle:
+        """What closures carry to the executors."""
+        return self._handle
+
+    @property
+    def ledger(self) -> RunLedger:
+        """The driver's ledger."""
+        return self._ledger
+
+    @property
+    def output(self) -> Output:
+        """What this attempt has staged and claimed."""
+        return self._output
+
+    @property
+    def run_id(self) -> str:
+        """The name of the unit of work."""
+        return self._handle.ref.run_id
+
+    @property
+    def consumer(self) -> str:
+        """The consumer that claims the keys."""
+        return self._handle.ref.consumer
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the run has ended with its output published."""
+        return self.state is RunState.COMMITTED
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all claims are made, and a driver may have begun to publish."""
+        return self.state is RunState.PREPARED
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Rows by verdict, over all evaluations so far. Empty on Spark Connect, which has no accumulators."""
+        return self._handle.counters.values if self._handle.counters else {}
+
+    def frame(self, name: str | None = None) -> RunHandle:
+        """The handle for one frame. Of two frames of a run that share a key, one has its row.
+
+        Args:
+            name: frames of one name are the same frame, made again; None: a frame of its own.
+        """
+        number = self._frames.setdefault(name or f"\0{len(self._frames)}", len(self._frames))
+        return replace(self._handle, frame=number, batch=batch_number())
 
     # Mode dedup
 
@@ -217,8 +279,8 @@ class IdempotentRun(RunFacts):
     def publishing(self, *, rows: int | None = None) -> Iterator[Publication]:
         """Publish the output: PREPARED at the beginning, COMMITTED at a clean end.
 
-        All claims must have been made. The block must be idempotent, and delete and replace nothing: after a crash
-        in it the run stays PREPARED, cannot be aborted, and must be begun again, and a paused driver may still be in it
+        All claims must have been made. The block must be idempotent, and delete and replace nothing: after a crash in
+        it the run stays PREPARED, cannot be aborted, and must be begun again, and a paused driver may still be in it
         then.
 
         Args:
@@ -282,6 +344,40 @@ class IdempotentRun(RunFacts):
     ) -> None:
         """Close it."""
         self.close()
+
+
+class _RunLease:
+    """Renews a run's lease three times a lease until it is stopped.
+
+    Args:
+        ledger: the run's ledger, which is safe for threads.
+        ref: the run.
+        lease_s: seconds of one lease.
+    """
+
+    def __init__(self, ledger: RunLedger, ref: RunRef, lease_s: float) -> None:
+        """Start the thread."""
+        self._ledger = ledger
+        self._ref = ref
+        self._lease_s = lease_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idempotent-run-lease", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop renewing, and wait for the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._lease_s / _TIMES_A_LEASE):
+            try:
+                self._ledger.renew(self._ref, self._lease_s)
+            except IdempotentError as error:
+                # A driver that was fenced meanwhile learns it at its next step.
+                log.warning("run_not_renewed", extra={"run": str(self._ref), "error": str(error)})
+                if isinstance(error, RunFencedError):
+                    return
 
 
 def collect(ledger: RunLedger, store: StoreConfig) -> None:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from idempotent.adapters.spark.ledger.run_claims import Verdict
-from idempotent.adapters.spark.tasks.counters import Counters, Sums
-from idempotent.adapters.spark.tasks.handle import BATCH_PROPERTY
+from idempotent.adapters.spark.tasks.handle import BATCH_PROPERTY, Counters, Sums
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:

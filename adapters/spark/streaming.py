@@ -51,8 +51,8 @@ def foreach_batch(
         store: where the ledger is.
         sink_id: the consumer: one name for one checkpoint.
         key: columns that make two rows the same.
-        handler: called with `(staged_rows, publication)` to publish the rows, and again after a crash in it, with
-            the same ones: `publication.copy_to(folder)`, an insert of the keys that are absent, or nothing but
+        handler: called with `(staged_rows, publication)` to publish the rows, and again after a crash in it, with the
+            same ones: `publication.copy_to(folder)`, an insert of the keys that are absent, or nothing but
             `publication.output_ref`.
         staging: a folder that executors can write to. Each attempt at a batch writes to a new folder in it.
         order_by: which row of a key stays, see `IdempotentRun.dedup`.

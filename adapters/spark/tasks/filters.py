@@ -8,15 +8,75 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from idempotent.adapters.spark.columns import HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN
-from idempotent.adapters.spark.ledger.run_claims import Verdict
-from idempotent.adapters.spark.tasks.chunks import chunks
+from idempotent.adapters.spark.ledger.run_claims import Decision, RunClaims, Verdict
 from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
-from idempotent.adapters.spark.tasks.key_filter import KeyFilter
+from idempotent.adapters.spark.tasks.ledgers import claims_for
 from idempotent.adapters.spark.tasks.row_keys import RowKeys
 from idempotent.errors import FingerprintMismatchError
 
 T = TypeVar("T")
 _CHANGED: Final = "changed"
+
+
+class KeyFilter:
+    """The verdicts of one partition's keys.
+
+    Args:
+        handle: the run.
+    """
+
+    def __init__(self, handle: RunHandle) -> None:
+        """Check that the store knows the run."""
+        self._claims: RunClaims = claims_for(handle)
+        self._handle = handle
+
+    def decide(self, hashes: Sequence[bytes]) -> list[Verdict]:
+        """The verdicts of rows, aligned. Several rows may have the same key.
+
+        Raises:
+            RunError, StoreError: see RunClaims.
+        """
+        different: Sequence[bytes] = list(dict.fromkeys(hashes))
+        verdicts: list[Verdict] = []
+        for part in self._handle.chunks(different):
+            verdicts += self._claims.decide(part)
+        if len(different) < len(hashes):
+            of_key = dict(zip(different, verdicts, strict=True))
+            verdicts = [of_key[each] for each in hashes]
+        self._count(verdicts)
+        return verdicts
+
+    def compare(self, hashes: Sequence[bytes], payloads: Sequence[bytes]) -> tuple[list[Verdict], list[bool]]:
+        """As `decide`, and for each row whether its payload differs from the one that its key was claimed with.
+
+        Raises:
+            RunError, StoreError: see RunClaims.
+        """
+        # A key is claimed with the payload of its first row.
+        marks = dict(zip(reversed(hashes), reversed(payloads), strict=True))
+        decided: dict[bytes, Decision] = {}
+        for part in self._handle.chunks(dict.fromkeys(hashes)):
+            decisions = self._claims.decide_each(part, [marks[key_hash] for key_hash in part])
+            decided.update(zip(part, decisions, strict=True))
+        verdicts = [decided[each].verdict for each in hashes]
+        changed = [
+            decided[key_hash].other_payload or payload != marks[key_hash]
+            for key_hash, payload in zip(hashes, payloads, strict=True)
+        ]
+        self._count(verdicts)
+        return verdicts, changed
+
+    def rows(self, rows: Iterable[T], hashes: Iterable[bytes]) -> Iterator[T]:
+        """The rows that are new."""
+        for part in self._handle.chunks(zip(rows, hashes, strict=True)):
+            for (row, _), verdict in zip(part, self.decide([each for _, each in part]), strict=True):
+                if verdict is Verdict.NEW:
+                    yield row
+
+    def _count(self, verdicts: Sequence[Verdict]) -> None:
+        if self._handle.counters is not None:
+            # Not a Counter: hashing an enum member takes longer than the rest of the work for a row.
+            self._handle.counters.add({each: verdicts.count(each) for each in Verdict})
 
 
 class PartitionFilter:
@@ -30,7 +90,7 @@ class PartitionFilter:
     def __call__(self, rows: Iterable[T]) -> Iterator[T]:
         """The new rows of one partition, lazily."""
         keys = KeyFilter(self._handle)
-        for part in chunks(rows, self._handle.chunk):
+        for part in self._handle.chunks(rows):
             yield from keys.rows(part, map(self._keys.of_row, part))
 
 
@@ -45,7 +105,7 @@ class BatchKeyFilter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Filter one partition."""
         keys = KeyFilter(self._handle)
-        for batch in gathered(batches, keys.chunk):
+        for batch in gathered(batches, self._handle.chunk):
             yield only_new(batch, keys.decide(self._keys.of_batch(batch)))
 
 
@@ -67,7 +127,7 @@ class BatchFilter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Filter one partition."""
         keys = KeyFilter(self._handle)
-        for batch in gathered(batches, keys.chunk):
+        for batch in gathered(batches, self._handle.chunk):
             hashes = batch.column(HASH_COLUMN).to_pylist()
             rest = batch.drop_columns([HASH_COLUMN])
             changed: Sequence[bool] = ()

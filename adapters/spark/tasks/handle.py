@@ -1,21 +1,68 @@
-"""RunHandle: the part of a run that a closure carries to the executors."""
+"""RunHandle: the part of a run that a closure carries to the executors, and the counters that it brings back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.run_claims import OnConflict
+from idempotent.adapters.spark.ledger.run_claims import OnConflict, Verdict
 from idempotent.adapters.spark.ledger.runs import RunRef
-from idempotent.adapters.spark.tasks.chunks import checked_chunk
+from idempotent.choices import whole
 from idempotent.errors import ConfigurationError
 
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 """Spark's local property with the number of a micro-batch, in its driver's thread and in its tasks."""
 
-if TYPE_CHECKING:
-    from idempotent.adapters.spark.tasks.counters import Counters
+T = TypeVar("T")
+
+
+class Sums:
+    """How Spark adds up an accumulator: numbers by run and verdict. In the place of an AccumulatorParam."""
+
+    def zero(self, _value: object) -> dict[tuple[int, str], int]:
+        """Nothing counted."""
+        return {}
+
+    def addInPlace(  # noqa: N802 - Spark's name
+        self, one: dict[tuple[int, str], int], other: Mapping[tuple[int, str], int]
+    ) -> dict[tuple[int, str], int]:
+        """The sums, in `one`."""
+        for name, count in other.items():
+            one[name] = one.get(name, 0) + count
+        return one
+
+
+class Counters:
+    """Rows by verdict. A row counts once in each evaluation, and not in a task that failed.
+
+    Args:
+        accumulator: of the SparkContext, for all its runs.
+        token: of the run.
+        verdicts: to count.
+    """
+
+    def __init__(self, accumulator: Any, token: int, verdicts: Iterable[Verdict]) -> None:
+        """Start at 0."""
+        self._accumulator = accumulator
+        self._names = {verdict.name: (token, verdict.name) for verdict in verdicts}
+
+    def add(self, verdicts: Mapping[Verdict, int]) -> None:
+        """Count rows, on an executor."""
+        self._accumulator.add({self._names[verdict.name]: count for verdict, count in verdicts.items()})
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Rows by verdict's name in lower case, on the driver."""
+        sums = self._accumulator.value
+        return {name.lower(): sums.get(entry, 0) for name, entry in self._names.items()}
+
+    def free(self) -> None:
+        """Forget the run's numbers, on the driver."""
+        for entry in self._names.values():
+            self._accumulator.value.pop(entry, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +95,17 @@ class RunHandle:
     def with_chunk(self, chunk: int | None) -> RunHandle:
         """The handle with another chunk; None keeps the present one."""
         return self if chunk is None else replace(self, chunk=checked_chunk(chunk))
+
+    def chunks(self, rows: Iterable[T]) -> Iterator[list[T]]:
+        """The rows in lists of one round trip each, in order; the last may be shorter."""
+        source = iter(rows)
+        while part := list(islice(source, self.chunk)):
+            yield part
+
+
+def checked_chunk(size: int) -> int:
+    """The size of a chunk. Raises ConfigurationError: not a whole number from 1."""
+    return whole(size, "chunk")
 
 
 def refuse_divert(handle: RunHandle) -> RunHandle:

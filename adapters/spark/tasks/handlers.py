@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, TypeVar
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Hold
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for
-from idempotent.adapters.spark.tasks.renewal import Renewal
 from idempotent.errors import RunConflictError, StoreError
+from idempotent.logs import EventLog
+
+log = EventLog(__name__)
 
 R = TypeVar("R")
 _MAX_POLL_S: Final = 1.0
+_TIMES_A_LEASE: Final = 3
 
 
 class Handlers:
@@ -68,7 +73,7 @@ class Handlers:
     ) -> dict[bytes, bytes | None]:
         """The results of the keys finished here; other attempts may have taken over the rest."""
         results: dict[bytes, bytes | None] = {}
-        with Renewal(self._renew, set(rows), self._handle.lease_s) as renewal:
+        with _Renewal(self._renew, set(rows), self._handle.lease_s) as renewal:
             try:
                 for key_hash, row in rows.items():
                     # Another attempt may have taken the key over.
@@ -97,3 +102,76 @@ class Handlers:
                 "leases have not ended"
             )
         time.sleep(min(max(lease_rest_s, 0.05), _MAX_POLL_S))
+
+
+class _Renewal:
+    """Renews the leases of keys that were just acquired, three times a lease, and knows which keys were lost.
+
+    Args:
+        renew: renews these keys; returns those that this attempt still holds.
+        hashes: of the keys.
+        lease_s: seconds of one lease.
+    """
+
+    def __init__(self, renew: Callable[[set[bytes]], set[bytes]], hashes: set[bytes], lease_s: float) -> None:
+        """Count from now: the leases have just begun."""
+        self._renew_keys = renew
+        self._hashes = hashes
+        self._lease_s = lease_s
+        self._safe_until = time.monotonic() + lease_s - lease_s / _TIMES_A_LEASE
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idempotent-renewal", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the thread."""
+        self.stop()
+
+    @property
+    def outstanding(self) -> set[bytes]:
+        """Keys that this attempt holds and has not forgotten."""
+        return set(self._hashes)
+
+    def holds(self, key_hash: bytes) -> bool:
+        """Whether this attempt holds the key for at least a third of a lease from now; asks the store when in doubt.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if time.monotonic() > self._safe_until:
+            self._renew()
+        return key_hash in self._hashes
+
+    def forget(self, key_hash: bytes) -> None:
+        """Stop renewing the lease of one key."""
+        with self._lock:
+            self._hashes.discard(key_hash)
+
+    def stop(self) -> None:
+        """Stop renewing, and wait for the thread."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._lease_s / _TIMES_A_LEASE):
+            try:
+                self._renew()
+            except StoreError as error:
+                # The next renewal may succeed; until then `holds` asks the store.
+                log.warning("claims_not_renewed", extra={"error": str(error)})
+
+    def _renew(self) -> None:
+        with self._lock:
+            if not self._hashes:
+                return
+            asked = time.monotonic()
+            self._hashes &= self._renew_keys(set(self._hashes))
+            self._safe_until = asked + self._lease_s - self._lease_s / _TIMES_A_LEASE

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.tasks.chunks import chunks
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.handlers import Handlers
 from idempotent.adapters.spark.tasks.ledgers import refuse_another_batch
@@ -43,7 +42,7 @@ class BatchReplay:
             hashes = self._keys.of_batch(batch)
             rows = first_of_each(hashes, batch.to_pylist())
             results: dict[bytes, bytes | None] = {}
-            for part in chunks(rows.items(), self._handle.chunk):
+            for part in self._handle.chunks(rows.items()):
                 results |= handlers.run(dict(part), self._call)
             yield self._as_batch([results[each] for each in hashes])
 
