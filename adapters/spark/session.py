@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from idempotent.adapters.spark.ledger.run_claims import Verdict
 from idempotent.adapters.spark.tasks.handle import BATCH_PROPERTY, Counters, Sums
 from idempotent.errors import ConfigurationError
 
@@ -34,7 +33,7 @@ def new_counters(token: int) -> Counters | None:
         return None
     if context not in _accumulators:
         _accumulators[context] = context.accumulator({}, Sums())
-    return Counters(_accumulators[context], token, Verdict)
+    return Counters(_accumulators[context], token)
 
 
 def batch_number() -> str | None:

@@ -41,13 +41,12 @@ class Counters:
     Args:
         accumulator: of the SparkContext, for all its runs.
         token: of the run.
-        verdicts: to count.
     """
 
-    def __init__(self, accumulator: Any, token: int, verdicts: Iterable[Verdict]) -> None:
+    def __init__(self, accumulator: Any, token: int) -> None:
         """Start at 0."""
         self._accumulator = accumulator
-        self._names = {verdict.name: (token, verdict.name) for verdict in verdicts}
+        self._names = {verdict.name: (token, verdict.name) for verdict in Verdict}
 
     def add(self, verdicts: Mapping[Verdict, int]) -> None:
         """Count rows, on an executor."""
