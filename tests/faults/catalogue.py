@@ -2133,8 +2133,8 @@ FAULTS: Final = (
     Fault(
         "async: the current claim outlives its handler",
         _CALLING,
-        "  # closed outside its task, which is gone\n                _current_claim.reset(token)\n",
-        "\n                pass\n",
+        "as a step\n                _current_claim.reset(token)\n",
+        "as a step\n                pass\n",
         "tests/processing/test_awaited.py -k another_consumer",
     ),
     Fault(
