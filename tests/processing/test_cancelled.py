@@ -266,6 +266,30 @@ def test_a_group_that_is_cancelled_while_it_is_recorded_has_processed_its_messag
     run(main)
 
 
+def test_a_group_that_is_cancelled_while_one_is_recorded_runs_no_other(run, blocking, monkeypatch):
+    monkeypatch.setattr("idempotent.processing.running._RECORD_EVERY_S", -1.0)
+
+    async def main():
+        ran = []
+
+        async def handle(given):
+            ran.append(given.id)
+
+        consumer = async_consumer(handle, blocking)
+        blocking.waits_at = "_complete"
+        task = asyncio.create_task(consumer.process_many([message(name) for name in "12"]))
+        await blocking.is_reached()
+        task.cancel()
+        await asyncio.sleep(0.05)
+        blocking.go.set()
+        await cancelled(task, times=0)
+        assert ran == ["1"]
+        outcomes = [(await consumer.process(message(name))).outcome for name in "12"]
+        assert outcomes == [Outcome.DUPLICATE, Outcome.PROCESSED]
+
+    run(main)
+
+
 def test_a_plain_handler_in_a_thread_goes_on_when_the_task_that_waits_for_it_is_cancelled():
     entered, gate, ran = threading.Event(), threading.Event(), []
 
