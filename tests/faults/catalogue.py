@@ -79,7 +79,29 @@ FAULTS: Final = (
         _STATEMENTS,
         "owner = ?, fence = fence + 1,",
         "owner = ?, fence = fence,",
-        f"{_CONTRACT}/test_sqlite.py -k test_a_lapsed_key_is_taken_over_with_a_greater_fence",
+        f"{_CONTRACT}/test_sqlite.py -k test_a_lapsed_key_answers_by_the_rule",
+    ),
+    Fault(
+        "SQL: a take-over keeps the status of the lapsed claim",
+        _STATEMENTS,
+        'f"status = {status:d}, owner = ?, fence',
+        'f"owner = ?, fence',
+        f"{_CONTRACT}/test_sqlite.py -k test_a_lapsed_key_answers_by_the_rule",
+    ),
+    Fault(
+        "SQL: a take-over keeps the expiry of the lapsed claim",
+        _STATEMENTS,
+        """ update_at = {now},"
+            f" expires_at = {self._expiry(status, now)}",""",
+        ' update_at = {now}",',
+        f"{_CONTRACT}/test_sqlite.py -k test_a_take_over_gives_an_expired_key",
+    ),
+    Fault(
+        "a lapsed key with other content is taken over",
+        "idempotent/checkers/judging.py",
+        " or request.differs(stored.fingerprint):",
+        ":",
+        f"{_CONTRACT}/test_memory.py -k 'TestMemoryChecker and lapsed_key_answers and not Without'",
     ),
     Fault(
         "SQL: in progress counts as done",
@@ -370,6 +392,13 @@ FAULTS: Final = (
         "call('SET', key, fresh .. body, 'NX', 'PX', REMEMBER_MS)",
         "call('SET', key, fresh .. body, 'PX', REMEMBER_MS)",
         f"{_CONTRACT}/test_redis.py -k test_a_completed_key_is_a_duplicate",
+    ),
+    Fault(
+        "Redis: a lapsed key with other content is taken over",
+        "idempotent/checkers/redis/claim.lua",
+        " or (fingerprint and theirs and fingerprint ~= theirs) then",
+        " then",
+        f"{_CONTRACT}/test_redis.py -k test_a_lapsed_key_answers_by_the_rule",
     ),
     Fault(
         "Redis: anybody releases a key",

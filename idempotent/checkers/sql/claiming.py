@@ -193,9 +193,17 @@ class Claiming:
             fingerprint=None if fingerprint is None else bytes(fingerprint),
             result=None if result is None else bytes(result),
             reason=self._failures.reason(connection, request.key) if dead else None,
-            # A new key's fence is its update_at; a take-over increments the fence.
-            lapsed=fence != update_at,
+            lapsed=_was_taken_over(fence, update_at),
         )
+
+
+def _was_taken_over(fence: int, update_at: int) -> bool:
+    """Whether the owner of a key in progress took over a lapsed claim.
+
+    An INSERT stores one reading of the clock as the fence and as `update_at`. A take-over adds 1 to the fence. A later
+    change moves `update_at` too, so this says nothing about a key that is final.
+    """
+    return fence != update_at
 
 
 def _is_free(row: Row | None) -> bool:

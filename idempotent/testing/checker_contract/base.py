@@ -188,15 +188,18 @@ class ContractBase(ABC):
             checker.desk.abandon(claim)
         self.age(checker, checker.lease_s * 1.1)
         deadline = time.monotonic() + _LAPSE_DEADLINE_S
-        for claim in claims:
-            # A renewal that was under way when the claim was abandoned may have given it another lease.
-            while not self.left(checker, claim).lapsed:
-                assert time.monotonic() < deadline, f"the lease of {claim.key} does not end"
-                self.age(checker, checker.lease_s * 0.1)
+        # A renewal that was under way when a claim was abandoned may have given it another lease.
+        while not all(left.lapsed for left in checker.desk.claim_many([_leaving(claim) for claim in claims])):
+            assert time.monotonic() < deadline, f"the leases of {[claim.key for claim in claims]} do not end"
+            self.age(checker, checker.lease_s * 0.1)
 
     def left(self, checker: AbstractIdempotentChecker, claim: Claim) -> Decision:
         """What a delivery is told that takes over nothing, so that asking changes nothing."""
-        return checker.lone.claim(ClaimRequest(claim.key, on_lapsed=Lapsed.LEAVE))
+        return checker.lone.claim(_leaving(claim))
+
+
+def _leaving(claim: Claim) -> ClaimRequest:
+    return ClaimRequest(claim.key, on_lapsed=Lapsed.LEAVE)
 
 
 def acquired(decision: Decision) -> Claim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from idempotent.testing.checker_contract.backoff import BackoffContract
+from idempotent.testing.checker_contract.cells import CellsContract
 from idempotent.testing.checker_contract.claims import ClaimsContract
 from idempotent.testing.checker_contract.content import ContentContract
 from idempotent.testing.checker_contract.failures import FailuresContract
@@ -30,7 +31,7 @@ class StepsContract(
     """What claims, completions and releases promise, whoever makes them."""
 
 
-class CheckerContract(StepsContract, TasksContract):
+class CheckerContract(StepsContract, CellsContract, TasksContract):
     """The tests that prove a checker. pytest collects them from your subclass.
 
     ::

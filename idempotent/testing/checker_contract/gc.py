@@ -77,6 +77,20 @@ class GcContract(ContractBase):
         assert decision.verdict is Verdict.ACQUIRED
         assert not decision.lapsed
 
+    @needs(Capability.GARBAGE_COLLECTION, Capability.LEASES)
+    def test_a_take_over_gives_an_expired_key_a_new_expiry_and_its_own_status(self) -> None:
+        lease_s = self.brief_lease_s
+        checker = self.checker(lease_s=lease_s, retention_s=5 * lease_s)
+        statuses = {"alone": KeyStatus.IN_PROGRESS, "park": KeyStatus.IN_PROGRESS_PARK}
+        self.lapse(checker, *(self.acquire(checker, name) for name in statuses))
+        self.age(checker, 6 * lease_s)
+        taken = [self.acquire(checker, name, status=status) for name, status in statuses.items()]
+        self.lapse(checker, *taken)
+        assert checker.garbage_collect() == 0
+        self.age(checker, 6 * lease_s)
+        assert checker.garbage_collect() == 1
+        assert self.left(checker, taken[1]).lapsed
+
     @needs(Capability.LEASES)
     def test_a_key_that_waits_to_be_parked_is_never_forgotten(self) -> None:
         """Forgotten, it would run again although its effect is unknown."""
