@@ -20,18 +20,6 @@ class ClaimsContract(ContractBase):
         assert checker.guarantee is expected
         assert checker.group_is_atomic is (not self.has(Capability.RECORDED_CLAIMS))
 
-    def test_a_free_key_is_acquired(self) -> None:
-        checker = self.checker()
-        request = self.request()
-        decision = checker.lone.claim(request)
-        assert decision.verdict is Verdict.ACQUIRED
-        assert not decision.lapsed
-        assert decision.claim is not None
-        assert decision.claim.key == request.key
-        assert decision.claim.owner == request.owner
-        assert decision.claim.fence > 0
-        checker.desk.release(decision.claim)
-
     def test_a_completed_key_is_a_duplicate(self) -> None:
         checker = self.checker()
         self.finish(checker)
@@ -75,18 +63,6 @@ class ClaimsContract(ContractBase):
             fences.append(claim.fence)
             checker.desk.release(claim)
         assert fences == sorted(set(fences))
-
-    @needs(Capability.RECORDED_CLAIMS)
-    def test_asking_again_with_the_same_owner_is_acquired_again(self) -> None:
-        """Else the owner of a key whose answer was lost on the way would wait for itself."""
-        checker = self.checker()
-        request = self.request()
-        first, second = checker.lone.claim(request), checker.desk.claim(request)
-        assert first.claim is not None
-        assert second.verdict is Verdict.ACQUIRED
-        assert second.claim is not None
-        assert second.claim.fence == first.claim.fence
-        assert checker.lone.complete(second.claim)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_only_the_owner_completes(self) -> None:

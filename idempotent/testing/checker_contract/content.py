@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from idempotent.claims import Completion, Failure, Verdict
-from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, needs
+from idempotent.claims import Completion, Verdict
+from idempotent.testing.checker_contract.base import ContractBase, acquired
 
 _RESULTS: Final = {
     "null": b"null",
@@ -51,56 +51,9 @@ class ContentContract(ContractBase):
         again = checker.desk.claim_many([self.request(name) for name in names])
         assert [decision.result for decision in again] == [_RESULTS.get(name) for name in names]
 
-    def test_a_fingerprint_is_kept_when_the_key_is_completed(self) -> None:
-        """Else the same content would later look like other content."""
-        checker = self.checker()
-        checker.lone.complete(self.acquire(checker, fingerprint=_OURS))
-        for asked_with in (None, _OURS, _OTHER):
-            decision = self.ask(checker, fingerprint=asked_with)
-            assert decision.verdict is Verdict.DUPLICATE
-            assert decision.fingerprint == _OURS
-
-    def test_no_fingerprint_is_none(self) -> None:
-        checker = self.checker()
-        self.finish(checker)
-        assert self.ask(checker, fingerprint=_OURS).fingerprint is None
-
-    @needs(Capability.RECORDED_CLAIMS)
-    def test_the_fingerprint_of_a_key_in_progress_is_told(self) -> None:
-        checker = self.checker()
-        claim = self.acquire(checker, fingerprint=_OURS)
-        assert self.ask(checker, fingerprint=_OTHER).fingerprint == _OURS
-        assert checker.lone.complete(claim)
-
-    @needs(Capability.RECORDED_CLAIMS)
-    def test_the_fingerprint_of_a_dead_key_is_told(self) -> None:
-        checker = self.checker()
-        checker.desk.release(self.acquire(checker, fingerprint=_OURS), Failure("no", max_attempts=1))
-        decision = self.ask(checker, fingerprint=_OTHER)
-        assert decision.verdict is Verdict.DEAD
-        assert decision.fingerprint == _OURS
-
     def test_a_release_forgets_the_fingerprint(self) -> None:
         """A producer that corrects a message nobody has processed may send it again."""
         checker = self.checker()
         checker.desk.release(self.acquire(checker, fingerprint=_OURS))
         checker.lone.complete(self.acquire(checker, fingerprint=_OTHER))
         assert self.ask(checker).fingerprint == _OTHER
-
-    @needs(Capability.LEASES)
-    def test_a_lapsed_key_with_other_content_is_left_alone(self) -> None:
-        checker = self.checker(lease_s=self.brief_lease_s)
-        claim = self.acquire(checker, fingerprint=_OURS)
-        self.lapse(checker, claim)
-        decision = self.ask(checker, fingerprint=_OTHER)
-        assert decision.verdict is Verdict.IN_PROGRESS
-        assert decision.lapsed
-        assert decision.fingerprint == _OURS
-        assert checker.lone.complete(claim)
-
-    @needs(Capability.LEASES)
-    def test_a_lapsed_key_with_the_same_content_is_taken_over(self) -> None:
-        checker = self.checker(lease_s=self.brief_lease_s)
-        self.lapse(checker, self.acquire(checker, fingerprint=_OURS))
-        assert checker.lone.complete(self.acquire(checker, fingerprint=_OURS))
-        assert self.ask(checker).fingerprint == _OURS

@@ -22,43 +22,6 @@ class LeasesContract(ContractBase):
         checker.desk.release(claim)
 
     @needs(Capability.LEASES)
-    def test_a_lapsed_key_is_taken_over_with_a_greater_fence(self) -> None:
-        checker = self.checker(lease_s=self.brief_lease_s)
-        first = self.acquire(checker)
-        self.lapse(checker, first)
-        decision = self.ask(checker)
-        second = acquired(decision)
-        assert decision.lapsed
-        assert decision.alone
-        assert second.fence > first.fence
-        self.lapse(checker, second)
-        third = self.acquire(checker)
-        assert third.fence > second.fence
-        assert checker.lone.complete(third)
-        assert self.ask(checker).verdict is Verdict.DUPLICATE
-
-    @needs(Capability.LEASES)
-    def test_asking_again_for_a_taken_over_key_says_again_that_it_had_lapsed(self) -> None:
-        """Otherwise a lost answer hides from the consumer that the effect may have happened."""
-        checker = self.checker(lease_s=self.brief_lease_s)
-        self.lapse(checker, self.acquire(checker))
-        request = self.request()
-        first, second = checker.lone.claim(request), checker.desk.claim(request)
-        assert first.lapsed
-        assert second.lapsed
-        assert acquired(second).fence == acquired(first).fence
-
-    @needs(Capability.LEASES)
-    def test_the_new_owner_has_a_lease_of_its_own(self) -> None:
-        checker = self.checker(lease_s=self.steady_lease_s)
-        self.lapse(checker, self.acquire(checker))
-        second = self.acquire(checker)
-        decision = self.ask(checker)
-        assert decision.verdict is Verdict.IN_PROGRESS
-        assert not decision.lapsed
-        assert checker.lone.complete(second)
-
-    @needs(Capability.LEASES)
     def test_a_late_completion_counts_when_nobody_took_over(self) -> None:
         """Else the effect would be repeated."""
         checker = self.checker(lease_s=self.brief_lease_s)
@@ -103,38 +66,6 @@ class LeasesContract(ContractBase):
         assert checker.lone.complete(acquired(decision))
 
     @needs(Capability.LEASES)
-    def test_a_lapsed_key_can_be_left_alone(self) -> None:
-        checker = self.checker(lease_s=self.brief_lease_s)
-        claim = self.acquire(checker)
-        self.lapse(checker, claim)
-        for _ in range(2):
-            decision = self.ask(checker, on_lapsed=Lapsed.LEAVE)
-            assert decision.verdict is Verdict.IN_PROGRESS
-            assert decision.lapsed
-            assert decision.claim is None
-        assert checker.lone.complete(claim)
-
-    @needs(Capability.LEASES)
-    def test_a_lapsed_key_can_be_parked(self) -> None:
-        checker = self.checker(lease_s=self.brief_lease_s)
-        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK))
-        for _ in range(2):
-            decision = self.ask(checker, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
-            assert decision.verdict is Verdict.DEAD
-            assert decision.claim is None
-            assert decision.reason is not None
-            assert decision.reason.startswith("effect unknown")
-        assert self.ask(checker).verdict is Verdict.DEAD
-
-    @needs(Capability.LEASES)
-    def test_a_live_key_is_not_parked(self) -> None:
-        checker = self.checker()
-        claim = self.acquire(checker, status=KeyStatus.IN_PROGRESS_PARK)
-        decision = self.ask(checker, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
-        assert decision.verdict is Verdict.IN_PROGRESS
-        assert checker.lone.complete(claim)
-
-    @needs(Capability.LEASES)
     def test_a_completed_or_dead_key_does_not_lapse(self) -> None:
         checker = self.checker(lease_s=self.brief_lease_s)
         self.finish(checker, "done")
@@ -172,15 +103,6 @@ class LeasesContract(ContractBase):
         assert decision.lapsed
         assert not decision.alone
         assert checker.desk.release(acquired(decision), Failure("no", 100)).attempts == 1
-
-    @needs(Capability.LEASES)
-    def test_after_a_take_over_the_new_claim_says_whether_it_is_alone(self) -> None:
-        checker = self.checker(lease_s=self.brief_lease_s)
-        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_GROUP))
-        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS))
-        decision = self.ask(checker)
-        assert decision.alone
-        assert checker.lone.complete(acquired(decision))
 
     @needs(Capability.LEASES)
     def test_a_renewal_extends_the_lease(self) -> None:
