@@ -37,6 +37,22 @@ class Guarantee(Enum):
     is neither run again nor acknowledged. (QMQ acknowledges it, and its effect may never have happened.)"""
 
 
+class Remembers(Enum):
+    """What a checker remembers of a processed message."""
+
+    KEYS = "keys"
+    """Its key: a message with the same key is a duplicate."""
+    POSITIONS = "positions"
+    """How far a partition is processed. A message that was sent twice has two positions, and is two messages."""
+    NOTHING = "nothing"
+    """Another system decides which messages are done. Until then the position identifies a message."""
+
+    @property
+    def by_position(self) -> bool:
+        """Whether its position in a partition identifies a message, instead of its key."""
+        return self is not Remembers.KEYS
+
+
 class Verdict(Enum):
     """A checker's answer to a claim."""
 

@@ -168,7 +168,7 @@ class AnyConsumer:
                 "would never be reached; raise retention_s, or lower the backoff's maximum_s"
             )
         for name in ("key", "fingerprint", "store_result"):
-            if checker.keeps_positions and getattr(self.options, name):
+            if checker.remembers.by_position and getattr(self.options, name):
                 raise ConfigurationError(
                     f"{self.name}: {name}= cannot go with {kind}, which identifies a message by its offset; "
                     "remove it, or use a TransactionalSqlChecker"

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from idempotent.choices import choice
+from idempotent.claims import Remembers
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError
 
@@ -177,7 +178,7 @@ def reset_policy(own: Mapping[str, Any], semantics: Semantics, consumers: Sequen
 
 def keeps_offsets(consumer: AnyConsumer) -> bool:
     """Whether the consumer's checker keeps offsets, which win over those committed to the broker."""
-    return consumer.checker.keeps_positions and consumer.checker.remembers_done
+    return consumer.checker.remembers is Remembers.POSITIONS
 
 
 def producer_config(
@@ -297,8 +298,8 @@ def check_consumers(semantics: Semantics, ordering: Ordering, consumers: Sequenc
         ConfigurationError: a consumer cannot keep this promise.
     """
     for consumer in consumers:
-        remembers, kind = consumer.checker.remembers_done, type(consumer.checker).__name__
-        if semantics is Semantics.EXACTLY_ONCE and remembers:
+        remembers, kind = consumer.checker.remembers, type(consumer.checker).__name__
+        if semantics is Semantics.EXACTLY_ONCE and remembers is not Remembers.NOTHING:
             raise ConfigurationError(
                 f"{consumer.name}: with semantics='exactly_once' a transaction of Kafka decides what is done, and a "
                 f"{kind} would remember messages whose transaction failed: their outputs would be lost. Use "
@@ -309,7 +310,7 @@ def check_consumers(semantics: Semantics, ordering: Ordering, consumers: Sequenc
                 f"{consumer.name}: batch=True cannot go with semantics='exactly_once': the outputs could not "
                 "be matched to their messages. A transaction covers many messages anyway; see commit_every"
             )
-        if semantics is Semantics.EFFECTIVELY_ONCE and not remembers:
+        if semantics is Semantics.EFFECTIVELY_ONCE and remembers is Remembers.NOTHING:
             raise ConfigurationError(
                 f"{consumer.name}: semantics='effectively_once' needs a checker that remembers what is done, and a "
                 f"{kind} does not"

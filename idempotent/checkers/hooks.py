@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Remembers
 
 
 class CheckerHooks(ABC):
@@ -29,10 +29,8 @@ class CheckerHooks(ABC):
 
     group_is_atomic: bool = False
     """Whether the claims of one `_claim_many` complete together or not at all."""
-    keeps_positions: bool = False
-    """Whether the position in a partition identifies a message, instead of a key."""
-    remembers_done: bool = True
-    """Whether a completed message is a duplicate from then on; False: another system decides which are done."""
+    remembers: Remembers = Remembers.KEYS
+    """What is known of a message that was completed, and so what identifies a message."""
 
     @abstractmethod
     def _claim(self, request: ClaimRequest) -> Decision:

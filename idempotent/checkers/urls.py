@@ -11,7 +11,7 @@ from urllib.parse import unquote_plus
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.choices import from_text, keywords, text
-from idempotent.claims import Guarantee
+from idempotent.claims import Guarantee, Remembers
 from idempotent.errors import ConfigurationError
 
 
@@ -32,7 +32,7 @@ class Scheme:
         checker: the class, as `module:Class`; imported when a checker is made.
         kind: where the checker keeps its keys.
         guarantee: what the checker promises by default.
-        by_position: the position in a partition identifies a message.
+        remembers: what the checker remembers of a processed message.
         removed: the part of `start` that does not belong to the store's own URL.
     """
 
@@ -40,7 +40,7 @@ class Scheme:
     checker: str
     kind: StoreKind
     guarantee: Guarantee = Guarantee.LEASED
-    by_position: bool = False
+    remembers: Remembers = Remembers.KEYS
     removed: str = ""
 
     def store_url(self, url: str) -> str:
@@ -58,7 +58,12 @@ _REDIS: Final = "idempotent.checkers.redis:RedisChecker"
 _ANY_SQL: Final = Scheme("", f"{_SQL}:SqlChecker", StoreKind.SQL)
 SCHEMES: Final = (
     Scheme("memory://", "idempotent.checkers.memory:MemoryChecker", StoreKind.MEMORY),
-    Scheme("attempts://", "idempotent.checkers.memory:AttemptChecker", StoreKind.MEMORY, by_position=True),
+    Scheme(
+        "attempts://",
+        "idempotent.checkers.memory:AttemptChecker",
+        StoreKind.MEMORY,
+        remembers=Remembers.NOTHING,
+    ),
     Scheme("redis://", _REDIS, StoreKind.REDIS),
     Scheme("rediss://", _REDIS, StoreKind.REDIS),
     Scheme("unix://", _REDIS, StoreKind.REDIS),
@@ -74,7 +79,7 @@ SCHEMES: Final = (
         f"{_SQL}:OffsetChecker",
         StoreKind.SQL,
         Guarantee.TRANSACTIONAL,
-        by_position=True,
+        remembers=Remembers.POSITIONS,
         removed="offsets+",
     ),
 )

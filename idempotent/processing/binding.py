@@ -204,7 +204,7 @@ class Binding:
             else Calls(self.name, handler, self.transactions, observers)
         )
         self.counts_starts: Final = isinstance(checker, TransactionHooks)
-        self.requests: Final = Requests(keys, options, by_position=checker.keeps_positions)
+        self.requests: Final = Requests(keys, options, by_position=checker.remembers.by_position)
         self.store_failures: Final = Sparse()
         self.undone_transactions: Final = Sparse()
 

@@ -54,7 +54,7 @@ class _Group:
 
     def run(self) -> Life[None]:
         firsts = self._firsts()
-        if self._binding.checker.keeps_positions:
+        if self._binding.checker.remembers.by_position:
             # Restore partition order: a held message may arrive after its successors.
             firsts = iter(sorted(firsts, key=place))
         if self._binding.counts_starts and any(message.redelivered for message in self._messages):

@@ -245,8 +245,7 @@ class _HooksWithPoints(CheckerHooks):
         self.retention_s = hooks.retention_s
         self.dead_retention_s = hooks.dead_retention_s
         self.group_is_atomic = hooks.group_is_atomic
-        self.keeps_positions = hooks.keeps_positions
-        self.remembers_done = hooks.remembers_done
+        self.remembers = hooks.remembers
         self._hooks = hooks
         self._plan = plan
 

@@ -146,7 +146,7 @@ class StoreWatch:
 
 
 def _claim_a_key(checker: AbstractIdempotentChecker) -> None:
-    if checker.keeps_positions:  # a claim without a position would be refused
+    if checker.remembers.by_position:  # a claim without a position would be refused
         return
     try:
         claim = checker.desk.claim(ClaimRequest(_TRIALS.key(secrets.token_hex(8)))).claim

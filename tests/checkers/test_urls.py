@@ -53,6 +53,11 @@ def test_a_value_that_does_not_fit_is_refused(url, said):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.start)
+def test_a_scheme_says_what_its_checker_remembers(scheme):
+    assert scheme.checker_class().remembers is scheme.remembers
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.start)
 def test_every_checker_takes_its_retention_in_its_url(scheme, tmp_path):
     place = "sqlite:///x.db" if scheme.start.endswith("+") else "127.0.0.1:1"
     place = "" if scheme.start in {"memory://", "attempts://"} else place

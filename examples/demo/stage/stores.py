@@ -47,7 +47,7 @@ class RunStore:
         self.lease_s: Final = lease_s
         self.checker_name: Final = self._scheme.checker.rpartition(":")[2]
         self.guarantee: Final = self._scheme.guarantee
-        self.by_position: Final = self._scheme.by_position
+        self.by_position: Final = self._scheme.remembers.by_position
         self.checker().close()
 
     @property

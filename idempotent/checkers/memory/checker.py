@@ -12,7 +12,7 @@ from idempotent.checkers.awaiting import Awaiting, InLoop
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.memory.admin import MemoryKeyAdmin
 from idempotent.checkers.memory.keys import MemoryKeys
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Remembers
 
 DEFAULT_MAX_KEYS: Final = 1_000_000
 
@@ -108,8 +108,7 @@ class AttemptChecker(MemoryBacked):
         ConfigurationError: a duration or `max_keys` is not positive.
     """
 
-    keeps_positions = True
-    remembers_done = False
+    remembers = Remembers.NOTHING
 
     def _complete(self, completion: Completion) -> bool:
         return self.keys.forget(completion.claim)

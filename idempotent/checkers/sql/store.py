@@ -72,19 +72,19 @@ class SqlStore:
         """
         return KeyTable(self.connections.dialect, self.table, durations, count, waits_briefly=waits_briefly)
 
-    def ping(self, *, keeps_positions: bool = False) -> None:
+    def ping(self, *, by_position: bool = False) -> None:
         """Check that the tables of keys (or of positions) and of failures have all columns and can be written.
 
         No row is read or changed.
 
         Args:
-            keeps_positions: check the table of positions in the place of that of keys.
+            by_position: check the table of positions in the place of that of keys.
 
         Raises:
             StoreError: the database did not answer, refused the login, takes no writes, or lacks a table or a column.
         """
         tables = dedup_tables(MetaData(), self.table)
-        for table in (tables.offsets if keeps_positions else tables.keys, tables.failures):
+        for table in (tables.offsets if by_position else tables.keys, tables.failures):
             nothing = table.select().where(false())
             statement = nothing.compile(dialect=self.engine.dialect, compile_kwargs={"literal_binds": True})
             self.connections.run(query, str(statement))

@@ -126,7 +126,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return Guarantee.TRANSACTIONAL
 
     def ping(self) -> None:
-        self.store.ping(keeps_positions=self.keeps_positions)
+        self.store.ping(by_position=self.remembers.by_position)
 
     def findings(self) -> Sequence[Finding]:
         return sql_findings(self.store)

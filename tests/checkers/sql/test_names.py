@@ -40,7 +40,7 @@ def two_runs(checker, *, takes, messages):
     consumer = Registry().consumer("orders", group="billing", checker=checker, max_attempts=2)(
         in_session if takes else handle
     )
-    if checker.keeps_positions:
+    if checker.remembers.by_position:
         checker.begin({consumer.binding.requests.partition("t", 0): 0})
     first = [consumer.process(messages[0]), *consumer.process_many(messages)]
     return [result.outcome.value for result in (*first, consumer.process(messages[-1]))]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from idempotent.admin import KeyAdmin
 from idempotent.checkers.sql.offsets.ledger import OffsetLedger
 from idempotent.checkers.sql.transactional import InTransactions
+from idempotent.claims import Remembers
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Position
@@ -34,8 +35,7 @@ class OffsetChecker(InTransactions):
         MissingExtraError: the database's driver is not installed.
     """
 
-    keeps_positions = True
-
+    remembers = Remembers.POSITIONS
     ledger_type = OffsetLedger
     _ledger: OffsetLedger
 
