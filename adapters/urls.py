@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl
 
 from idempotent.adapters.base import Adapter
 from idempotent.adapters.files import STANDARD_INPUT
-from idempotent.choices import from_text, keywords, text
 from idempotent.errors import ConfigurationError
+from idempotent.validation import from_text, keywords, text
 
 _ADAPTERS: Final = {
     "amqp": "idempotent.adapters.rabbitmq:RabbitMqAdapter",

@@ -193,7 +193,7 @@ class Decision:
         claim: the ownership, when ACQUIRED.
         retry_after_s: the rest of the owner's lease, or of the key's backoff, in seconds, when IN_PROGRESS.
         lapsed: the lease had ended: the key was taken over when ACQUIRED, left unchanged when IN_PROGRESS.
-        alone: the lapsed claim had been made alone, so its lapse counts as an attempt.
+        lapse_counts: the lapsed claim had been made alone, so its lapse counts as an attempt.
         result: what the handler of the first delivery returned, as stored.
         fingerprint: the stored content hash.
         reason: why the key is DEAD; or why it is IN_PROGRESS, if another delivery does not have it.
@@ -204,7 +204,7 @@ class Decision:
     claim: Claim | None = None
     retry_after_s: float = 0.0
     lapsed: bool = False
-    alone: bool = False
+    lapse_counts: bool = False
     result: bytes | None = None
     fingerprint: bytes | None = None
     reason: str | None = None

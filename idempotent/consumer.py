@@ -132,7 +132,7 @@ class AnyConsumer:
         disabled = _is_disabled(self.name)
         if disabled:
             log.warning("consumer_disabled", extra={"consumer": self.name, "variable": DISABLED_VARIABLE})
-        checker.desk.events.bind(self.name, self.observers)
+        checker.protocol.events.bind(self.name, self.observers)
         return Binding(self._keys, self.handler, self.options, checker, self.observers, disabled=disabled)
 
     def _check(self, checker: AbstractIdempotentChecker) -> None:
@@ -140,14 +140,14 @@ class AnyConsumer:
         kind = type(checker).__name__
         if isinstance(checker, TransactionHooks) and checker.is_async is not self.handler.is_async:
             raise ConfigurationError(_wrong_engine(self.handler, kind))
-        if self.handler.takes and not transactional:
+        if self.handler.session_type and not transactional:
             raise ConfigurationError(
-                f"{self.handler.name} takes {self.handler.takes.__name__} objects, but {kind} has no transaction to "
-                "share; use a TransactionalSqlChecker, or remove the parameter"
+                f"{self.handler.name} takes {self.handler.session_type.__name__} objects, but {kind} has no "
+                "transaction to share; use a TransactionalSqlChecker, or remove the parameter"
             )
-        if self.handler.takes and isinstance(checker, TransactionHooks):
-            checker.check_argument(self.handler.takes)
-        if transactional and not self.handler.takes:
+        if self.handler.session_type and isinstance(checker, TransactionHooks):
+            checker.check_argument(self.handler.session_type)
+        if transactional and not self.handler.session_type:
             log.warning(
                 "handler_outside_transaction",
                 extra={

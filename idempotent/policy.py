@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from idempotent.choices import fraction, number, seconds
 from idempotent.errors import (
     ConfigurationError,
     HandlerCancelledError,
@@ -15,6 +14,7 @@ from idempotent.errors import (
     MessageError,
     OutboxError,
 )
+from idempotent.validation import fraction, number, seconds
 
 
 class OnMissingKey(Enum):

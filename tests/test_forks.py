@@ -111,19 +111,19 @@ def counts():
 
 def claims_in_memory():
     checker = MemoryChecker()
-    return checker.keys.lock, lambda: checker.desk.claim(ClaimRequest(KeySpace("s", "g").key("1")))
+    return checker.keys.lock, lambda: checker.protocol.claim(ClaimRequest(KeySpace("s", "g").key("1")))
 
 
 def starts_renewing():
     checker = MemoryChecker()
-    keeper = checker.desk._keeper
+    keeper = checker.protocol._keeper
     return keeper._start_lock, lambda: (keeper.hold([Claim(NO_KEY, 1)]), checker.close())
 
 
 def stops_renewing():
     checker = MemoryChecker()
-    checker.desk._keeper.hold([Claim(NO_KEY, 1)])
-    return checker.desk._keeper._rounds._stopped._cond, checker.close
+    checker.protocol._keeper.hold([Claim(NO_KEY, 1)])
+    return checker.protocol._keeper._rounds._stopped._cond, checker.close
 
 
 def stops_retrying():

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
+from idempotent.adapters.activemq.copy_backoff import CopyBackoff
 from idempotent.adapters.activemq.destinations import dead_letters_of, destination_of
 from idempotent.adapters.activemq.epoch import Epoch, Token
 from idempotent.adapters.activemq.frames import Frame, ours_in, place_of, send_frame, type_of
-from idempotent.adapters.activemq.losses import Losses
 from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
 from idempotent.adapters.activemq.publishing import Publishing
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError, RefusedError, UntrustedError
@@ -24,12 +24,12 @@ from idempotent.adapters.copies import (
     text_of,
 )
 from idempotent.adapters.reconnecting import Reconnecting
-from idempotent.choices import check_types, choice
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
+from idempotent.validation import check_types, choice
 
 _LOOK_S: Final = 0.1
 # A connection this short was probably ended by one of its own messages: back off.
@@ -122,7 +122,7 @@ class StompAdapter(Adapter):
         self._woken = False
         self._reconnecting = Reconnecting(str(address), backoff=backoff, fail_fast=fail_fast)
         self._connecting = Connecting(self._settings, self._reconnecting, self._arrived)
-        self._losses = Losses()
+        self._copy_backoff = CopyBackoff()
         self._publishing = Publishing(str(address), lambda: self._connected().connection, self._lose)
         self._subscriptions: tuple[Subscription, ...] = ()
         self._epoch: Epoch | None = None
@@ -249,7 +249,7 @@ class StompAdapter(Adapter):
         """End the epoch: the broker delivers its unsettled messages again."""
         epoch, self._epoch = self._epoch, None
         if isinstance(error, CopyLostError):
-            self._losses.lost_over(error.positions)
+            self._copy_backoff.lost_over(error.positions)
         if epoch is not None:
             epoch.connection.abort()
             self._reconnecting.lost(error)
@@ -271,13 +271,13 @@ class StompAdapter(Adapter):
 
     def _copy(self, token: Token, act: Callable[[Epoch], object], at_least_s: float = 0.0) -> bool:
         position = token.held.position
-        wait_s = self._losses.wait_s(position)
+        wait_s = self._copy_backoff.wait_s(position)
         if wait_s > 0:
             # The message waits here, unacknowledged, and is handed to the worker again.
             return self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
         is_copied = self._settle(token, act)
         if is_copied:
-            self._losses.copied(position)
+            self._copy_backoff.copied(position)
         return is_copied
 
     def _settle(self, token: Token, act: Callable[[Epoch], object]) -> bool:

@@ -18,8 +18,8 @@ from idempotent.adapters.activemq.options import AckMode, StompSettings
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import number_in
+from idempotent.adapters.fair_queue import FairQueue
 from idempotent.adapters.reconnecting import describe
-from idempotent.adapters.turns import Turns
 from idempotent.adapters.watermark import Watermark
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
@@ -70,7 +70,7 @@ class Epoch:
         self._numbers = itertools.count(1)
         self._handed_over: set[Token] = set()
         self._kept: list[tuple[float, int, Held]] = []
-        self._turns: Turns[tuple[Held, bool]] = Turns()
+        self._turns: FairQueue[tuple[Held, bool]] = FairQueue()
 
     @property
     def age_s(self) -> float:

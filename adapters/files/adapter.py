@@ -17,11 +17,11 @@ from urllib.parse import unquote, urlsplit
 from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.copies import without_ours
 from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
-from idempotent.choices import check_types
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecordError
 from idempotent.message import Message
 from idempotent.outcomes import Result
+from idempotent.validation import check_types
 
 # Delayed messages are kept in memory; with this many, no new line is read.
 _MOST_DELAYED: Final = 1000

@@ -18,21 +18,21 @@ from idempotent.adapters.kafka.client import AdminClient, make_client
 from idempotent.adapters.kafka.commits import Commits, OffsetCommits
 from idempotent.adapters.kafka.copies import Copies
 from idempotent.adapters.kafka.group import KafkaGroup, group_of
-from idempotent.adapters.kafka.lanes import Record
 from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.options import (
     Ordering,
     Semantics,
+    bootstrap_of,
     check_consumers,
     check_own,
     check_semantics,
     check_topics,
     consumer_config,
-    place_of,
     reset_policy,
     security_config,
     transactional_config,
 )
+from idempotent.adapters.kafka.ordered_queues import Record
 from idempotent.adapters.kafka.partition import Partition, Token, limits_of
 from idempotent.adapters.kafka.records import ours_of
 from idempotent.adapters.kafka.resets import Resets
@@ -40,13 +40,13 @@ from idempotent.adapters.kafka.sender import KafkaSender
 from idempotent.adapters.kafka.topics import TopicIds
 from idempotent.adapters.kafka.transactions.fences import KafkaFences
 from idempotent.adapters.kafka.transactions.transactions import Transactions
-from idempotent.choices import check_types, choice
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Outcome, Result
+from idempotent.validation import check_types, choice
 
 log = EventLog(__name__)
 _CLOSE_S: Final = 5.0
@@ -160,7 +160,7 @@ class KafkaAdapter(Adapter):
             client_config=client_config, consumer_config=consumer_config, producer_config=producer_config
         )
         self._security = security_config(
-            place_of(url_or_bootstrap),
+            bootstrap_of(url_or_bootstrap),
             protocol=security_protocol,
             mechanism=sasl_mechanism,
             username=sasl_username,

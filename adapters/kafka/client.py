@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from idempotent.errors import ConfigurationError, MissingExtraError
 from idempotent.logs import EventLog
-from idempotent.observe.sparse import Sparse
+from idempotent.observe.log_throttle import LogThrottle
 
 try:
     from confluent_kafka import (
@@ -118,7 +118,7 @@ def make_client(
 
 def _safe(name: str, callback: Callback) -> Callback:
     """A callback of the application that raises nothing: the client library would raise it from any of its calls."""
-    sparse = Sparse()
+    sparse = LogThrottle()
 
     def call(*arguments: Any) -> None:
         try:

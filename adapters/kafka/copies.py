@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import CUT_HEADER, dead_letter_headers, delayed_headers
-from idempotent.adapters.kafka.lanes import Record
 from idempotent.adapters.kafka.offsets import StoredOffsets
+from idempotent.adapters.kafka.ordered_queues import Record
 from idempotent.adapters.kafka.outputs import Produced
 from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.producer import Unconfirmed
 from idempotent.adapters.kafka.records import DUE_HEADER, origin_text, ours_of
 from idempotent.adapters.kafka.sender import KafkaSender
-from idempotent.adapters.kafka.transactions.attempt import Refusal
+from idempotent.adapters.kafka.transactions.open_transaction import Refusal
 from idempotent.errors import OutputError
 from idempotent.logs import EventLog
 from idempotent.message import Message

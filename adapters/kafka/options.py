@@ -9,10 +9,10 @@ from enum import Enum
 from typing import Any, Final
 from urllib.parse import unquote
 
-from idempotent.choices import choice
 from idempotent.claims import Remembers
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError
+from idempotent.validation import choice
 
 
 class Semantics(Enum):
@@ -81,7 +81,7 @@ _OURS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Bootstrap:
     """The bootstrap brokers and the credentials.
 
     Attributes:
@@ -95,7 +95,7 @@ class Place:
     password: str | None = field(default=None, repr=False)
 
 
-def place_of(url_or_bootstrap: str) -> Place:
+def bootstrap_of(url_or_bootstrap: str) -> Bootstrap:
     """Read `host:9092,host:9092` or `kafka://user:password@host:9092,host:9092`.
 
     Raises:
@@ -110,11 +110,11 @@ def place_of(url_or_bootstrap: str) -> Place:
             "KafkaAdapter takes brokers as host:9092,host:9092 or kafka://user:password@host:9092,host:9092"
         )
     user, _, password = credentials.partition(":")
-    return Place(hosts, unquote(user) or None, unquote(password) or None)
+    return Bootstrap(hosts, unquote(user) or None, unquote(password) or None)
 
 
 def security_config(
-    place: Place,
+    bootstrap: Bootstrap,
     *,
     protocol: str | None,
     mechanism: str | None,
@@ -124,18 +124,18 @@ def security_config(
     own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The settings of every client of these brokers; `own` are the user's and win."""
-    user = username or place.username
+    user = username or bootstrap.username
     if user is not None:
         # A password must not cross the network unencrypted unless the user asks for it.
         protocol, mechanism = protocol or "SASL_SSL", mechanism or "PLAIN"
     config: dict[str, Any] = {
-        "bootstrap.servers": place.bootstrap,
+        "bootstrap.servers": bootstrap.bootstrap,
         # librdkafka logs each failed attempt to connect as an error; the adapter logs fewer.
         "log_level": 2,
         "security.protocol": protocol,
         "sasl.mechanisms": mechanism,
         "sasl.username": user,
-        "sasl.password": password or place.password,
+        "sasl.password": password or bootstrap.password,
         "ssl.ca.location": ca_location,
     }
     return {**{name: value for name, value in config.items() if value is not None}, **(own or {})}

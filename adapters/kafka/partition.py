@@ -11,16 +11,16 @@ from typing import Final
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.kafka.client import OFFSET_INVALID, Raw
-from idempotent.adapters.kafka.lanes import Lanes, Record
 from idempotent.adapters.kafka.options import Ordering
+from idempotent.adapters.kafka.ordered_queues import OrderedQueues, Record
 from idempotent.adapters.kafka.outputs import Outputs
 from idempotent.adapters.kafka.records import NO_EPOCH, due_in_s, epoch_of, message_of, problem_of, size_of
 from idempotent.adapters.kafka.topics import TopicId
 from idempotent.adapters.watermark import Watermark
-from idempotent.choices import choice
 from idempotent.errors import ConfigurationError, MessageError
 from idempotent.message import Position
 from idempotent.outcomes import Outcome
+from idempotent.validation import choice
 
 _tuple: Final = tuple.__new__
 # What is delivered before the first effect is counted before it runs, with three statements more for each group. So
@@ -79,7 +79,7 @@ class Partition:
         self._limits = limits
         self._has_one_lane = limits.ordering is Ordering.PARTITION
         self._has_lanes_by_key = limits.ordering is Ordering.KEY
-        self._lanes = Lanes(limits.in_flight if self._has_one_lane else 1)
+        self._queues = OrderedQueues(limits.in_flight if self._has_one_lane else 1)
         self._watermark: Watermark[int] = Watermark()
         self._out: dict[int, Token] = {}
         self._busy = 0
@@ -126,7 +126,7 @@ class Partition:
         due = 0.0 if self.subject == self.topic else time.monotonic() + due_in_s(raw)
         record = Record(raw, offset, lane, due, expected, epoch, size_of(raw), problem)
         self._bytes += record.size
-        self._lanes.add(record)
+        self._queues.add(record)
 
     @property
     def topic_id(self) -> str | None:
@@ -167,7 +167,7 @@ class Partition:
             room = min(room, _AT_FIRST + self._finished - self._busy)
         if room <= 0 or not self.is_begun or self._topic_id.value is None:
             return []
-        records = self._lanes.take(now, room)
+        records = self._queues.take(now, room)
         if records and self._careful_until == math.inf:
             self._careful_until = now + _AT_FIRST_S
         self._busy += len(records)
@@ -200,13 +200,13 @@ class Partition:
         self._finished += 1
         self._busy -= 1
         self._bytes -= record.size
-        self._lanes.finish(record)
+        self._queues.finish(record)
         self._watermark.finish(record.offset)
 
     def retry_at(self, record: Record, due: float) -> None:
         """Deliver a message again when it is `due`."""
         self._busy -= 1
-        self._lanes.retry_at(record, due)
+        self._queues.retry_at(record, due)
 
     @property
     def mark(self) -> int | None:

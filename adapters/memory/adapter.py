@@ -9,11 +9,11 @@ from urllib.parse import unquote, urlsplit
 
 from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
 from idempotent.adapters.memory.broker import Copy, MemoryBroker, dead_letter_queue, named_broker
-from idempotent.choices import check_types
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.outcomes import Result
+from idempotent.validation import check_types
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from idempotent.adapters.copies import without_ours
-from idempotent.choices import check_types
 from idempotent.errors import ConfigurationError
 from idempotent.forks import free_in_child
 from idempotent.message import Message
+from idempotent.validation import check_types
 
 
 class Faults:

@@ -12,27 +12,27 @@ from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import ORIGIN_HEADER, returned_headers, text_of
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error, remedy_for
-from idempotent.adapters.rabbitmq.copies import Copies, Copy, Goal
+from idempotent.adapters.rabbitmq.copies import Copies, Copy, CopyTarget
 from idempotent.adapters.rabbitmq.keeping import Keeper
-from idempotent.adapters.rabbitmq.lanes import Item
 from idempotent.adapters.rabbitmq.messages import (
     ours_of,
     properties_of_copy,
     properties_to_publish,
 )
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, QueueType
+from idempotent.adapters.rabbitmq.publish_channels import Item
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for
 from idempotent.adapters.rabbitmq.server import server_at
 from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.adapters.reconnecting import Reconnecting, describe
-from idempotent.choices import check_types, choice
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
+from idempotent.validation import check_types, choice
 
 log = EventLog(__name__)
 
@@ -129,7 +129,9 @@ class RabbitMqAdapter(Adapter):
         self._connected_at = None
         session = self._connect()
         if self._queues:
-            self._keeper = Keeper(self._server, self._topology, self._queues, lambda: self._publisher.lanes)
+            self._keeper = Keeper(
+                self._server, self._topology, self._queues, lambda: self._publisher.channels
+            )
             self._keeper.start()
         else:
             self._open_to_publish(session)
@@ -165,14 +167,14 @@ class RabbitMqAdapter(Adapter):
         return self._settle(token, lambda: token.session.acknowledge(token.tag))
 
     def _delay(self, delivery: Delivery, after_s: float) -> bool:
-        return self._copy(delivery, Goal.DELAY, after_s=after_s)
+        return self._copy(delivery, CopyTarget.DELAY, after_s=after_s)
 
     def _dead_letter(self, delivery: Delivery, result: Result) -> bool:
-        return self._copy(delivery, Goal.DEAD_LETTER, result)
+        return self._copy(delivery, CopyTarget.DEAD_LETTER, result)
 
     def _give_back(self, delivery: Delivery) -> bool:
         if self._at_most_once:
-            return self._copy(delivery, Goal.QUEUE)
+            return self._copy(delivery, CopyTarget.QUEUE)
         token: Token = delivery.token
         return self._settle(token, lambda: token.session.give_back(token.tag))
 
@@ -293,9 +295,9 @@ class RabbitMqAdapter(Adapter):
         return True
 
     def _copy(
-        self, delivery: Delivery, goal: Goal, result: Result | None = None, after_s: float = 0.0
+        self, delivery: Delivery, target: CopyTarget, result: Result | None = None, after_s: float = 0.0
     ) -> bool:
-        copy = Copy(delivery.message, delivery.token, goal, result, time.monotonic() + after_s)
+        copy = Copy(delivery.message, delivery.token, target, result, time.monotonic() + after_s)
         return self._settle(copy.token, lambda: self._copies.make(copy))
 
     def _keep_alive(self) -> None:

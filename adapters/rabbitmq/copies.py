@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Final
 
 from idempotent.adapters.copies import dead_letter_headers, delayed_headers, fit_headers
-from idempotent.adapters.rabbitmq.lanes import Item, NotTakenError, Parcel, TooLargeError
 from idempotent.adapters.rabbitmq.messages import ours_of, properties_of_copy
+from idempotent.adapters.rabbitmq.publish_channels import Item, NotTakenError, PublishBatch, TooLargeError
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for, takes
 from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
@@ -29,7 +29,7 @@ log = EventLog(__name__)
 _BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=60.0)
 
 
-class Goal(Enum):
+class CopyTarget(Enum):
     """The destination of a copy."""
 
     DELAY = "delay"
@@ -46,7 +46,7 @@ class Copy:
     Attributes:
         message: as it was delivered.
         token: of the delivery, acknowledged after the copy is confirmed.
-        goal: the destination.
+        target: the destination.
         result: the reason of a dead letter.
         due: when a delayed message may be delivered again, in seconds of the monotonic clock.
         refusals: how often the broker refused the copy.
@@ -54,7 +54,7 @@ class Copy:
 
     message: Message
     token: Token
-    goal: Goal
+    target: CopyTarget
     result: Result | None
     due: float
     refusals: int = 0
@@ -66,7 +66,7 @@ class Copy:
             NotTakenError: it cannot be published.
         """
         queue, message = self.token.queue, self.message
-        if self.goal is Goal.DEAD_LETTER:
+        if self.target is CopyTarget.DEAD_LETTER:
             assert self.result is not None
             place = topology.dead_place(queue)
             letter = dead_letter_headers(message, ours_of(message, queue), place.queue, queue, self.result)
@@ -76,7 +76,7 @@ class Copy:
             return item_for(place, message.body, properties_of_copy(message, headers))
         ours = delayed_headers(message, ours_of(message, queue), queue, queue)
         properties = properties_of_copy(message, {**message.headers, **ours})
-        if self.goal is Goal.QUEUE:
+        if self.target is CopyTarget.QUEUE:
             return item_for(topology.work_place(queue), message.body, properties)
         delay_s = max(self.due - time.monotonic(), 0.0)
         return item_for(topology.delay_place(queue, delay_s), message.body, properties)
@@ -129,7 +129,7 @@ class Copies:
             return
         self._sent[copy] = None
         self._publisher.send(
-            Parcel([item], wanted=lambda: self._is_wanted(copy), copy=copy), lane=item.place.queue
+            PublishBatch([item], wanted=lambda: self._is_wanted(copy), copy=copy), channel=item.place.queue
         )
 
     def settle(self) -> None:
@@ -138,13 +138,13 @@ class Copies:
         Raises:
             AMQPError, OSError: the consuming connection is lost.
         """
-        for parcel in self._publisher.finished():
-            copy: Copy = parcel.copy
+        for batch in self._publisher.finished():
+            copy: Copy = batch.copy
             self._sent.pop(copy, None)
             if not self._is_wanted(copy):
                 continue
-            if parcel.error is not None:
-                self._refuse(copy, parcel.error)
+            if batch.error is not None:
+                self._refuse(copy, batch.error)
             elif (session := self._current()) is copy.token.session and session is not None:
                 session.acknowledge(copy.token.tag)
         self.retry_due()
@@ -158,7 +158,7 @@ class Copies:
             copy = heapq.heappop(self._refused)[2]
             if not self._is_wanted(copy):
                 continue
-            if copy.goal is Goal.ORIGINAL:
+            if copy.target is CopyTarget.ORIGINAL:
                 copy.token.session.give_back(copy.token.tag)
             else:
                 self.make(copy)
@@ -172,14 +172,14 @@ class Copies:
             "copy_refused",
             extra={
                 **about_message(copy.message),
-                "goal": copy.goal.value,
+                "goal": copy.target.value,
                 "queue": copy.token.queue,
                 "error": describe(error),
             },
         )
         copy.refusals += 1
         due = time.monotonic() + _BACKOFF.delay_s(copy.refusals)
-        if isinstance(error, TooLargeError) and copy.goal is Goal.DELAY and not self._outlive:
-            copy.goal = Goal.ORIGINAL
+        if isinstance(error, TooLargeError) and copy.target is CopyTarget.DELAY and not self._outlive:
+            copy.target = CopyTarget.ORIGINAL
             due = copy.due
         heapq.heappush(self._refused, (due, next(self._ties), copy))

@@ -12,9 +12,15 @@ from typing import Any, Final
 
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors, plain_error
-from idempotent.adapters.rabbitmq.lanes import Item, Lane, NotTakenError, Parcel, TooLargeError
+from idempotent.adapters.rabbitmq.publish_channels import (
+    Item,
+    NotTakenError,
+    PublishBatch,
+    PublishChannel,
+    TooLargeError,
+)
 from idempotent.adapters.rabbitmq.server import Server
-from idempotent.adapters.rabbitmq.topology import Place, fault_in_name
+from idempotent.adapters.rabbitmq.topology import QueueDeclaration, fault_in_name
 from idempotent.adapters.reconnecting import Reconnecting, describe
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
@@ -37,15 +43,15 @@ _UNENCODABLE: Final = (
 
 
 class Publisher:
-    """Sends parcels, each in the lane of its destination, so that a destination that does not answer stops no other.
+    """Sends batches, each in the channel of its destination, so that a destination that does not answer stops no other.
 
     The broker stops reading from a connection that publishes while it is short of memory or disk. So this one does
     nothing else: deliveries and acknowledgements have the consuming connection.
 
     Args:
-        server: where to connect; the first parcel does.
+        server: where to connect; the first batch does.
         backoff: waits between attempts to connect.
-        on_finished: called in the publisher's thread when a parcel that repeats is finished.
+        on_finished: called in the publisher's thread when a batch that repeats is finished.
     """
 
     def __init__(self, server: Server, backoff: Backoff, on_finished: Callable[[], None]) -> None:
@@ -53,9 +59,9 @@ class Publisher:
         self._server = server
         self._reconnecting = Reconnecting(f"{server.where} (publishing)", backoff=backoff)
         self._on_finished = on_finished
-        self._new: deque[tuple[str, Parcel]] = deque()
-        self._finished: deque[Parcel] = deque()
-        self._lanes: dict[str, Lane] = {}
+        self._new: deque[tuple[str, PublishBatch]] = deque()
+        self._finished: deque[PublishBatch] = deque()
+        self._channels: dict[str, PublishChannel] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
@@ -63,9 +69,9 @@ class Publisher:
         self._opened_at: float | None = None
         self._error: BaseException | None = None
 
-    def send(self, parcel: Parcel, lane: str = "") -> None:
-        """Send a parcel after the others of its lane, and return at once."""
-        self._new.append((lane, parcel))
+    def send(self, batch: PublishBatch, channel: str = "") -> None:
+        """Send a batch after the others of its channel, and return at once."""
+        self._new.append((channel, batch))
         with self._lock:
             if self._thread is not None and self._connection is not None:
                 self._connection.ioloop.add_callback_threadsafe(self._take_new)
@@ -82,9 +88,9 @@ class Publisher:
                 self._thread.start()
 
     @property
-    def lanes(self) -> list[str]:
-        """The names of all lanes."""
-        return list(self._lanes)
+    def channels(self) -> list[str]:
+        """The names of all channels."""
+        return list(self._channels)
 
     @property
     def connected(self) -> bool:
@@ -103,23 +109,23 @@ class Publisher:
         """
         places = list(items)
         chunks = [places[start : start + _MOST_ITEMS] for start in range(0, len(places), _MOST_ITEMS)]
-        parcels = [Parcel([items[place] for place in chunk], repeat=False) for chunk in chunks]
-        for parcel in parcels:
-            self.send(parcel)
-        _await(parcels, meanwhile)
+        batches = [PublishBatch([items[place] for place in chunk], repeat=False) for chunk in chunks]
+        for batch in batches:
+            self.send(batch)
+        _await(batches, meanwhile)
         silent = (
             f"the broker did not confirm the message within {_CONFIRM_S:g} s, send it again: is it short of memory or "
             "disk, or the queue without a majority?"
         )
-        for parcel, chunk in zip(parcels, chunks, strict=True):
+        for batch, chunk in zip(batches, chunks, strict=True):
             # In this order: an answer may still arrive, in the publisher's thread.
-            pending, refused = parcel.pending.copy(), parcel.refused.copy()
+            pending, refused = batch.pending.copy(), batch.refused.copy()
             for place, error in refused.items():
                 answers.refuse(chunk[place], error)
-            answers.lose([chunk[place] for place in pending - refused.keys()], parcel.lost or silent)
+            answers.lose([chunk[place] for place in pending - refused.keys()], batch.lost or silent)
 
-    def finished(self) -> Iterator[Parcel]:
-        """The parcels that repeat and were finished since the last call."""
+    def finished(self) -> Iterator[PublishBatch]:
+        """The batches that repeat and were finished since the last call."""
         while self._finished:
             yield self._finished.popleft()
 
@@ -133,7 +139,7 @@ class Publisher:
         if thread is not None:
             thread.join(2 * _CLOSE_S)
         self._new.clear()
-        self._lanes = {}
+        self._channels = {}
 
     # In the publisher's thread
 
@@ -173,8 +179,8 @@ class Publisher:
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
         self._opened_at = time.monotonic()
-        for lane in self._lanes.values():
-            lane.connected(connection)
+        for channel in self._channels.values():
+            channel.connected(connection)
         self._take_new()
 
     def _on_end(self, connection: Any, error: BaseException) -> None:
@@ -195,8 +201,8 @@ class Publisher:
                 f"the connection was lost before the broker confirmed the message, send it again: {describe(error)}"
             )
         self._take_new()
-        for lane in self._lanes.values():
-            lane.lost(reason)
+        for channel in self._channels.values():
+            channel.lost(reason)
         if self._opened_at is None or time.monotonic() - self._opened_at < _BRIEF_S:
             self._reconnecting.failed(error)
         else:
@@ -204,19 +210,19 @@ class Publisher:
 
     def _take_new(self) -> None:
         while self._new:
-            name, parcel = self._new.popleft()
-            lane = self._lanes.get(name)
-            if lane is None:
-                lane = self._lanes[name] = Lane(self._finish)
+            name, batch = self._new.popleft()
+            channel = self._channels.get(name)
+            if channel is None:
+                channel = self._channels[name] = PublishChannel(self._finish)
                 if self._connection is not None and self._connection.is_open:
-                    lane.connected(self._connection)
-            lane.add(parcel)
+                    channel.connected(self._connection)
+            channel.add(batch)
 
-    def _finish(self, parcel: Parcel) -> None:
-        if parcel.repeat:
-            self._finished.append(parcel)
+    def _finish(self, batch: PublishBatch) -> None:
+        if batch.repeat:
+            self._finished.append(batch)
             self._on_finished()
-        parcel.done.set()
+        batch.done.set()
 
     def _disconnect(self) -> None:
         connection = self._connection
@@ -235,7 +241,7 @@ def _abort(connection: Any) -> None:
         transport.abort()
 
 
-def item_for(place: Place, body: bytes | None, properties: Any) -> Item:
+def item_for(place: QueueDeclaration, body: bytes | None, properties: Any) -> Item:
     """A message that can be published.
 
     Raises:
@@ -270,14 +276,14 @@ def _size_of(properties: Any) -> int:
         raise NotTakenError(f"the headers cannot be sent: {error!r}") from error
 
 
-def _await(parcels: Sequence[Parcel], meanwhile: Callable[[], None]) -> None:
+def _await(batches: Sequence[PublishBatch], meanwhile: Callable[[], None]) -> None:
     """Wait until all are finished. After the time that the broker has, those that are not sent yet never will be."""
     until = time.monotonic() + _CONFIRM_S
-    for parcel in parcels:
-        while not parcel.done.wait(_MEANWHILE_S):
+    for batch in batches:
+        while not batch.done.wait(_MEANWHILE_S):
             meanwhile()
             if time.monotonic() >= until:
-                for each in parcels:
+                for each in batches:
                     each.wanted = _no
                 return
 

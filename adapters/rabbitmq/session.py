@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
+from idempotent.adapters.fair_queue import FairQueue
 from idempotent.adapters.rabbitmq.acks import Acks, Batched, EachAtOnce, Windows
 from idempotent.adapters.rabbitmq.client import LOST, pika_errors
 from idempotent.adapters.rabbitmq.messages import Received, late_s, message_from
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, Window
 from idempotent.adapters.rabbitmq.reading import fault_in
 from idempotent.adapters.rabbitmq.topology import Topology, get
-from idempotent.adapters.turns import Turns
 from idempotent.errors import MessageError
 from idempotent.logs import EventLog
-from idempotent.observe.sparse import Sparse
+from idempotent.observe.log_throttle import LogThrottle
 
 log = EventLog(__name__)
 
@@ -77,14 +77,14 @@ class Session:
         self._consuming = consuming
         # Each queue and the work queue whose messages it has, in the order in which they are pulled.
         self._queues = deque(topology.consumed(queues))
-        self._inbox: Turns[tuple[str, Received, bytes]] = Turns()
+        self._inbox: FairQueue[tuple[str, Received, bytes]] = FairQueue()
         self._unsettled: set[int] = set()
         self._suspects: set[str] = set()
         self._no_streams: set[str] = set()
         self._cancelled: Any = None
         self._next_pump = 0.0
         self._opened_at = self._heard_at = time.monotonic()
-        self._told_late = Sparse()
+        self._told_late = LogThrottle()
         self._topology = topology
         self._windows = Windows(window)
         try:

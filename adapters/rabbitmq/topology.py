@@ -40,7 +40,7 @@ _RETURNS_SAFELY: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueueDeclaration:
     """A queue to publish to.
 
     Attributes:
@@ -99,15 +99,15 @@ class Topology:
 
     # Places to publish to
 
-    def work_place(self, queue: str) -> Place:
+    def work_place(self, queue: str) -> QueueDeclaration:
         """A work queue."""
         return self._place(queue, self._work_arguments(self.dead(queue)))
 
-    def dead_place(self, queue: str) -> Place:
+    def dead_place(self, queue: str) -> QueueDeclaration:
         """The queue for the dead letters of `queue`."""
         return self._place(self.dead(queue), self._arguments())
 
-    def delay_place(self, queue: str, delay_s: float) -> Place:
+    def delay_place(self, queue: str, delay_s: float) -> QueueDeclaration:
         """The queue from which messages come back after at least `delay_s` seconds.
 
         It has no `x-expires`: declarations do not keep a quorum queue from expiring, with its messages.
@@ -121,8 +121,8 @@ class Topology:
         }
         return self._place(name, arguments)
 
-    def _place(self, queue: str, arguments: dict[str, Any]) -> Place:
-        return Place(queue, arguments if self.declare else None)
+    def _place(self, queue: str, arguments: dict[str, Any]) -> QueueDeclaration:
+        return QueueDeclaration(queue, arguments if self.declare else None)
 
     # Queues to consume
 

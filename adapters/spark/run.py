@@ -20,9 +20,9 @@ from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.session import batch_number, new_counters, refuse_streaming
 from idempotent.adapters.spark.staging import Output
 from idempotent.adapters.spark.tasks.handle import RunHandle, checked_chunk, refuse_divert
-from idempotent.choices import choice, flag, seconds
 from idempotent.errors import ConfigurationError, IdempotentError, RunFencedError, StoreError
 from idempotent.logs import EventLog
+from idempotent.validation import choice, flag, seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

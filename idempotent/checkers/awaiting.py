@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from idempotent.checkers.combining.combiner import Combiner, at_once, combines, must_be_alone
 from idempotent.checkers.combining.waiters import COMPLETE_ALONE, TaskWaiter
-from idempotent.checkers.desk import ClaimDesk
+from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import SideCall, SideThreads
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision
 from idempotent.errors import described
@@ -30,7 +30,7 @@ class Awaiting(ABC):
 
     @abstractmethod
     async def claim(self, request: ClaimRequest) -> Decision:
-        """`ClaimDesk.claim`. May be cancelled: a claim that it acquires nevertheless is released.
+        """`ClaimProtocol.claim`. May be cancelled: a claim that it acquires nevertheless is released.
 
         Raises:
             StoreError: the store did not answer; whether the key was claimed is unknown.
@@ -38,7 +38,7 @@ class Awaiting(ABC):
 
     @abstractmethod
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        """`ClaimDesk.claim_many`. May be cancelled, as `claim`.
+        """`ClaimProtocol.claim_many`. May be cancelled, as `claim`.
 
         Raises:
             StoreError: the store did not answer; which keys were claimed is unknown.
@@ -46,7 +46,7 @@ class Awaiting(ABC):
 
     @abstractmethod
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
-        """`ClaimDesk.complete`, to its end.
+        """`ClaimProtocol.complete`, to its end.
 
         Raises:
             StoreError: the store did not record it.
@@ -68,20 +68,20 @@ class InLoop(Awaiting):
     """Calls directly, in the loop's thread: for a checker whose steps never block.
 
     Args:
-        desk: makes the claims and completions.
+        protocol: makes the claims and completions.
     """
 
-    def __init__(self, desk: ClaimDesk) -> None:
-        self._desk = desk
+    def __init__(self, protocol: ClaimProtocol) -> None:
+        self._protocol = protocol
 
     async def claim(self, request: ClaimRequest) -> Decision:
-        return self._desk.claim(request)
+        return self._protocol.claim(request)
 
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return self._desk.claim_many(requests)
+        return self._protocol.claim_many(requests)
 
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
-        return self._desk.complete(claim, result)
+        return self._protocol.complete(claim, result)
 
     async def call(self, function: Callable[..., R], *arguments: Any) -> R:
         return function(*arguments)
@@ -97,12 +97,12 @@ class InThreads(Awaiting):
     """Calls in threads beside the loop. Single claims and completions share rounds with those of other tasks.
 
     Args:
-        desk: makes the claims and completions that do not go through the combiner.
+        protocol: makes the claims and completions that do not go through the combiner.
         combiner: sends single ones together; None: each is a call of its own.
     """
 
-    def __init__(self, desk: ClaimDesk, combiner: Combiner | None) -> None:
-        self._desk = desk
+    def __init__(self, protocol: ClaimProtocol, combiner: Combiner | None) -> None:
+        self._protocol = protocol
         self._combiner = combiner
         self._threads = SideThreads("idempotent-side", most=_SIDE_THREADS)
 
@@ -120,7 +120,7 @@ class InThreads(Awaiting):
         return await self._claim_alone(request) if must_be_alone(request, decision) else decision
 
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return await self._claimed(self._desk.claim_many, requests, lambda decisions: decisions)
+        return await self._claimed(self._protocol.claim_many, requests, lambda decisions: decisions)
 
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         if claim.empty:
@@ -131,7 +131,7 @@ class InThreads(Awaiting):
             self._combiner.put(waiter)
             await waiter.signal.wait_to_its_end()
             owned = waiter.result()
-        return await self.call(self._desk.complete, claim, result) if owned is COMPLETE_ALONE else owned
+        return await self.call(self._protocol.complete, claim, result) if owned is COMPLETE_ALONE else owned
 
     async def call(self, function: Callable[..., R], *arguments: Any) -> R:
         call = SideCall(function, arguments)
@@ -148,7 +148,7 @@ class InThreads(Awaiting):
         self._threads.close()
 
     async def _claim_alone(self, request: ClaimRequest) -> Decision:
-        return await self._claimed(self._desk.claim, request, lambda decision: [decision])
+        return await self._claimed(self._protocol.claim, request, lambda decision: [decision])
 
     async def _claimed(
         self, claim: Callable[[T], R], asked: T, decisions_of: Callable[[R], Sequence[Decision]]
@@ -176,7 +176,7 @@ class InThreads(Awaiting):
         """Release the claims of a task that was cancelled."""
         releases = [(claim, None) for claim in claims if claim is not None]
         if releases:
-            self._desk.release_many(releases)
+            self._protocol.release_many(releases)
 
 
 def _log_failed(error: Exception) -> None:

@@ -9,12 +9,12 @@ from typing import Final, final
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting, InThreads
 from idempotent.checkers.combining import Combiner
-from idempotent.checkers.desk import ClaimDesk
 from idempotent.checkers.hooks import CheckerHooks
-from idempotent.choices import flag, seconds, seconds_or_none, whole
+from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.claims import ClaimRequest, Guarantee
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
+from idempotent.validation import flag, seconds, seconds_or_none, whole
 
 DEFAULT_LEASE_S: Final = 30.0
 DEFAULT_RETENTION_S: Final = 14 * 86400
@@ -37,7 +37,7 @@ class AbstractIdempotentChecker(CheckerHooks):
         one_writer: the store carries out one write at a time, so with `combine` no second call begins beside another.
 
     Attributes:
-        desk: claims, completes and releases keys for consumers.
+        protocol: claims, completes and releases keys for consumers.
         combiner: sends the claims and completions of lone messages together; None: each by itself.
 
     Raises:
@@ -56,20 +56,20 @@ class AbstractIdempotentChecker(CheckerHooks):
         self.lease_s = seconds_or_none(lease_s, "lease_s")
         self.retention_s = seconds(retention_s, "retention_s")
         self.dead_retention_s = seconds_or_none(dead_retention_s, "dead_retention_s")
-        self.desk: Final = ClaimDesk(self)
+        self.protocol: Final = ClaimProtocol(self)
         self.combiner: Final = (
-            Combiner(self.desk, one_writer=one_writer) if flag(combine, "combine") else None
+            Combiner(self.protocol, one_writer=one_writer) if flag(combine, "combine") else None
         )
 
     @property
-    def lone(self) -> ClaimDesk | Combiner:
-        """Claims and completes the keys of single messages: the combiner, or else the desk."""
-        return self.combiner or self.desk
+    def lone(self) -> ClaimProtocol | Combiner:
+        """Claims and completes the keys of single messages: the combiner, or else the protocol."""
+        return self.combiner or self.protocol
 
     @cached_property
     def awaiting(self) -> Awaiting:
         """Runs the checker's steps for tasks."""
-        return InThreads(self.desk, self.combiner)
+        return InThreads(self.protocol, self.combiner)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -138,13 +138,13 @@ class AbstractIdempotentChecker(CheckerHooks):
         if leader.lease_s is None:
             # After a crash, a lock that never lapses would block gc permanently.
             return self.garbage_collect(batch_size=batch_size)
-        claim = leader.desk.claim(ClaimRequest(_GC_LEASE_KEY)).claim
+        claim = leader.protocol.claim(ClaimRequest(_GC_LEASE_KEY)).claim
         if claim is None:
             return None
         try:
             return self.garbage_collect(batch_size=batch_size)
         finally:
-            leader.desk.release(claim)
+            leader.protocol.release(claim)
 
     def close(self) -> None:
         """Close connections and stop the background threads. Idempotent."""
@@ -152,7 +152,7 @@ class AbstractIdempotentChecker(CheckerHooks):
             self.combiner.close()
         if "awaiting" in vars(self):
             self.awaiting.close()
-        self.desk.close()
+        self.protocol.close()
 
     @property
     def _gc_leader(self) -> AbstractIdempotentChecker:

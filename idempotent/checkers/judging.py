@@ -111,8 +111,8 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
     if request.on_lapsed is Lapsed.PARK:
         return _PARKED
     claim = Claim(request.key, stored.fence + 1, request.owner)
-    alone = stored.status is not KeyStatus.IN_PROGRESS_GROUP
-    return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=True, alone=alone), Change.STORE)
+    lapse_counts = stored.status is not KeyStatus.IN_PROGRESS_GROUP
+    return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=True, lapse_counts=lapse_counts), Change.STORE)
 
 
 def known(decision: Decision, request: ClaimRequest, failed: int) -> Decision:

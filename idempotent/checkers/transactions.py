@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.desk import ClaimDesk
+from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.claims import Claim, ClaimRequest, Decision, Verdict
 from idempotent.errors import ConfigurationError
 from idempotent.keys import NO_KEY, Key
@@ -50,12 +50,12 @@ class TransactionHooks(ABC):
         """Remove the key of a failed handler from a group that continues without it."""
 
     @abstractmethod
-    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
+    def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[object]:
         """Roll back the effect of one handler of an atomic group if it raises. Only used with `isolates`.
 
         Args:
             claim: the handler's claim.
-            takes: the type of the handler's second parameter; None: it has no second parameter.
+            session_type: the type of the handler's second parameter; None: it has no second parameter.
         """
 
     def interrupted(self, claim: Claim) -> None:  # noqa: B027 - optional
@@ -120,18 +120,18 @@ class NoTransactions(TransactionHooks):
     """The hooks of a checker without that capability: its claims are separate from the handlers' effects.
 
     Args:
-        desk: the checker's desk.
+        protocol: the checker's protocol.
     """
 
-    def __init__(self, desk: ClaimDesk) -> None:
-        self._desk = desk
+    def __init__(self, protocol: ClaimProtocol) -> None:
+        self._protocol = protocol
 
     def claim_nothing(self) -> Claim:
         return Claim(NO_KEY)
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         del request
-        self._desk.complete(claim)
+        self._protocol.complete(claim)
 
     def flush(self, claim: Claim) -> None:
         del claim
@@ -139,8 +139,8 @@ class NoTransactions(TransactionHooks):
     def forget(self, claim: Claim) -> None:
         del claim
 
-    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[object]:
-        del claim, takes
+    def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[object]:
+        del claim, session_type
         return nullcontext()
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
@@ -171,4 +171,4 @@ class NoTransactions(TransactionHooks):
 
 def transactions_of(checker: AbstractIdempotentChecker) -> TransactionHooks:
     """The transaction hooks of a checker; `NoTransactions` if it has none."""
-    return checker if isinstance(checker, TransactionHooks) else NoTransactions(checker.desk)
+    return checker if isinstance(checker, TransactionHooks) else NoTransactions(checker.protocol)

@@ -16,7 +16,7 @@ from idempotent.logs import EventLog
 from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_key
-from idempotent.observe.sparse import Sparse
+from idempotent.observe.log_throttle import LogThrottle
 from idempotent.values import value
 
 log = EventLog(__name__)
@@ -59,7 +59,7 @@ class Unrecorded:
         self.steps: dict[bytes, Step] = {}
         self._lock: Final = free_in_child(threading.Lock())
         self._rounds: Rounds | None = None
-        self._refused = Sparse()
+        self._refused = LogThrottle()
         self._generation = generation.number
 
     def __len__(self) -> int:

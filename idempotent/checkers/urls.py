@@ -10,9 +10,9 @@ from typing import Any, Final
 from urllib.parse import unquote_plus
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.choices import from_text, keywords, text
 from idempotent.claims import Guarantee, Remembers
 from idempotent.errors import ConfigurationError
+from idempotent.validation import from_text, keywords, text
 
 
 class StoreKind(Enum):

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from idempotent.adapters.copies import without_ours
-from idempotent.choices import seconds
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.outbox.headers import encoded_headers
 from idempotent.schema.outbox import DESTINATION_LENGTH, ID_LENGTH, LANE_BYTES
+from idempotent.validation import seconds
 
 BUCKETS: Final = 64
 """The parts of an outbox that relays share. All messages of an order key are in one."""

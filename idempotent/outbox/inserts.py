@@ -22,7 +22,7 @@ from idempotent.schema import outbox_name
 from idempotent.stores.sql.cursor import NUMBERED
 from idempotent.stores.sql.dialects import dialect_for
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
-from idempotent.stores.sql.lent import driver_of
+from idempotent.stores.sql.handler_connection import driver_of
 
 # The most rows, and bytes of bodies and headers, of one INSERT: a packet of MySQL has 16 MB by default.
 _ROWS: Final = 200

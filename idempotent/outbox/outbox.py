@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from idempotent.choices import flag
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
 from idempotent.forks import free_in_child
@@ -26,6 +25,7 @@ from idempotent.processing.calling import claim_if_any, inside_handler, inside_l
 from idempotent.schema import DEFAULT_TABLE, outbox_name, validate_table_name
 from idempotent.schema.outbox import ID_LENGTH
 from idempotent.stores.sql.engines import AnyEngine
+from idempotent.validation import flag
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.combining import Combiner
-from idempotent.checkers.desk import ClaimDesk
+from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.transactions import TransactionHooks, transactions_of
 from idempotent.claims import ClaimRequest, KeyStatus, Lapsed, new_owner
 from idempotent.errors import MessageError, MissingKeyError, UndecodableMessageError, described
@@ -19,8 +19,8 @@ from idempotent.logs import EventLog
 from idempotent.message import Message, Position
 from idempotent.observe.events import Event
 from idempotent.observe.fields import about_message
+from idempotent.observe.log_throttle import LogThrottle
 from idempotent.observe.observers import Observers
-from idempotent.observe.sparse import Sparse
 from idempotent.policy import OnExpiredLease, causes
 from idempotent.processing.calling import AsyncCalls, Calls
 from idempotent.processing.handler import Handler
@@ -160,7 +160,7 @@ class Binding:
 
     Attributes:
         name: the consumer's name, `subject:group`.
-        desk: claims, completes and releases its keys.
+        protocol: claims, completes and releases its keys.
         lone: claims and completes the key of one message alone.
         combiner: the same, if single messages share rounds; None: each has statements of its own.
         calls: runs its handler.
@@ -187,8 +187,8 @@ class Binding:
         self.checker: Final = checker
         self.observers: Final = observers
         self.disabled: Final = disabled
-        self.desk: Final[ClaimDesk] = checker.desk
-        self.lone: Final[ClaimDesk | Combiner] = checker.lone
+        self.protocol: Final[ClaimProtocol] = checker.protocol
+        self.lone: Final[ClaimProtocol | Combiner] = checker.lone
         self.combiner: Final = self.lone if isinstance(self.lone, Combiner) else None
         self.transactions: Final = transactions_of(checker)
         self.calls: Final = (
@@ -205,8 +205,8 @@ class Binding:
         )
         self.counts_starts: Final = isinstance(checker, TransactionHooks)
         self.requests: Final = Requests(keys, options, by_position=checker.remembers.by_position)
-        self.store_failures: Final = Sparse()
-        self.undone_transactions: Final = Sparse()
+        self.store_failures: Final = LogThrottle()
+        self.undone_transactions: Final = LogThrottle()
 
     def about(self, message: Message) -> dict[str, object]:
         """The fields of a log line about a message."""

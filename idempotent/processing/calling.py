@@ -136,10 +136,12 @@ class Calls(Began):
             first: Any = [message] if batch else message
             if self._observers.watch_runs:
                 return self._watched((message,), self._arguments(claim, first))
-            if handler.takes is None:
+            if handler.session_type is None:
                 returned = handler.function(first)
             else:
-                returned = handler.function(first, self._transactions.handler_argument(claim, handler.takes))
+                returned = handler.function(
+                    first, self._transactions.handler_argument(claim, handler.session_type)
+                )
             return None if returned is None else finished(returned)
         finally:
             if generation.number != process:
@@ -170,8 +172,12 @@ class Calls(Began):
         return finished(question(key))
 
     def _arguments(self, claim: Claim, first: Any) -> tuple[Any, ...]:
-        takes = self._handler.takes
-        return (first,) if takes is None else (first, self._transactions.handler_argument(claim, takes))
+        session_type = self._handler.session_type
+        return (
+            (first,)
+            if session_type is None
+            else (first, self._transactions.handler_argument(claim, session_type))
+        )
 
     def _watched(self, messages: Sequence[Message], arguments: tuple[Any, ...]) -> Any:
         began = time.perf_counter()
@@ -245,9 +251,9 @@ class AsyncCalls(Began):
         """Await a handler. A cancellation passes through only if it is that of the task which awaits it."""
         handler = self._handler
         arguments = [first]
-        if handler.takes is not None:
+        if handler.session_type is not None:
             arguments.append(
-                await self._awaiting.call(self._transactions.handler_argument, claim, handler.takes)
+                await self._awaiting.call(self._transactions.handler_argument, claim, handler.session_type)
             )
         task = asyncio.current_task()
         assert task is not None

@@ -153,7 +153,7 @@ class _Group:
             list(requests()) if self._binding.handler.is_async else Streamed(requests())
         )
         try:
-            decisions: list[Decision] = yield CLAIM_MANY, self._binding.desk.claim_many, (asked,)
+            decisions: list[Decision] = yield CLAIM_MANY, self._binding.protocol.claim_many, (asked,)
         except StoreBusyError:
             self._run.repeat_alone([*members, *firsts])
             return []
@@ -169,7 +169,7 @@ class _Group:
         except BaseException:
             for decision in decisions:
                 if decision.claim is not None:  # the claims must not outlive the error
-                    yield STORE, self._binding.desk.abandon, (decision.claim,)
+                    yield STORE, self._binding.protocol.abandon, (decision.claim,)
             raise
 
     def _take(self, members: list[Member], decisions: list[Decision]) -> Life[list[Member]]:

@@ -20,14 +20,14 @@ class Handler:
 
     Attributes:
         function: the plain function.
-        takes: the type of its second parameter, Session or Connection, of an `async def` AsyncSession or
+        session_type: the type of its second parameter, Session or Connection, of an `async def` AsyncSession or
             AsyncConnection; None: it has no second parameter.
         batch: its first parameter is a list of messages.
         is_async: it is an `async def`.
     """
 
     function: Callable[..., Any]
-    takes: type | None
+    session_type: type | None
     batch: bool
     is_async: bool
 
@@ -84,8 +84,8 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
         raise ConfigurationError(
             f"{name} must take (message) or (message, session), but takes {len(positional)} parameters"
         )
-    takes = _second(code, positional[1].name, name, is_async=is_async) if positional[1:] else None
-    return Handler(function, takes, batch, is_async)
+    session_type = _second(code, positional[1].name, name, is_async=is_async) if positional[1:] else None
+    return Handler(function, session_type, batch, is_async)
 
 
 def _refuse_hidden_coroutine(code: Callable[..., Any], *, is_async: bool) -> None:

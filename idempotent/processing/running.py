@@ -78,7 +78,7 @@ class GroupRun:
             for member in claimed:
                 yield (
                     STORE,
-                    self._binding.desk.abandon,
+                    self._binding.protocol.abandon,
                     (member.claim,),
                 )  # the claims must not outlive the error
             raise
@@ -156,7 +156,7 @@ class GroupRun:
         isolated = yield (
             STORE,
             self._binding.transactions.isolated,
-            (member.claim, self._binding.handler.takes),
+            (member.claim, self._binding.handler.session_type),
         )
         yield STORE, isolated.__enter__, ()
         try:
@@ -222,7 +222,7 @@ class GroupRun:
         if not ran:
             return True
         try:
-            kept = yield STORE, self._binding.desk.complete_many, (self._completions(ran),)
+            kept = yield STORE, self._binding.protocol.complete_many, (self._completions(ran),)
         except StoreError as error:
             self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for member in ran:
@@ -246,7 +246,7 @@ class GroupRun:
             return
         releases = [(member.claim, member.failure) for member in raised]
         try:
-            released = yield STORE, self._binding.desk.release_many, (releases,)
+            released = yield STORE, self._binding.protocol.release_many, (releases,)
         except StoreError as error:
             for member in raised:
                 about = self._binding.about(member.message)
@@ -265,7 +265,7 @@ class GroupRun:
             return
         releases = [(member.claim, None) for member in claimed]
         try:
-            yield STORE, self._binding.desk.release_many, (releases,)
+            yield STORE, self._binding.protocol.release_many, (releases,)
         except StoreError as error:
             for member in claimed:
                 about = self._binding.about(member.message)

@@ -152,7 +152,7 @@ def _process(
     if claim is None:
         return (yield from _refused(binding, message, request, decision, alone=alone))
     if suspected:
-        yield STORE, binding.desk.abandon, (claim,)
+        yield STORE, binding.protocol.abandon, (claim,)
         return None
     try:
         if decision.lapsed or alone or binding.observers.watch_claims:
@@ -172,7 +172,7 @@ def _process(
         binding.transaction_undone((message,), error)
         doomed = error
     except BaseException:
-        yield STORE, binding.desk.abandon, (claim,)  # the claim must not outlive the error
+        yield STORE, binding.protocol.abandon, (claim,)  # the claim must not outlive the error
         raise
     else:
         if not owned:
@@ -243,7 +243,7 @@ def _begin(
             happened = yield from _ask_consumer(binding, message, claim)
             if happened is not None:
                 return happened
-            if decision.alone:
+            if decision.lapse_counts:
                 counted = yield from _count_lapse(binding, message, request, decision)
                 if isinstance(counted, Result):
                     return counted
@@ -286,7 +286,7 @@ def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Resu
             extra={**binding.about(message), "error": described(error)},
         )
         wait_s = binding.checker.lease_s or STORE_RETRY_S
-        yield STORE, binding.desk.abandon, (claim,)
+        yield STORE, binding.protocol.abandon, (claim,)
         return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
     return Result(Outcome.DUPLICATE)
 
@@ -307,9 +307,9 @@ def _count_lapse(
     """
     assert decision.claim is not None
     try:
-        counted = yield STORE, binding.desk.count_lapse, (decision, binding.options.max_attempts)
+        counted = yield STORE, binding.protocol.count_lapse, (decision, binding.options.max_attempts)
     except StoreError as error:
-        yield STORE, binding.desk.abandon, (decision.claim,)
+        yield STORE, binding.protocol.abandon, (decision.claim,)
         return unavailable(error)
     return counted.claim or (yield from refused(binding, message, request, counted))
 
@@ -361,7 +361,7 @@ def after_exception(
         return unavailable(error)
     failure = failure_of(binding, message, error, handling, counted=request.counted)
     try:
-        released = yield STORE, binding.desk.release, (claim, failure)
+        released = yield STORE, binding.protocol.release, (claim, failure)
     except StoreError as store_error:
         log.warning("failure_not_recorded", extra={**binding.about(message), "error": str(store_error)})
         return failed(binding, error, failure, None)
@@ -422,7 +422,7 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         yield from interrupted(binding, message, claim)
         raise
     try:
-        yield STORE, binding.desk.complete, (claim,)
+        yield STORE, binding.protocol.complete, (claim,)
     except (StoreError, DoomedTransactionError) as error:
         if isinstance(error, DoomedTransactionError):
             binding.transaction_undone((message,), error)
@@ -447,7 +447,7 @@ def _failed_without_key(binding: Binding, error: Exception) -> Result:
 def release_quietly(binding: Binding, message: Message, claim: Claim) -> Life[None]:
     """Free a key without counting an attempt; if the store does not answer, the key is free when its lease ends."""
     try:
-        yield STORE, binding.desk.release, (claim,)
+        yield STORE, binding.protocol.release, (claim,)
     except StoreError as error:
         log.warning("release_failed", extra={**binding.about(message), "error": str(error)})
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, Unpack, cast, overload
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.choices import choice, flag, function, seconds_or_none, text, whole
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from idempotent.observe.counting import counters
@@ -25,6 +24,7 @@ from idempotent.processing.options import (
     exceptions,
 )
 from idempotent.registry.decorating import BatchDecorator, ConsumerSettings, Decorator, refuse_consumer
+from idempotent.validation import choice, flag, function, seconds_or_none, text, whole
 
 # The stores count attempts in 32 bits.
 _MOST_ATTEMPTS: Final = 2**31 - 1

@@ -35,8 +35,8 @@ def abandon_claim(consumer: AnyConsumer, message: Message) -> Claim:
             "delivery runs"
         )
     request = binding.requests.of(message)
-    decision = binding.desk.claim(request)
+    decision = binding.protocol.claim(request)
     if decision.claim is None:
         raise ValueError(f"the key {request.key} is {decision.verdict.value}, so no delivery can claim it")
-    binding.desk.abandon(decision.claim)
+    binding.protocol.abandon(decision.claim)
     return decision.claim

@@ -227,10 +227,10 @@ def crash_points(checker: C, plan: CrashPlan | None = None) -> C:
     A batch passes a point once.
 
     Args:
-        checker: changed in place, at its desk, and returned.
+        checker: changed in place, at its protocol, and returned.
         plan: where to die; None: the environment's plan, read at each point.
     """
-    checker.desk.hooks = _HooksWithPoints(checker.desk.hooks, plan)
+    checker.protocol.hooks = _HooksWithPoints(checker.protocol.hooks, plan)
     engine = getattr(getattr(checker, "store", None), "engine", None)
     if engine is not None:
         _around_commit(engine.dialect, plan)

@@ -27,22 +27,22 @@ class UnrecordedSteps:
     """
 
     def __init__(self, checkers: Iterable[AbstractIdempotentChecker]) -> None:
-        self._desks = [checker.desk for checker in checkers]
+        self._protocols = [checker.protocol for checker in checkers]
 
     def __len__(self) -> int:
-        return sum(desk.unrecorded for desk in self._desks)
+        return sum(protocol.unrecorded for protocol in self._protocols)
 
     def excuse(self) -> None:
         """Let handlers that the worker leaves running count no attempt: they have not failed, it has ended."""
-        for desk in self._desks:
+        for protocol in self._protocols:
             try:
-                desk.excuse()
+                protocol.excuse()
             except StoreError as error:
                 log.warning("attempts_not_taken_back", extra={"error": str(error)})
 
     def report(self) -> None:
         """Log those that are left: an error for effects that may be repeated, a warning for keys that are not free."""
-        releases = sum(desk.unrecorded_releases for desk in self._desks)
+        releases = sum(protocol.unrecorded_releases for protocol in self._protocols)
         completions = len(self) - releases
         if completions:
             log.error(

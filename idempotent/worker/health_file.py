@@ -10,7 +10,7 @@ from typing import Final
 
 from idempotent.errors import ConfigurationError
 from idempotent.logs import EventLog
-from idempotent.observe.sparse import Sparse
+from idempotent.observe.log_throttle import LogThrottle
 
 log = EventLog(__name__)
 
@@ -38,7 +38,7 @@ class HealthFile:
         self.path: Final = Path(path)
         self._word = ""
         self._next = 0.0
-        self._told = Sparse()
+        self._told = LogThrottle()
 
     def beat(self, word: str) -> None:
         """Note that the loop has run once more, with one of the words above, and perhaps the second line."""

@@ -1,4 +1,4 @@
-"""Work: one delivery in a worker. Holds: the unsettled deliveries that wait for a re-check."""
+"""InFlightDelivery: one delivery in a worker. Holds: the unsettled deliveries that wait for a re-check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHECKS_GROW: Final = 4.0
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class InFlightDelivery:
     """A delivery, its consumer, and how often it was held."""
 
     delivery: Delivery
@@ -59,7 +59,7 @@ class Holds:
 
     def __init__(self) -> None:
         """Hold nothing yet."""
-        self._heap: list[tuple[float, int, Work]] = []
+        self._heap: list[tuple[float, int, InFlightDelivery]] = []
         self._ties = itertools.count()
         self.of: Counter[AnyConsumer] = Counter()
         """How many deliveries of a consumer are held."""
@@ -67,15 +67,15 @@ class Holds:
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def add(self, work: Work, due: float) -> None:
+    def add(self, work: InFlightDelivery, due: float) -> None:
         """Hold it until `due`, seconds of the worker's clock."""
         work.checks += 1
         self.of[work.consumer] += 1
         heapq.heappush(self._heap, (due, next(self._ties), work))
 
-    def due(self, now: float) -> list[Work]:
+    def due(self, now: float) -> list[InFlightDelivery]:
         """Remove and return those that are due."""
-        found: list[Work] = []
+        found: list[InFlightDelivery] = []
         while self._heap and self._heap[0][0] <= now:
             found.append(heapq.heappop(self._heap)[2])
             self.of[found[-1].consumer] -= 1
@@ -85,7 +85,7 @@ class Holds:
         """Seconds until the next check, at most `longest_s`."""
         return min(longest_s, max(self._heap[0][0] - now, 0.0)) if self._heap else longest_s
 
-    def clear(self) -> list[Work]:
+    def clear(self) -> list[InFlightDelivery]:
         """Remove and return all."""
         works = [work for _, _, work in self._heap]
         self._heap.clear()

@@ -12,7 +12,7 @@ from idempotent.consumer import AnyConsumer
 from idempotent.processing.calling import RETURNED
 from idempotent.processing.runs import runs
 from idempotent.worker.handlers import HandlerPool
-from idempotent.worker.holds import Work
+from idempotent.worker.holds import InFlightDelivery
 from idempotent.worker.message_log import MessageLog
 
 _LOOK_EVERY_S: Final = 1.0
@@ -49,9 +49,9 @@ class LongMessages:
             self._next = now + _LOOK_EVERY_S
             self.count = sum(self._is_long(works, now) for works in self._by_handler())
 
-    def _by_handler(self) -> Iterator[list[Work]]:
+    def _by_handler(self) -> Iterator[list[InFlightDelivery]]:
         """The works that each handler has: one, or those of a batch handler."""
-        batches: defaultdict[tuple[AnyConsumer, float], list[Work]] = defaultdict(list)
+        batches: defaultdict[tuple[AnyConsumer, float], list[InFlightDelivery]] = defaultdict(list)
         for work in self._pool.running:
             began = work.began
             if began is None or not work.consumer.handler.batch:
@@ -60,7 +60,7 @@ class LongMessages:
                 batches[work.consumer, began].append(work)
         yield from batches.values()
 
-    def _is_long(self, works: list[Work], now: float) -> bool:
+    def _is_long(self, works: list[InFlightDelivery], now: float) -> bool:
         first = works[0]
         began, blocks_s = first.began, runs.blocked_s(first.delivery.message)
         running_s = None if began is None or began == RETURNED else now - began

@@ -13,7 +13,7 @@ from idempotent.message import Message
 from idempotent.observe.fields import about_message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.calling import RETURNED
-from idempotent.worker.holds import MAX_CHECKS, Work
+from idempotent.worker.holds import MAX_CHECKS, InFlightDelivery
 
 log = EventLog(__name__)
 
@@ -49,7 +49,7 @@ class MessageLog:
         else:
             log.warning("message_dead", extra=extra, exc_info=shown)
 
-    def held(self, work: Work, result: Result) -> None:
+    def held(self, work: InFlightDelivery, result: Result) -> None:
         """Log a delivery that waits for its key or its store."""
         waited_s = time.monotonic() - work.since
         extra = {
@@ -64,7 +64,9 @@ class MessageLog:
         else:
             log.info("message_waits", extra=extra)
 
-    def takes_long(self, works: Sequence[Work], running_s: float | None, blocks_s: float | None) -> None:
+    def takes_long(
+        self, works: Sequence[InFlightDelivery], running_s: float | None, blocks_s: float | None
+    ) -> None:
         """Log a message that does not end, or the first of those that a batch handler has together.
 
         Args:
@@ -86,7 +88,7 @@ class MessageLog:
         }
         log.warning("message_takes_long", extra=extra)
 
-    def drain_timed_out(self, count: int, works: Sequence[Work], *, stores_answer: bool) -> None:
+    def drain_timed_out(self, count: int, works: Sequence[InFlightDelivery], *, stores_answer: bool) -> None:
         """Log that `count` deliveries are not finished at the end of the drain.
 
         Args:
@@ -116,7 +118,7 @@ class MessageLog:
         }
         log.error("drain_timed_out", extra=extra)
 
-    def crashed(self, work: Work, error: BaseException) -> None:
+    def crashed(self, work: InFlightDelivery, error: BaseException) -> None:
         """Log the BaseException that stops the worker."""
         extra = self._about(work.consumer, work.delivery.message, Result(Outcome.FAILED, error=error))
         log.error("handler_crashed", extra=extra, exc_info=None if self._redact else _hidden(error))

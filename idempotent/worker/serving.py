@@ -65,7 +65,7 @@ class _Running:
         self.ended: asyncio.Future[WorkerSummary] = place.loop.create_future()
 
     def run(self) -> None:
-        """Work, and tell the loop."""
+        """InFlightDelivery, and tell the loop."""
         try:
             summary = self._work(self._place)
         except BaseException as error:

@@ -12,7 +12,7 @@ from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import ACK, Outcome, Result
-from idempotent.worker.holds import Work
+from idempotent.worker.holds import InFlightDelivery
 from idempotent.worker.message_log import MessageLog
 from idempotent.worker.summary import WorkerSummary
 
@@ -69,7 +69,7 @@ class Settling:
                 # A broken progress bar must not stop the messages.
                 log.exception("on_result_failed")
 
-    def requeue(self, work: Work) -> None:
+    def requeue(self, work: InFlightDelivery) -> None:
         """Return a delivery unprocessed.
 
         Raises:

@@ -149,9 +149,9 @@ def _claim_a_key(checker: AbstractIdempotentChecker) -> None:
     if checker.remembers.by_position:  # a claim without a position would be refused
         return
     try:
-        claim = checker.desk.claim(ClaimRequest(_TRIALS.key(secrets.token_hex(8)))).claim
+        claim = checker.protocol.claim(ClaimRequest(_TRIALS.key(secrets.token_hex(8)))).claim
         if claim is not None:
-            checker.desk.release(claim)
+            checker.protocol.release(claim)
     except StoreBusyError:
         pass  # it waits for transactions of others, and will take the key after them
 

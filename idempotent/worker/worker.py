@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from idempotent.choices import flag, seconds, seconds_or_none, whole
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError
 from idempotent.logs import EventLog
@@ -16,15 +15,16 @@ from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
-from idempotent.worker import given
+from idempotent.validation import flag, seconds, seconds_or_none, whole
+from idempotent.worker import options
 from idempotent.worker.draining import Drain, UnrecordedSteps
 from idempotent.worker.expired_keys import ExpiredKeys
-from idempotent.worker.given import check_dead_letters, routes, unknown_subject
 from idempotent.worker.handlers import Done, HandlerPool, LoopPlace
 from idempotent.worker.health_file import CONNECTING, READY, STORE, checked_health_file, long_messages
-from idempotent.worker.holds import Holds, Work
+from idempotent.worker.holds import Holds, InFlightDelivery
 from idempotent.worker.long_messages import LongMessages
 from idempotent.worker.message_log import MessageLog
+from idempotent.worker.options import check_dead_letters, routes, unknown_subject
 from idempotent.worker.python_gc import relaxed_python_gc
 from idempotent.worker.serving import in_thread
 from idempotent.worker.settling import Settling
@@ -43,7 +43,7 @@ _IDLE_WAIT_S: Final = 0.2
 _LAST_WAIT_S: Final = 1.0
 
 
-class Rooms:
+class Capacity:
     """The rooms of the consumers of one worker.
 
     Args:
@@ -144,21 +144,21 @@ class Worker:
         on_result: Callable[[Message, Result], object] | None = None,
     ) -> None:
         """Check the numbers; the consumers are checked by `run`."""
-        given.check_registry_and_adapter(registry, adapter)
+        options.check_registry_and_adapter(registry, adapter)
         self._registry = registry
         self._adapter = adapter
         self._batch_size = whole(batch_size, "batch_size")
         self._drain_timeout_s = seconds(drain_timeout_s, "drain_timeout_s", zero=True)
-        self._names = given.checked_names(consumers)
+        self._names = options.checked_names(consumers)
         self._gc_interval_s = seconds_or_none(gc_interval_s, "gc_interval_s")
-        self._services = given.checked_services(services, adapter)
+        self._services = options.checked_services(services, adapter)
         self._log = MessageLog(redact=flag(redact, "redact"))
-        self._settling = Settling(adapter, registry.observers, self._log, given.checked_callback(on_result))
+        self._settling = Settling(adapter, registry.observers, self._log, options.checked_callback(on_result))
         self._health = checked_health_file(health_file)
         self._pool = HandlerPool(whole(concurrency, "concurrency"), batch_size, adapter.wake)
         self._long = LongMessages(self._pool, self._log)
         self._holds = Holds()
-        self._rooms = Rooms(
+        self._capacity = Capacity(
             self._pool, self._holds, concurrency, batch_size, max_held=whole(max_held, "max_held")
         )
         self._fail_fast = flag(fail_fast, "fail_fast")
@@ -184,7 +184,7 @@ class Worker:
             StoreError: with `fail_fast`: a store cannot be used.
             BaseException: a handler raised SystemExit, KeyboardInterrupt or the like; its deliveries were requeued.
         """
-        given.check_no_running_loop()
+        options.check_no_running_loop()
         return self._run(None)
 
     async def serve(self) -> WorkerSummary:
@@ -212,10 +212,10 @@ class Worker:
         self._stores = StoreWatch(checkers, fail_fast=self._fail_fast)
         self._unrecorded = UnrecordedSteps(checkers)
         expired = ExpiredKeys(checkers, self._gc_interval_s)
-        self._rooms.serve(consumers)
-        with on_stop_signal(self._on_signal), relaxed_python_gc(self._rooms.total), self._stores:
+        self._capacity.serve(consumers)
+        with on_stop_signal(self._on_signal), relaxed_python_gc(self._capacity.total), self._stores:
             try:
-                self._adapter.capacity = self._rooms.largest
+                self._adapter.capacity = self._capacity.largest
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})
                 self._pool.start(consumers, place)
@@ -260,7 +260,7 @@ class Worker:
             self._pool.submit(self._holds.due(now))
             if not self._pool.is_busy and not self._holds and self._adapter.finished:
                 return
-            room, self._adapter.full_subjects = self._rooms.free()
+            room, self._adapter.full_subjects = self._capacity.free()
             if room:
                 longest_s = _BUSY_WAIT_S if self._pool.is_busy else _IDLE_WAIT_S
                 wait_s = self._holds.next_in_s(now, longest_s)
@@ -283,7 +283,7 @@ class Worker:
             if consumer is None or delivery.error is not None:
                 rejected.append((delivery, consumer))
             else:
-                works.append(Work(delivery, consumer, now))
+                works.append(InFlightDelivery(delivery, consumer, now))
         self._pool.submit(works)
         for delivery, consumer in rejected:
             error = delivery.error or unknown_subject(delivery.message.subject, self._routes)
@@ -301,7 +301,7 @@ class Worker:
                 else:
                     self._settling.settle(work.delivery, work.consumer, result)
 
-    def _hold(self, work: Work, result: Result) -> None:
+    def _hold(self, work: InFlightDelivery, result: Result) -> None:
         self._log.held(work, result)
         if result.outcome is Outcome.UNAVAILABLE and not isinstance(result.error, StoreBusyError):
             self._stores.suspect(work.consumer.checker)

@@ -241,9 +241,11 @@ def test_a_key_that_somebody_else_has_is_waited_for_and_not_requeued(place, subj
     checker, done = MemoryChecker(), []
     registry = Registry()
     consumer = registry.consumer(subject, group=GROUP, checker=checker)(kind(lambda m: done.append(m.id)))
-    claim = checker.desk.claim(ClaimRequest(consumer.binding.requests.of(Message(subject, id="1")).key)).claim
+    claim = checker.protocol.claim(
+        ClaimRequest(consumer.binding.requests.of(Message(subject, id="1")).key)
+    ).claim
     place.send(Message(subject, id="1"))
-    timer = threading.Timer(1.5, lambda: checker.desk.release(claim))
+    timer = threading.Timer(1.5, lambda: checker.protocol.release(claim))
     timer.start()
     summary = run_until(registry, place.adapter(), lambda: done)
     timer.join()

@@ -136,7 +136,7 @@ def test_a_reopened_key_and_its_attempts_are_gone(store, admin, state):
     key = BILLING.key(state)
     assert admin.reopen(admin.get(key))
     assert admin.get(key) is None
-    assert store.leased().desk.claim(ClaimRequest(key)).verdict is Verdict.ACQUIRED
+    assert store.leased().protocol.claim(ClaimRequest(key)).verdict is Verdict.ACQUIRED
     assert admin.get(key).attempts == 0
 
 
@@ -146,7 +146,7 @@ def test_a_resolved_key_makes_its_deliveries_duplicates(store, admin, state):
     key = BILLING.key(state)
     assert admin.mark_done(admin.get(key))
     assert admin.get(key).status is KeyStatus.DONE
-    assert store.leased().desk.claim(ClaimRequest(key)).verdict is Verdict.DUPLICATE
+    assert store.leased().protocol.claim(ClaimRequest(key)).verdict is Verdict.DUPLICATE
 
 
 @pytest.mark.parametrize("decision", ["reopen", "mark_done"])
@@ -154,8 +154,8 @@ def test_a_key_that_waits_for_its_retry_does_not_wait_for_a_person(store, admin,
     key = BILLING.key("1")
     checker = store.leased(lease_s=60.0)
     backoff = Backoff(600.0, 600.0)
-    checker.desk.release(
-        checker.desk.claim(ClaimRequest(key)).claim, Failure("ValueError: no", 5, backoff=backoff)
+    checker.protocol.release(
+        checker.protocol.claim(ClaimRequest(key)).claim, Failure("ValueError: no", 5, backoff=backoff)
     )
     store.age(601.0)
     record = admin.get(key)
@@ -172,7 +172,7 @@ def test_a_key_that_waits_for_its_retry_does_not_wait_for_a_person(store, admin,
     assert record.lease_until_us > record.now_us
     assert getattr(admin, decision)(record)
     expected = Verdict.ACQUIRED if decision == "reopen" else Verdict.DUPLICATE
-    assert checker.desk.claim(ClaimRequest(key)).verdict is expected
+    assert checker.protocol.claim(ClaimRequest(key)).verdict is expected
 
 
 def test_a_live_lease_is_left_alone(store, admin):
@@ -224,8 +224,8 @@ def test_pages_of_any_size_show_every_key_once(kind, request, monkeypatch):
         checker = store.leased()
         for start in range(0, 50, 25):
             requests = [ClaimRequest(BILLING.key(str(n))) for n in range(start, start + 25)]
-            for decision in checker.desk.claim_many(requests):
-                checker.desk.complete(decision.claim)
+            for decision in checker.protocol.claim_many(requests):
+                checker.protocol.complete(decision.claim)
         admin = checker.admin()
         found = list(admin.list(KeyFilter()))
         assert len(found) == 50

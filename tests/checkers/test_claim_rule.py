@@ -37,7 +37,7 @@ REQUESTS = [
 
 def test_judge_answers_as_the_table_says():
     for stored, asked in product(STORED, REQUESTS):
-        request = changed(asked, max_attempts=None)  # the desk counts lapses, not the store
+        request = changed(asked, max_attempts=None)  # the protocol counts lapses, not the store
         judgement = judge(stored, request, fence=8)
         assert judgement.change is CHANGES[row_of(stored, request).after], (stored, request)
         assert not faults_of(judgement.decision, stored, request), (stored, request)

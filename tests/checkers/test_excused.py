@@ -11,17 +11,21 @@ def test_the_lapse_of_an_excused_claim_is_no_attempt(store):
     if store.kind == "memory":
         other = checker
     for key in KEYS:
-        assert checker.desk.claim(ClaimRequest(key, max_attempts=1)).claim
+        assert checker.protocol.claim(ClaimRequest(key, max_attempts=1)).claim
     parked = KeySpace("orders", "default").key("parked")
-    assert checker.desk.claim(ClaimRequest(parked, status=KeyStatus.IN_PROGRESS_PARK)).claim
-    checker.desk.complete(checker.desk.claim(ClaimRequest(KeySpace("orders", "default").key("done"))).claim)
-    checker.desk.excuse()
-    held = checker.desk.claim(ClaimRequest(KeySpace("orders", "default").key("after"), max_attempts=1)).claim
+    assert checker.protocol.claim(ClaimRequest(parked, status=KeyStatus.IN_PROGRESS_PARK)).claim
+    checker.protocol.complete(
+        checker.protocol.claim(ClaimRequest(KeySpace("orders", "default").key("done"))).claim
+    )
+    checker.protocol.excuse()
+    held = checker.protocol.claim(
+        ClaimRequest(KeySpace("orders", "default").key("after"), max_attempts=1)
+    ).claim
     assert held
-    checker.desk._keeper.drop(checker.desk._keeper.held)
+    checker.protocol._keeper.drop(checker.protocol._keeper.held)
     store.age(3600)
     for key in KEYS:
-        decision = other.desk.claim(ClaimRequest(key, max_attempts=1))
-        assert (decision.verdict, decision.lapsed, decision.alone) == (Verdict.ACQUIRED, True, False)
-    assert other.desk.claim(ClaimRequest(held.key, max_attempts=1)).verdict is Verdict.DEAD
+        decision = other.protocol.claim(ClaimRequest(key, max_attempts=1))
+        assert (decision.verdict, decision.lapsed, decision.lapse_counts) == (Verdict.ACQUIRED, True, False)
+    assert other.protocol.claim(ClaimRequest(held.key, max_attempts=1)).verdict is Verdict.DEAD
     assert other.admin().get(parked).status is KeyStatus.IN_PROGRESS_PARK

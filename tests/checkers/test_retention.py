@@ -30,13 +30,13 @@ def made(request):
 
 
 def kill(checker, error="no"):
-    assert checker.desk.release(checker.desk.claim(ClaimRequest(KEY)).claim, Failure(error, 1)).dead
+    assert checker.protocol.release(checker.protocol.claim(ClaimRequest(KEY)).claim, Failure(error, 1)).dead
 
 
 def ask(checker, **options):
-    decision = checker.desk.claim(ClaimRequest(KEY, **options))
+    decision = checker.protocol.claim(ClaimRequest(KEY, **options))
     if decision.claim:
-        checker.desk.release(decision.claim)
+        checker.protocol.release(decision.claim)
     return decision.verdict
 
 
@@ -56,9 +56,9 @@ def test_dead_keys_are_collected_with_their_attempts_if_the_user_says_so(made):
     assert ask(checker) is Verdict.DEAD
     store.age(RETENTION_S * 0.2)
     checker.garbage_collect()
-    claim = checker.desk.claim(ClaimRequest(KEY)).claim
+    claim = checker.protocol.claim(ClaimRequest(KEY)).claim
     assert claim, "the key is gone"
-    assert checker.desk.release(claim, Failure("no", 9)).attempts == 1, "and so are its attempts"
+    assert checker.protocol.release(claim, Failure("no", 9)).attempts == 1, "and so are its attempts"
 
 
 def failing(checker, longest_s, max_attempts, before=lambda: None):
@@ -112,7 +112,9 @@ def test_a_backoff_that_outlives_the_attempts_is_refused(make):
 
 def test_a_parked_key_is_collected_if_the_user_says_so(store):
     checker = store.leased(lease_s=60.0, retention_s=RETENTION_S, dead_retention_s=RETENTION_S)
-    checker.desk.abandon(checker.desk.claim(ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK)).claim)
+    checker.protocol.abandon(
+        checker.protocol.claim(ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK)).claim
+    )
     store.age(RETENTION_S * 2)
     assert ask(checker, on_lapsed=Lapsed.PARK) is Verdict.DEAD
     checker.garbage_collect()
@@ -139,7 +141,9 @@ def test_a_key_that_a_person_resolves_late_is_remembered_from_then(made, dead_re
 
 def test_a_lapsed_key_that_a_person_resolves_late_is_remembered_from_then(store):
     checker = store.leased(lease_s=60.0, retention_s=RETENTION_S)
-    checker.desk.abandon(checker.desk.claim(ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK)).claim)
+    checker.protocol.abandon(
+        checker.protocol.claim(ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK)).claim
+    )
     store.age(RETENTION_S * 2)
     admin = checker.admin()
     assert admin.mark_done(admin.get(KEY))
@@ -151,11 +155,11 @@ def test_a_lapsed_key_that_a_person_resolves_late_is_remembered_from_then(store)
 def test_a_failure_noted_while_its_key_is_collected_is_kept(kind, request):
     for store in open_store(kind, request, reuse=True):
         checker = store.leased()
-        claim = checker.desk.claim(ClaimRequest(KEY)).claim
+        claim = checker.protocol.claim(ClaimRequest(KEY)).claim
         before_us = claim.fence - 1
-        assert checker.desk.release(claim, Failure("no", 9)).attempts == 1
+        assert checker.protocol.release(claim, Failure("no", 9)).attempts == 1
         delete = partial(checker._keys.failures.delete, hashes=[KEY.hash], before_us=before_us)
         checker.store.connections.run(delete)
         assert checker.admin().get(KEY) is None
-        claim = checker.desk.claim(ClaimRequest(KEY)).claim
-        assert checker.desk.release(claim, Failure("no", 9)).attempts == 2
+        claim = checker.protocol.claim(ClaimRequest(KEY)).claim
+        assert checker.protocol.release(claim, Failure("no", 9)).attempts == 2

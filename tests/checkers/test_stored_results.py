@@ -33,8 +33,8 @@ def test_a_result_that_cannot_be_read_leaves_a_duplicate_without_it(checker, sto
     plain = make(checker=checker)(plain)
     awaited = make(checker=checker, group="async")(awaited)
     for consumer in (plain, awaited):
-        claim = checker.desk.claim(consumer.binding.requests.of(GIVEN)).claim
-        checker.desk.complete_many([Completion(claim, stored)])
+        claim = checker.protocol.claim(consumer.binding.requests.of(GIVEN)).claim
+        checker.protocol.complete_many([Completion(claim, stored)])
     results = [
         plain.process(GIVEN),
         *plain.process_many([GIVEN, Message("orders", id="1")]),

@@ -60,23 +60,23 @@ def at(store: Store) -> list[str]:
 
 def done(store: Store, key: Key, *, result: bytes | None = None, retention_s: float = DAYS_S) -> None:
     checker = store.leased(retention_s=retention_s)
-    claim = checker.desk.claim(ClaimRequest(key)).claim
+    claim = checker.protocol.claim(ClaimRequest(key)).claim
     assert claim is not None
-    assert checker.desk.complete(claim, result)
+    assert checker.protocol.complete(claim, result)
 
 
 def dead(store: Store, key: Key, error: str = "ValueError: no such customer") -> None:
     checker = store.leased()
-    claim = checker.desk.claim(ClaimRequest(key)).claim
+    claim = checker.protocol.claim(ClaimRequest(key)).claim
     assert claim is not None
-    assert checker.desk.release(claim, Failure(error, max_attempts=5, fatal=True)).dead
+    assert checker.protocol.release(claim, Failure(error, max_attempts=5, fatal=True)).dead
 
 
 def live(store: Store, key: Key, *, lease_s: float | None = DAYS_S) -> None:
     checker = store.leased(lease_s=lease_s)
-    claim = checker.desk.claim(ClaimRequest(key)).claim
+    claim = checker.protocol.claim(ClaimRequest(key)).claim
     assert claim is not None
-    checker.desk.abandon(claim)
+    checker.protocol.abandon(claim)
 
 
 def lapsed(store: Store, key: Key) -> None:

@@ -272,19 +272,19 @@ def test_what_a_consumer_is_told_mends_it(place, checker):
         try:
             place.do(f"REVOKE INSERT ON {place.table} FROM {account(place, name)}")
             with pytest.raises(StoreError, match="lacks a right") as denied:
-                made.desk.claim(ClaimRequest(BILLING.key("1")))
+                made.protocol.claim(ClaimRequest(BILLING.key("1")))
             place.type(str(denied.value))
-            claim = made.desk.claim(ClaimRequest(BILLING.key("1"))).claim
-            made.desk.abandon(claim)
+            claim = made.protocol.claim(ClaimRequest(BILLING.key("1"))).claim
+            made.protocol.abandon(claim)
         finally:
             made.close()
         place.do(f"DROP TABLE {place.table}")
         made = checker(place.url, table=place.table)
         try:
             with pytest.raises(SchemaError) as missing:
-                made.desk.claim(ClaimRequest(BILLING.key("2")))
+                made.protocol.claim(ClaimRequest(BILLING.key("2")))
             place.type(str(missing.value))
-            made.desk.abandon(made.desk.claim(ClaimRequest(BILLING.key("2"))).claim)
+            made.protocol.abandon(made.protocol.claim(ClaimRequest(BILLING.key("2"))).claim)
         finally:
             made.close()
 

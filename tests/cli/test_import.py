@@ -170,8 +170,10 @@ def test_a_key_whose_handler_runs_is_left_alone_and_said_to_be(cli, store, kind)
 def test_a_key_that_waits_for_its_retry_was_processed_if_a_person_says_so(cli, store):
     checker = store.leased()
     for name in "12":
-        claim = checker.desk.claim(ClaimRequest(BILLING.key(name))).claim
-        checker.desk.release(claim, Failure("ValueError: no", max_attempts=5, backoff=Backoff(3600, 3600)))
+        claim = checker.protocol.claim(ClaimRequest(BILLING.key(name))).claim
+        checker.protocol.release(
+            claim, Failure("ValueError: no", max_attempts=5, backoff=Backoff(3600, 3600))
+        )
     answer = cli("keys", "import", "-", *CONSUMER, *at(store), "--json", input=lines({"id": "1"}))
     assert (answer.code, answer.line["imported"], answer.line["in_progress"]) == (0, 1, 0)
     assert cli("keys", "resolve", "orders.paid:billing:2", "--done", "--create", *at(store)).code == 0

@@ -48,7 +48,7 @@ def test_list_is_complete_for_machines_and_a_screenful_for_people(cli, sqlite_st
     checker = sqlite_store.leased()
     from idempotent.claims import ClaimRequest
 
-    checker.desk.claim_many([ClaimRequest(BILLING.key(str(n))) for n in range(150)])
+    checker.protocol.claim_many([ClaimRequest(BILLING.key(str(n))) for n in range(150)])
     assert len(cli("keys", "list", *at(sqlite_store), "--json").lines) == 150
     assert cli("keys", "list", *at(sqlite_store)).out.count("orders.paid:billing:") == 100
     assert cli("keys", "list", *at(sqlite_store), "--limit", "0").out.count("orders.paid:billing:") == 150

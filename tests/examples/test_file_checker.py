@@ -101,7 +101,7 @@ class TestFileChecker(CheckerContract):
 def test_a_folder_that_is_missing_is_no_empty_store(example, tmp_path):
     checker = example.FileChecker(tmp_path / "not mounted")
     with pytest.raises(StoreUnavailableError):
-        checker.desk.claim(ClaimRequest(Key(b"k" * 20, "k")))
+        checker.protocol.claim(ClaimRequest(Key(b"k" * 20, "k")))
     with pytest.raises(StoreUnavailableError):
         checker.garbage_collect()
     checker.close()

@@ -289,7 +289,7 @@ FAULTS: Final = (
     Fault(
         "a transaction that holds a key makes the whole import busy",
         "idempotent/cli/keys/importing.py",
-        "        return [checker.desk.claim(request) for request in requests]\n",
+        "        return [checker.protocol.claim(request) for request in requests]\n",
         "        raise\n",
         "tests/cli/test_import.py -k 'handler_runs and transactional and postgres'",
     ),
@@ -468,8 +468,8 @@ FAULTS: Final = (
     Fault(
         "a group whose coroutine is closed while it is claimed keeps its locks",
         "idempotent/checkers/sql/greenlets.py",
-        "return await greenlet_spawn(self._desk.claim_many, requests)",
-        "return await self.call(self._desk.claim_many, requests)",
+        "return await greenlet_spawn(self._protocol.claim_many, requests)",
+        "return await self.call(self._protocol.claim_many, requests)",
         "tests/checkers/sql/asynchronous/test_interrupts.py -k 'interrupted_anywhere and closed and group and few'",
     ),
     Fault(
@@ -558,7 +558,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a lapsed lease is logged without its attempts",
-        "idempotent/checkers/desk.py",
+        "idempotent/checkers/protocol.py",
         "return changed(decision, claim=claim)",
         "return decision",
         "tests/guarantees/deaths/test_deaths.py -k 'names_a_message and sqlite'",
@@ -768,14 +768,14 @@ FAULTS: Final = (
     ),
     Fault(
         "a completion that the store did not take is forgotten",
-        "idempotent/checkers/desk.py",
+        "idempotent/checkers/protocol.py",
         "                self._unrecorded.remember(completions)\n",
         "",
         "tests/guarantees/crash/test_answer_lost.py -k test_a_leased_completion_is_offered_again",
     ),
     Fault(
         "a release that the store did not take is forgotten",
-        "idempotent/checkers/desk.py",
+        "idempotent/checkers/protocol.py",
         "                self._unrecorded.remember([Release(*release) for release in releases])\n",
         "                pass\n",
         "tests/guarantees/test_unrecorded_releases.py -k 'sqlite and failed_release'",
@@ -904,8 +904,8 @@ FAULTS: Final = (
     Fault(
         "SQL: a failure frees the key at once",
         _KEYTABLE,
-        "if delay_us := note.failure.delay_us(note.attempts):",
-        "if (delay_us := note.failure.delay_us(note.attempts)) < 0:",
+        "if delay_us := failed.failure.delay_us(failed.attempts):",
+        "if (delay_us := failed.failure.delay_us(failed.attempts)) < 0:",
         "tests/guarantees/test_backoff.py -k 'hurry and sqlite-leased'",
     ),
     Fault(
@@ -925,7 +925,7 @@ FAULTS: Final = (
     Fault(
         "a transaction that fails leaves its key free",
         "idempotent/checkers/sql/transactional.py",
-        "                atomically(self._ledger.hold, note)",
+        "                atomically(self._recorder.hold, failed)",
         "                pass",
         "tests/guarantees/test_backoff.py -k 'hurry and sqlite-transactional'",
     ),
@@ -960,8 +960,8 @@ FAULTS: Final = (
     Fault(
         "a retry after a backoff that jitter made short uses up no attempt",
         _KEYTABLE,
-        "note.failure.shortest_us(attempts)",
-        "note.failure.delay_us(attempts)",
+        "failed.failure.shortest_us(",
+        "failed.failure.delay_us(",
         "tests/guarantees/test_backoff.py -k 'equally_long and sqlite-transactional'",
     ),
     Fault(
@@ -1078,7 +1078,7 @@ FAULTS: Final = (
     ),
     Fault(
         "an offset is taken before its turn",
-        "idempotent/checkers/sql/offsets/ledger.py",
+        "idempotent/checkers/sql/offsets/recorder.py",
         "while count < len(run) and run[count][1].expected == run[count - 1][1].offset + 1:",
         "while count < len(run):",
         "tests/checkers/sql/test_offsets.py",
@@ -1100,7 +1100,8 @@ FAULTS: Final = (
     Fault(
         "a failure is counted although another delivery has done the message",
         _KEYTABLE,
-        "        if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(note.claim)])):\n",
+        "        if any(status == KeyStatus.DONE for *_, status in "
+        "self.owners(connection, [key_hash(failed.claim)])):\n",
         "        if False:\n",
         "tests/checkers/sql/test_failures.py -k 'claimed_since and sqlite'",
     ),
@@ -1114,7 +1115,7 @@ FAULTS: Final = (
     Fault(
         "a ROLLBACK behind another statement is not noticed",
         "idempotent/checkers/sql/handler_transaction.py",
-        "        if end is Ends.PERHAPS:\n",
+        "        if end is TransactionEnd.PERHAPS:\n",
         "        if False:\n",
         "tests/checkers/sql/test_hidden_ends.py -k 'first_word and mysql'",
     ),
@@ -1135,7 +1136,7 @@ FAULTS: Final = (
     Fault(
         "a redelivered message that fails is counted twice",
         "idempotent/checkers/sql/failures.py",
-        "more = 0 if note.failure.counted else more",
+        "more = 0 if failed.failure.counted else more",
         "pass",
         "tests/checkers/sql/test_redelivered.py -k 'costs_one_attempt and sqlite'",
     ),
@@ -1326,8 +1327,8 @@ FAULTS: Final = (
     Fault(
         "RabbitMQ: all copies wait for each other",
         "adapters/rabbitmq/copies.py",
-        "lane=item.place.queue",
-        'lane=""',
+        "channel=item.place.queue",
+        'channel=""',
         "tests/adapters/rabbitmq/test_publishing.py -k test_a_dead_letter_queue_that_does_not_answer",
     ),
     Fault(
@@ -1374,22 +1375,22 @@ FAULTS: Final = (
     ),
     Fault(
         "RabbitMQ: a message that reached no queue counts as confirmed",
-        "adapters/rabbitmq/lanes.py",
+        "adapters/rabbitmq/publish_channels.py",
         "            elif place not in self._returned:\n",
         "            else:\n",
         "tests/adapters/rabbitmq/test_publishing.py -k test_queues_that_are_missing",
     ),
     Fault(
         "RabbitMQ: the first message without an answer is blamed for the closed channel",
-        "adapters/rabbitmq/lanes.py",
-        "        if self._one_by_one or len(parcel.pending) == 1:\n",
+        "adapters/rabbitmq/publish_channels.py",
+        "        if self._one_by_one or len(batch.pending) == 1:\n",
         "        if True:\n",
         "tests/adapters/rabbitmq/test_publishing.py -k test_messages_too_large_for_the_broker",
     ),
     Fault(
         "RabbitMQ: a message without an answer counts as confirmed",
         "adapters/rabbitmq/publisher.py",
-        "answers.lose([chunk[place] for place in pending - refused.keys()], parcel.lost or silent)",
+        "answers.lose([chunk[place] for place in pending - refused.keys()], batch.lost or silent)",
         "pass",
         "tests/adapters/rabbitmq/test_publishing.py -k 'without_an_answer or connection_is_lost'",
     ),
@@ -1531,14 +1532,14 @@ FAULTS: Final = (
     ),
     Fault(
         "the key of a handler that took half the retention expires with its claim",
-        "idempotent/checkers/sql/ledgers.py",
+        "idempotent/checkers/sql/recorders.py",
         " or took_s > self._durations.retention_s / 2",
         "",
         "tests/checkers/sql/test_transactional.py -k 'half_the_retention and sqlite'",
     ),
     Fault(
         "an outage of the store writes a line for each message",
-        "idempotent/observe/sparse.py",
+        "idempotent/observe/log_throttle.py",
         "            if now - self._last < _EVERY_S:\n",
         "            if False:\n",
         "tests/observe/test_sparse.py",
@@ -1567,7 +1568,7 @@ FAULTS: Final = (
     Fault(
         "a claim that a test abandons is renewed",
         "idempotent/testing/abandoned.py",
-        "    binding.desk.abandon(decision.claim)\n",
+        "    binding.protocol.abandon(decision.claim)\n",
         "",
         "tests/testing/test_abandoned.py -k short_lease",
     ),
@@ -1581,7 +1582,7 @@ FAULTS: Final = (
     Fault(
         "an imported key is only claimed",
         "idempotent/cli/keys/importing.py",
-        "        checker.desk.complete_many([Completion(claim) for claim in claims])\n",
+        "        checker.protocol.complete_many([Completion(claim) for claim in claims])\n",
         "        claims.clear()\n",
         "tests/cli/test_import.py -k 'sqlite and processed_before'",
     ),
@@ -1699,7 +1700,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a duration may be infinite",
-        "idempotent/choices.py",
+        "idempotent/validation.py",
         " or number > most_s:",
         ":",
         "tests/test_settings.py -k inf",
@@ -1714,14 +1715,14 @@ FAULTS: Final = (
     Fault(
         "a registry's own observers miss what its checkers notice",
         "idempotent/consumer.py",
-        "        checker.desk.events.bind(self.name, self.observers)\n",
+        "        checker.protocol.events.bind(self.name, self.observers)\n",
         "",
         "tests/observe/test_observers.py -k own_observers",
     ),
     # Hooks with a bug, and values that cannot be read
     Fault(
         "a hook answers for fewer keys than it was asked for",
-        "idempotent/checkers/desk.py",
+        "idempotent/checkers/protocol.py",
         "if len(answers) != len(asked):",
         "if False:",
         "tests/guarantees/test_buggy_checkers.py -k test_a_claim_of_many",
@@ -1758,7 +1759,7 @@ FAULTS: Final = (
     # Several consumers in one worker
     Fault(
         "Worker: a consumer's own concurrency is not heeded",
-        "idempotent/worker/handlers/turns.py",
+        "idempotent/worker/handlers/handler_queue.py",
         "if most is None or self._running[consumer] < most:",
         "if most is None or self._running[consumer] >= 0:",
         "tests/worker/test_turns.py -k blocks_its_threads",
@@ -1837,7 +1838,7 @@ FAULTS: Final = (
         "rounds: a parked completion that must be made alone is not made",
         "idempotent/checkers/combining/combiner.py",
         "        owned: bool | None = waiter.result()\n"
-        "        return self._desk.complete(claim, result) if owned is COMPLETE_ALONE else owned",
+        "        return self._protocol.complete(claim, result) if owned is COMPLETE_ALONE else owned",
         "        return waiter.result()",
         f"{_PARKED}/test_failures.py -k locked_key",
     ),
@@ -1921,7 +1922,7 @@ FAULTS: Final = (
     ),
     Fault(
         "Adapters: a full subject is received all the same",
-        "adapters/turns.py",
+        "adapters/fair_queue.py",
         "            if subject not in full:",
         "            if subject:",
         "tests/adapters/rabbitmq/test_contract.py -k test_a_full_subject",
@@ -1992,8 +1993,8 @@ FAULTS: Final = (
     ),
     Fault(
         "a driver's connection ends the transaction unseen",
-        "idempotent/stores/sql/lent.py",
-        "        self.is_bared = True\n",
+        "idempotent/stores/sql/handler_connection.py",
+        "        self.raw_connection_taken = True\n",
         "",
         "tests/checkers/sql/test_escapes.py -k 'drivers_connection_ends and sqlite'",
     ),

@@ -138,8 +138,8 @@ def test_who_takes_over_a_lapsed_lease_knows_its_attempt(kind, request):
         checker = store.leased(lease_s=60.0)
         asked = Asked(store, checker)
         key = KeySpace("orders", "default").key("1")
-        died = checker.desk.claim(ClaimRequest(key, max_attempts=MAX_ATTEMPTS)).claim
-        checker.desk.abandon(died)
+        died = checker.protocol.claim(ClaimRequest(key, max_attempts=MAX_ATTEMPTS)).claim
+        checker.protocol.abandon(died)
         store.age(100.0)
         asked.plan["1"] = ConnectionError("away")
         assert [result.attempt for result in asked.process_many([received("1")])] == [2]

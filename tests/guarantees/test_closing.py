@@ -72,15 +72,15 @@ def test_a_renewal_that_connects_after_the_checker_was_closed_leaves_no_connecti
     checker, connections = made
     paused = Paused(checker._renew_many)
     with answering(checker, _renew_many=paused):
-        checker.desk.claim(ClaimRequest(KEY))
+        checker.protocol.claim(ClaimRequest(KEY))
         demand_nothing_open(checker, paused, connections)
 
 
 def test_a_retry_that_connects_after_the_checker_was_closed_leaves_no_connection(made):
     checker, connections = made
     paused = Paused(checker._complete, errors=2)  # of the handler, and of close()
-    claim = checker.desk.claim(ClaimRequest(KEY)).claim
+    claim = checker.protocol.claim(ClaimRequest(KEY)).claim
     with answering(checker, _complete=paused):
         with pytest.raises(StoreUnavailableError):
-            checker.desk.complete(claim)
+            checker.protocol.complete(claim)
         demand_nothing_open(checker, paused, connections)

@@ -108,4 +108,4 @@ def test_a_file_without_room_for_the_key_says_so(sql_store):
 
 def claim_until_full(checker):
     for number in range(10_000):
-        checker.desk.claim(ClaimRequest(KeySpace("orders", "billing").key(str(number))))
+        checker.protocol.claim(ClaimRequest(KeySpace("orders", "billing").key(str(number))))

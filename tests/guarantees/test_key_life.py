@@ -146,7 +146,7 @@ class KeyLife(RuleBasedStateMachine):
             self.acquired(number, request, decision, lapsed=True, alone=alone)
 
     def acquired(self, number, request, decision, *, lapsed, alone):
-        assert (decision.verdict, decision.lapsed, decision.alone) == (Verdict.ACQUIRED, lapsed, alone)
+        assert (decision.verdict, decision.lapsed, decision.lapse_counts) == (Verdict.ACQUIRED, lapsed, alone)
         claim = decision.claim
         assert (claim.key, claim.owner) == (request.key, request.owner)
         assert claim.fence > self.fences[number], "a fence never comes twice"
@@ -157,13 +157,13 @@ class KeyLife(RuleBasedStateMachine):
     @rule(number=KEYS, content=CONTENTS, on_lapsed=st.sampled_from(Lapsed))
     def claim(self, number, content, on_lapsed):
         request = self.request(number, content, on_lapsed, group=False)
-        self.check(number, request, self.checker.desk.claim(request))
+        self.check(number, request, self.checker.protocol.claim(request))
 
     @rule(contents=st.tuples(CONTENTS, CONTENTS, CONTENTS), order=st.permutations([0, 1, 2]))
     def claim_together(self, contents, order):
         requests = [self.request(number, contents[number], Lapsed.LEAVE, group=True) for number in order]
         for number, request, decision in zip(
-            order, requests, self.checker.desk.claim_many(requests), strict=True
+            order, requests, self.checker.protocol.claim_many(requests), strict=True
         ):
             self.check(number, request, decision)
 
@@ -173,7 +173,7 @@ class KeyLife(RuleBasedStateMachine):
         number, claim = data.draw(st.sampled_from(self.claims))
         row = self.rows[number]
         if row is not None and row.owner == claim.owner:
-            again = self.checker.desk.claim(ClaimRequest(claim.key, claim.owner, row.content, row.status))
+            again = self.checker.protocol.claim(ClaimRequest(claim.key, claim.owner, row.content, row.status))
             assert (again.verdict, again.claim.fence) == (Verdict.ACQUIRED, row.fence)
 
     # What becomes of them
@@ -186,14 +186,14 @@ class KeyLife(RuleBasedStateMachine):
     @rule(data=st.data(), result=st.sampled_from([None, b"1"]))
     def complete(self, data, result):
         number, claim = data.draw(st.sampled_from(self.claims))
-        assert self.checker.desk.complete(claim, result) == self.owns(number, claim)
+        assert self.checker.protocol.complete(claim, result) == self.owns(number, claim)
         self.done(number, claim)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
     def complete_together(self, data):
         chosen = data.draw(st.lists(st.sampled_from(self.claims), unique_by=lambda one: one[0], min_size=1))
-        kept = self.checker.desk.complete_many([Completion(claim) for _, claim in chosen])
+        kept = self.checker.protocol.complete_many([Completion(claim) for _, claim in chosen])
         assert kept == [self.owns(number, claim) for number, claim in chosen]
         for number, claim in chosen:
             self.done(number, claim)
@@ -212,7 +212,7 @@ class KeyLife(RuleBasedStateMachine):
         number, claim = data.draw(st.sampled_from(self.claims))
         row = self.rows[number]
         owned = self.owns(number, claim) and row.in_progress
-        released = self.checker.desk.release(
+        released = self.checker.protocol.release(
             claim, Failure("ValueError: no", MAX_ATTEMPTS, backoff=backoff) if fails else None
         )
         assert released.owned == owned
@@ -257,7 +257,7 @@ class KeyLife(RuleBasedStateMachine):
                 on_lapsed = data.draw(st.sampled_from(Lapsed))
                 claimed.append((number, self.request(number, data.draw(CONTENTS), on_lapsed, group=False)))
         completions = [claim for _, claim in completed]
-        answers = self.checker.desk.run(
+        answers = self.checker.protocol.run(
             in_one_round(self.checker, completions, [request for _, request in claimed])
         )
         for (number, claim), owned in zip(completed, answers, strict=False):

@@ -171,23 +171,26 @@ def test_qmq_d_a_claim_that_was_not_acquired_cannot_change_the_key(store):
     checker = store.leased()
     consumer = consumer_of(checker, Raising(), group="d")
     done, running = (consumer.binding.requests.of(message(name)) for name in ("done", "running"))
-    checker.desk.complete(checker.desk.claim(done).claim)
-    claim = checker.desk.claim(running).claim
+    checker.protocol.complete(checker.protocol.claim(done).claim)
+    claim = checker.protocol.claim(running).claim
     for request in (done, running):
         assert (
-            checker.desk.claim(
+            checker.protocol.claim(
                 consumer.binding.requests.of(message(request.key.text.rpartition(":")[2]))
             ).claim
             is None
         )
         stranger = ClaimRequest(request.key)
         forged = type(claim)(request.key, claim.fence, stranger.owner)
-        assert not checker.desk.release(forged).owned
-        assert not checker.desk.release(forged, Failure("no", 1)).owned
-        assert not checker.desk.complete(forged)
-    assert checker.desk.claim(consumer.binding.requests.of(message("done"))).verdict is Verdict.DUPLICATE
-    assert checker.desk.claim(consumer.binding.requests.of(message("running"))).verdict is Verdict.IN_PROGRESS
-    assert checker.desk.complete(claim)
+        assert not checker.protocol.release(forged).owned
+        assert not checker.protocol.release(forged, Failure("no", 1)).owned
+        assert not checker.protocol.complete(forged)
+    assert checker.protocol.claim(consumer.binding.requests.of(message("done"))).verdict is Verdict.DUPLICATE
+    assert (
+        checker.protocol.claim(consumer.binding.requests.of(message("running"))).verdict
+        is Verdict.IN_PROGRESS
+    )
+    assert checker.protocol.complete(claim)
 
 
 def test_qmq_e_a_failed_commit_is_not_acked(sql_store, monkeypatch):
@@ -345,9 +348,9 @@ def test_qmq_i_a_claim_may_end_in_another_thread_than_it_began_in(store):
     """An `ack()` from another thread committed the wrong transaction or none."""
     for number, checker in enumerate(both_checkers(store)):
         consumer = consumer_of(checker, Raising(), group=str(number))
-        claim = checker.desk.claim(consumer.binding.requests.of(message())).claim
+        claim = checker.protocol.claim(consumer.binding.requests.of(message())).claim
         with ThreadPoolExecutor(1) as elsewhere:
-            assert elsewhere.submit(checker.desk.complete, claim).result(WAIT_S)
+            assert elsewhere.submit(checker.protocol.complete, claim).result(WAIT_S)
         assert consumer.process(message()).outcome is Outcome.DUPLICATE
 
 
@@ -425,17 +428,17 @@ def test_powertools_a_zombie_that_fails_late_does_not_free_its_successors_key(st
     """A's lease had ended and B ran; A's late failure deleted B's record, and C ran beside B."""
     checker = store.leased(lease_s=600.0)
     consumer = consumer_of(checker, Raising(), group="z")
-    zombie = checker.desk.claim(consumer.binding.requests.of(message())).claim
-    checker.desk.abandon(zombie)
+    zombie = checker.protocol.claim(consumer.binding.requests.of(message())).claim
+    checker.protocol.abandon(zombie)
     store.age(601)
-    successor = checker.desk.claim(consumer.binding.requests.of(message()))
+    successor = checker.protocol.claim(consumer.binding.requests.of(message()))
     assert successor.verdict is Verdict.ACQUIRED
     assert successor.claim.fence > zombie.fence
-    assert not checker.desk.release(zombie, Failure("late", 1)).owned
-    assert not checker.desk.release(zombie).owned
-    assert not checker.desk.complete(zombie)
-    assert checker.desk.claim(consumer.binding.requests.of(message())).verdict is Verdict.IN_PROGRESS
-    assert checker.desk.complete(successor.claim)
+    assert not checker.protocol.release(zombie, Failure("late", 1)).owned
+    assert not checker.protocol.release(zombie).owned
+    assert not checker.protocol.complete(zombie)
+    assert checker.protocol.claim(consumer.binding.requests.of(message())).verdict is Verdict.IN_PROGRESS
+    assert checker.protocol.complete(successor.claim)
 
 
 def test_powertools_consumers_that_share_a_checker_keep_their_own_options(store):
@@ -504,12 +507,12 @@ def test_idemkit_contention_counts_as_no_attempt(store):
         for _ in range(3):
             outcomes.append(consumer.process(message()).outcome)
             if outcomes[-1] is Outcome.FAILED and not checker.group_is_atomic:
-                holder = checker.desk.claim(consumer.binding.requests.of(message())).claim
+                holder = checker.protocol.claim(consumer.binding.requests.of(message())).claim
                 for _ in range(4):
                     assert consumer.process(message()).outcome is Outcome.IN_PROGRESS
                     busy = consumer.process_many([message(), message(f"other-{len(outcomes)}")])
                     assert busy[0].outcome is Outcome.IN_PROGRESS
-                checker.desk.release(holder)
+                checker.protocol.release(holder)
             handle.errors = [OutOfStock()] * (3 - len(outcomes))
         assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.DEAD]
         result = consumer.process(message())
@@ -528,7 +531,7 @@ def test_idemkit_contention_with_a_transaction_counts_as_no_attempt(sql_store):
     handle = Raising(OutOfStock())
     consumer = booking(sql_store, checker, handle, max_attempts=2)
     assert consumer.process(message()).outcome is Outcome.FAILED
-    holder = sql_store.transactional().desk.claim(consumer.binding.requests.of(message())).claim
+    holder = sql_store.transactional().protocol.claim(consumer.binding.requests.of(message())).claim
     held = [consumer.process(message()).outcome for _ in range(3)]
     holder.unit.close()
     assert held == [Outcome.IN_PROGRESS] * 3
@@ -555,7 +558,7 @@ def test_idemkit_one_failed_renewal_cancels_no_running_handler(store):
 
     def slow(message):
         effects.append(message.id)
-        rounds.extend(checker.desk._keeper._round() for _ in range(3))
+        rounds.extend(checker.protocol._keeper._round() for _ in range(3))
         renewed.set()
         assert seen.wait(WAIT_S)
         return "done"

@@ -43,7 +43,7 @@ def test_an_orderly_end_offers_them_once_more():
     consumer_of(checker).process(message())
     checker.refused.clear()
     checker.close()
-    assert checker.desk.claim(ClaimRequest(ORDERS.key("1"))).verdict is Verdict.DUPLICATE
+    assert checker.protocol.claim(ClaimRequest(ORDERS.key("1"))).verdict is Verdict.DUPLICATE
     checker.close()
 
 
@@ -81,7 +81,7 @@ def test_an_ignored_message_whose_key_somebody_holds_is_not_acknowledged(sql_sto
 
 def test_a_take_over_whose_answer_was_lost_is_still_one(sql_store):
     checker = sql_store.leased()
-    checker.desk.abandon(checker.desk.claim(ClaimRequest(ORDERS.key("1"))).claim)
+    checker.protocol.abandon(checker.protocol.claim(ClaimRequest(ORDERS.key("1"))).claim)
     sql_store.age(3600)
     request = ClaimRequest(ORDERS.key("1"))
     assert checker._claim(request).lapsed
@@ -104,7 +104,7 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
         return len(asked) > 2
 
     consumer = consumer_of(checker, ran.append, max_attempts=2, on_expired_lease=ask)
-    checker.desk.abandon(checker.desk.claim(consumer.binding.requests.of(message())).claim)
+    checker.protocol.abandon(checker.protocol.claim(consumer.binding.requests.of(message())).claim)
     clock[0] += 3600
     assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
     assert checker.admin().get(ORDERS.key("1")).attempts == 0, (
@@ -132,7 +132,7 @@ def test_the_log_says_what_the_consumer_answered_about_a_lapsed_lease(answer, ki
         consumer = consumer_of(checker, lambda _: None, on_expired_lease=lambda _: answer)
     else:
         consumer = consumer_of(checker, handle, on_expired_lease=ask)
-    checker.desk.abandon(checker.desk.claim(consumer.binding.requests.of(message())).claim)
+    checker.protocol.abandon(checker.protocol.claim(consumer.binding.requests.of(message())).claim)
     clock[0] += 3600
     if kind == "def":
         consumer.process(message())
@@ -149,7 +149,7 @@ def test_an_answer_that_is_neither_true_nor_false_does_not_run_the_handler(answe
     checker = MemoryChecker(clock=lambda: clock[0])
     ran = []
     consumer = consumer_of(checker, ran.append, on_expired_lease=lambda _: answer)
-    checker.desk.abandon(checker.desk.claim(consumer.binding.requests.of(message())).claim)
+    checker.protocol.abandon(checker.protocol.claim(consumer.binding.requests.of(message())).claim)
     clock[0] += 3600
     result = consumer.process(message())
     assert result.outcome is Outcome.UNAVAILABLE
@@ -164,8 +164,8 @@ def test_more_expired_failures_than_a_batch_all_go(sql_store):
     checker = sql_store.leased(retention_s=3600.0)
     assert isinstance(checker, SqlChecker)
     for number in range(25):
-        claim = checker.desk.claim(ClaimRequest(ORDERS.key(str(number)))).claim
-        checker.desk.release(claim, Failure("no", 5))
+        claim = checker.protocol.claim(ClaimRequest(ORDERS.key(str(number)))).claim
+        checker.protocol.release(claim, Failure("no", 5))
     sql_store.age(7200)
     checker.garbage_collect(batch_size=10)
     with sql_store.engine().connect() as connection:
@@ -176,8 +176,8 @@ def test_more_expired_failures_than_a_batch_all_go(sql_store):
 def test_failures_in_memory_are_bounded_too():
     checker = MemoryChecker(max_keys=10)
     for number in range(100):
-        checker.desk.release(
-            checker.desk.claim(ClaimRequest(ORDERS.key(str(number)))).claim, Failure("no", 5)
+        checker.protocol.release(
+            checker.protocol.claim(ClaimRequest(ORDERS.key(str(number)))).claim, Failure("no", 5)
         )
     assert len(checker.keys.attempts) <= 10
 

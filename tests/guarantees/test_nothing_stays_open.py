@@ -57,7 +57,7 @@ def test_whatever_escapes_takes_its_transaction_with_it(sql_store, monkeypatch, 
 def test_a_question_that_fails_leaves_no_transaction_open(sql_store):
     """The table was a leased checker's before, and one of its leases has lapsed."""
     lapsing = sql_store.leased()
-    lapsing.desk.abandon(lapsing.desk.claim(ClaimRequest(ORDERS.key("1"))).claim)
+    lapsing.protocol.abandon(lapsing.protocol.claim(ClaimRequest(ORDERS.key("1"))).claim)
     sql_store.age(3600)
     engine = sql_store.engine()
 

@@ -98,7 +98,7 @@ def test_a_fence_refuses_whoever_lost_the_key_and_its_failure_counts_nothing(sto
     assert not warehouse.send_to("old", paused.fence)
     assert warehouse.address == "new"
     attempts = checker.admin().get(ship.key_of("1")).attempts
-    assert not checker.desk.release(paused, Failure("refused", 5)).owned
+    assert not checker.protocol.release(paused, Failure("refused", 5)).owned
     assert checker.admin().get(ship.key_of("1")).attempts == attempts
     assert ship.process(order()).outcome is Outcome.DUPLICATE
 
@@ -109,7 +109,7 @@ def test_a_parked_key_whose_process_had_only_been_paused_is_done(store):
     paused = abandon_claim(handle, order())
     store.age(LEASE_S * 1.1)
     assert handle.process(order()).outcome is Outcome.DEAD
-    assert checker.desk.complete(paused)
+    assert checker.protocol.complete(paused)
     assert handle.process(order()).outcome is Outcome.DUPLICATE
 
 

@@ -15,7 +15,7 @@ def outlast_three_leases(checker, clock):
     """Let the lease of a running handler end three times, and wait each time until it is renewed."""
 
     def is_held():
-        asked = checker.desk.claim(ClaimRequest(ORDERS.key("slow"), on_lapsed=Lapsed.LEAVE))
+        asked = checker.protocol.claim(ClaimRequest(ORDERS.key("slow"), on_lapsed=Lapsed.LEAVE))
         return asked.verdict is Verdict.IN_PROGRESS and not asked.lapsed
 
     def handle(message):
@@ -61,6 +61,6 @@ def test_a_keeper_survives_a_wrong_number_of_answers():
 
     owner = Owner()
     keeper = LeaseKeeper(owner.renew, lambda: None, 0.06, counters.add)
-    keeper.hold([MemoryChecker().desk.claim(ClaimRequest(ORDERS.key("1"))).claim])
+    keeper.hold([MemoryChecker().protocol.claim(ClaimRequest(ORDERS.key("1"))).claim])
     wait(lambda: owner.rounds > 2, "it goes on")
     keeper.close()

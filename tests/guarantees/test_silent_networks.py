@@ -102,7 +102,7 @@ def test_so_many_renewals_may_hang_and_no_more(monkeypatch):
         return [True] * len(claims)
 
     keeper = LeaseKeeper(hang, lambda: None, 0.3, counters.add)
-    keeper.hold([checker.desk.claim(ClaimRequest(KEY)).claim])
+    keeper.hold([checker.protocol.claim(ClaimRequest(KEY)).claim])
     wait(lambda: len(hanging) == 8, "they are replaced")
     time.sleep(0.3)
     assert len(hanging) == 8
@@ -165,7 +165,7 @@ def test_a_renewal_that_the_store_refuses_is_no_fault_of_a_handler_either(caplog
         return [checker.keys.renew(claim) for claim in claims]
 
     keeper, before = LeaseKeeper(renew, lambda: None, 0.3, counters.add), late()
-    keeper.hold([checker.desk.claim(ClaimRequest(KEY)).claim])
+    keeper.hold([checker.protocol.claim(ClaimRequest(KEY)).claim])
     wait(lambda: late() > before, "the renewal")
     assert "the store did not renew it" in caplog.text
     assert "GIL" not in caplog.text
@@ -199,7 +199,9 @@ def test_a_lease_that_is_renewed_in_time_is_not_counted():
 
     with answering(checker, _renew_many=renew):
         # Started here, since a machine that is paused would be late for short leases.
-        consumer_of(checker, lambda _: [checker.desk._keeper._round() for _ in range(5)]).process(message())
+        consumer_of(checker, lambda _: [checker.protocol._keeper._round() for _ in range(5)]).process(
+            message()
+        )
     assert len(renewed) == 5
     assert late() == before
     checker.close()

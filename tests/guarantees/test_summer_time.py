@@ -81,7 +81,7 @@ class Waiting:
         )
         store.opened.callback(self.leased.close)
         keys = [ORDERS.key(each) for each in ("renewed", "claimed", "transactional", "async")]
-        claims = [self.leased.desk.claim(ClaimRequest(key)).claim for key in keys]
+        claims = [self.leased.protocol.claim(ClaimRequest(key)).claim for key in keys]
         # Its one idle connection would wait for a second.
         self.leased.store.connections.run(execute, "SET SESSION innodb_lock_wait_timeout = 50")
         self.renewed = claims[0]
@@ -113,10 +113,10 @@ class Waiting:
             self.outbox.send(session, Message("invoices", b"1"), **options)
 
     def statements(self):
-        desk, by_offset = self.leased.desk, Message("orders", position=Position("topic", 0, 0, 0))
+        protocol, by_offset = self.leased.protocol, Message("orders", position=Position("topic", 0, 0, 0))
         return [
             lambda: self.leased._renew_many([self.renewed]) == [True],
-            lambda: desk.claim(ClaimRequest(ORDERS.key("claimed"))).claim is not None,
+            lambda: protocol.claim(ClaimRequest(ORDERS.key("claimed"))).claim is not None,
             lambda: self.consumer.process(Message("orders", id="transactional")).outcome is Outcome.PROCESSED,
             lambda: asyncio.run(self.process_async()).outcome is Outcome.PROCESSED,
             lambda: self.by_offset.process(by_offset).outcome is Outcome.PROCESSED,

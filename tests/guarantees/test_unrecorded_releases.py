@@ -32,8 +32,8 @@ def test_a_failed_release_frees_the_key_and_counts_once_the_store_is_back(store,
     checker = store.leased(lease_s=lease_s)
     with answering(checker, _release=unreachable):
         assert consumer_of(checker, fails).process(message()).outcome is Outcome.FAILED
-        assert checker.desk.unrecorded == 1
-    wait(lambda: not checker.desk.unrecorded, "the release is retried in the background")
+        assert checker.protocol.unrecorded == 1
+    wait(lambda: not checker.protocol.unrecorded, "the release is retried in the background")
     assert checker.admin().get(KEY) is None
     assert consumer_of(checker, fails, max_attempts=2).process(message()).outcome is Outcome.DEAD
 
@@ -43,7 +43,7 @@ def test_a_completion_is_recorded_once_the_store_is_back(store, lease_s):
     checker = store.leased(lease_s=lease_s)
     with answering(checker, _complete=unreachable):
         assert consumer_of(checker).process(message()).outcome is Outcome.UNAVAILABLE
-    wait(lambda: not checker.desk.unrecorded, "the completion is retried in the background")
+    wait(lambda: not checker.protocol.unrecorded, "the completion is retried in the background")
     assert checker.admin().get(KEY).status is KeyStatus.DONE
 
 
@@ -54,7 +54,7 @@ def test_the_releases_of_a_group_are_retried_too(store, lease_s):
     with answering(checker, _release_many=unreachable):
         results = consumer.process_many([message("1"), message("2")])
         assert outcomes(results) == ["failed", "failed"]
-    wait(lambda: not checker.desk.unrecorded, "they are retried")
+    wait(lambda: not checker.protocol.unrecorded, "they are retried")
     assert checker.admin().get(KEY) is None
     assert consumer_of(checker).process(message("2")).outcome is Outcome.PROCESSED
 
@@ -77,7 +77,7 @@ def test_a_release_that_comes_too_late_changes_nothing_of_the_new_owner():
         clock[0] += 3600
         thief = checker._claim(ClaimRequest(KEY)).claim
     checker.close()
-    assert checker.desk.unrecorded == 0
+    assert checker.protocol.unrecorded == 0
     assert checker.keys.entries[KEY.hash].owner == thief.owner
     assert not checker.keys.attempts
 
@@ -85,13 +85,13 @@ def test_a_release_that_comes_too_late_changes_nothing_of_the_new_owner():
 def test_a_lapse_that_could_not_be_counted_leaves_the_key_free(store):
     """Else its take-over would lapse too, and count as a second attempt although no handler ran."""
     checker = store.leased()
-    checker.desk.abandon(checker.desk.claim(ClaimRequest(KEY)).claim)
+    checker.protocol.abandon(checker.protocol.claim(ClaimRequest(KEY)).claim)
     store.age(3600)
     ran = []
     consumer = consumer_of(checker, ran.append, max_attempts=2)
     with answering(checker, _release=unreachable):
         assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
-    wait(lambda: not checker.desk.unrecorded, "the claim is released")
+    wait(lambda: not checker.protocol.unrecorded, "the claim is released")
     assert consumer.process(message()).outcome is Outcome.PROCESSED
     assert len(ran) == 1
 
@@ -107,7 +107,7 @@ def test_a_release_that_is_retried_says_nothing_about_a_lost_effect(caplog):
 
 def test_what_is_remembered_while_an_older_step_is_retried_stays():
     """The older completion of a key must not remove the newer one."""
-    claims = [MemoryChecker().desk.claim(ClaimRequest(KEY)).claim for _ in range(2)]
+    claims = [MemoryChecker().protocol.claim(ClaimRequest(KEY)).claim for _ in range(2)]
     older, newer = map(Completion, claims)
     offered = []
 
@@ -133,7 +133,7 @@ def test_two_threads_may_retry_one_step():
         return True
 
     unrecorded = Unrecorded(record, lambda: None, counters.add)
-    step = Completion(MemoryChecker().desk.claim(ClaimRequest(KEY)).claim)
+    step = Completion(MemoryChecker().protocol.claim(ClaimRequest(KEY)).claim)
     unrecorded.steps[KEY.hash] = step
     answers = []
     threads = [
@@ -150,7 +150,7 @@ def test_a_claim_that_leaves_lapsed_keys_waits_for_the_record_too():
     checker = MemoryChecker()
     with answering(checker, _complete=unreachable):
         consumer_of(checker).process(message())
-        asked = checker.desk.claim(ClaimRequest(KEY, on_lapsed=Lapsed.LEAVE))
+        asked = checker.protocol.claim(ClaimRequest(KEY, on_lapsed=Lapsed.LEAVE))
         assert asked.verdict is Verdict.IN_PROGRESS
     checker.close()
 
@@ -160,7 +160,7 @@ def test_an_outage_writes_one_line_a_minute_and_says_how_many_more(caplog):
         raise StoreError("down")
 
     unrecorded = Unrecorded(refuse, lambda: None, counters.add)
-    claims = [MemoryChecker().desk.claim(ClaimRequest(KEY)).claim for _ in range(2)]
+    claims = [MemoryChecker().protocol.claim(ClaimRequest(KEY)).claim for _ in range(2)]
     for _ in range(3):
         for claim in claims:
             unrecorded._offer(Completion(claim))

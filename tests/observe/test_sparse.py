@@ -5,13 +5,13 @@ import logging
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import StoreUnavailableError
-from idempotent.observe.sparse import Sparse
+from idempotent.observe.log_throttle import LogThrottle
 from tests.support.logs import logged
 
 
 def test_one_a_minute_is_let_through_with_the_number_of_the_others():
     now = [1000.0]
-    sparse = Sparse(lambda: now[0])
+    sparse = LogThrottle(lambda: now[0])
     assert [sparse.take() for _ in range(4)] == [0, None, None, None]
     now[0] += 59
     assert sparse.take() is None

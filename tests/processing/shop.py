@@ -84,12 +84,12 @@ class Shop:
             checker = self.store.leased() if self.transactional else self.checker
         else:
             checker = self.another_checker()
-        claim = checker.desk.claim(consumer.binding.requests.of(message)).claim
+        claim = checker.protocol.claim(consumer.binding.requests.of(message)).claim
         assert claim is not None
         try:
             yield
         finally:
-            checker.desk.release(claim)
+            checker.protocol.release(claim)
 
 
 def open_shop(mode: str, request: pytest.FixtureRequest) -> Iterator[Shop]:

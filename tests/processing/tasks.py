@@ -33,14 +33,14 @@ class BlockingChecker(MemoryBacked):
 
     def __init__(self, *, combine: bool = False) -> None:
         super().__init__()
-        self.combiner = Combiner(self.desk) if combine else None
+        self.combiner = Combiner(self.protocol) if combine else None
         self.waits_at: str | None = None
         self.reached = threading.Event()
         self.go = threading.Event()
 
     @cached_property
     def awaiting(self) -> Awaiting:
-        return InThreads(self.desk, self.combiner)
+        return InThreads(self.protocol, self.combiner)
 
     async def is_reached(self) -> None:
         assert await asyncio.to_thread(self.reached.wait, LONGEST_S)

@@ -77,7 +77,7 @@ def test_a_coroutine_that_is_closed_while_its_effect_is_recorded_has_processed_t
             await asyncio.sleep(0.01)
             results.append(await consumer.process(message()))
         assert results[-1].outcome is Outcome.DUPLICATE
-        assert not blocking.desk._keeper._held
+        assert not blocking.protocol._keeper._held
 
     run(main)
 

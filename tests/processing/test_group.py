@@ -170,8 +170,8 @@ def test_a_lapsed_claim_is_taken_over_alone_beside_a_failing_neighbour(shop):
     if shop.store.kind == "memory":
         shop.checker = lapsing
     consumer = shop.consumer(max_attempts=3)
-    claim = lapsing.desk.claim(consumer.binding.requests.of(message("lapsed"))).claim
-    lapsing.desk.abandon(claim)
+    claim = lapsing.protocol.claim(consumer.binding.requests.of(message("lapsed"))).claim
+    lapsing.protocol.abandon(claim)
     shop.store.age(3600)
     group = [message("1"), message("lapsed"), message("bad", "ValueError"), message("3")]
     results = consumer.process_many(group)
@@ -189,7 +189,7 @@ def test_a_lapsed_claim_does_not_come_behind_later_messages_of_its_partition(sho
         replace(message(str(offset)), position=Position("t", 0, offset, offset)) for offset in range(4)
     ]
     for left in in_order[:2]:
-        lapsing.desk.abandon(lapsing.desk.claim(consumer.binding.requests.of(left)).claim)
+        lapsing.protocol.abandon(lapsing.protocol.claim(consumer.binding.requests.of(left)).claim)
     shop.store.age(3600)
     assert outcomes(consumer.process_many(in_order)) == ["processed"] * 4
     assert [name for call in shop.calls for name in call] == ["0", "1", "2", "3"]

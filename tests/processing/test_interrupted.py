@@ -29,7 +29,7 @@ def test_what_was_claimed_is_not_renewed_after_an_interrupt(names):
     messages = [Message("orders", id=name) for name in names]
     with pytest.raises(KeyboardInterrupt):
         consumer.process_many(messages)
-    assert not checker.desk._keeper._held
+    assert not checker.protocol._keeper._held
     observer.on = False
     now[0] += 31.0
     assert {result.outcome for result in consumer.process_many(messages)} == {Outcome.PROCESSED}

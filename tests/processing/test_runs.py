@@ -29,7 +29,7 @@ class Scene:
     def lapsed(self, consumer, *ids: str, beside: bool = True) -> None:
         for name in ids:
             request = consumer.binding.requests.of(Message("orders", id=name), beside=beside)
-            self.checker.desk.abandon(self.checker.desk.claim(request).claim)
+            self.checker.protocol.abandon(self.checker.protocol.claim(request).claim)
         self.ahead_s += 3600
 
     def begin(self, message: Message) -> None:

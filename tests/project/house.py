@@ -42,7 +42,7 @@ FLOORS: Final = (
         "words",
         (
             "admin",
-            "choices",
+            "validation",
             "claims",
             "errors",
             "forks",

@@ -221,9 +221,9 @@ def fresh_store() -> None:
     Path("app.db").unlink(missing_ok=True)
     upgrade("sqlite:///app.db")
     checker = SqlChecker("sqlite:///app.db")
-    claim = checker.desk.claim(ClaimRequest(BILLING.key("4711"))).claim
+    claim = checker.protocol.claim(ClaimRequest(BILLING.key("4711"))).claim
     assert claim
-    checker.desk.release(claim, Failure("no such customer", max_attempts=1))
+    checker.protocol.release(claim, Failure("no such customer", max_attempts=1))
     checker.close()
 
 

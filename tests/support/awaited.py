@@ -51,8 +51,8 @@ class Awaited:
         return getattr(self.consumer, name)
 
 
-class AwaitedDesk:
-    """A checker's desk as tasks reach it: each call, from any thread, is a task of one event loop."""
+class AwaitedProtocol:
+    """A checker's protocol as tasks reach it: each call, from any thread, is a task of one event loop."""
 
     def __init__(self, checker: AbstractIdempotentChecker) -> None:
         self._checker = checker
@@ -76,7 +76,7 @@ class AwaitedDesk:
         return self.run(self._checker.awaiting.complete(claim, result))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._checker.desk, name)
+        found = getattr(self._checker.protocol, name)
         return partial(self.call, found) if callable(found) else found
 
     def close(self) -> None:
@@ -88,15 +88,15 @@ class AwaitedDesk:
 
 
 class AwaitedChecker:
-    """A checker whose desk is that of its tasks. Everything else is the checker's own."""
+    """A checker whose protocol is that of its tasks. Everything else is the checker's own."""
 
     def __init__(self, checker: AbstractIdempotentChecker) -> None:
         self.checker = checker
-        self.desk = self.lone = AwaitedDesk(checker)
+        self.protocol = self.lone = AwaitedProtocol(checker)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.checker, name)
 
     def close(self) -> None:
         self.checker.close()
-        self.desk.close()
+        self.protocol.close()

@@ -23,15 +23,15 @@ class _Answers:
 
 @contextmanager
 def answering(checker: AbstractIdempotentChecker, **answers: Callable[..., Any]) -> Iterator[None]:
-    """The checker's desk calls these functions instead of the hooks of their names, until the block ends."""
+    """The checker's protocol calls these functions instead of the hooks of their names, until the block ends."""
     unknown = [name for name in answers if not hasattr(checker, name)]
     assert not unknown, f"{type(checker).__name__} has no hook {unknown}"
-    hooks: Any = checker.desk.hooks
-    checker.desk.hooks = _Answers(hooks, answers)  # type: ignore[assignment]  # it has every hook
+    hooks: Any = checker.protocol.hooks
+    checker.protocol.hooks = _Answers(hooks, answers)  # type: ignore[assignment]  # it has every hook
     try:
         yield
     finally:
-        checker.desk.hooks = hooks
+        checker.protocol.hooks = hooks
 
 
 def unreachable(*_: object) -> None:

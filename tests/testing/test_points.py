@@ -36,9 +36,9 @@ def passed(checker, use):
 
 def a_round(checker):
     """A group whose first message is released, and whose second is completed."""
-    first, second = checker.desk.claim_many([ClaimRequest(KEYS.key(name)) for name in "12"])
-    checker.desk.release(first.claim)
-    checker.desk.complete(second.claim)
+    first, second = checker.protocol.claim_many([ClaimRequest(KEYS.key(name)) for name in "12"])
+    checker.protocol.release(first.claim)
+    checker.protocol.complete(second.claim)
 
 
 def test_hooks_that_call_each_other_pass_a_point_once():
@@ -59,9 +59,9 @@ def test_leases_are_renewed_between_points():
             return super()._renew_many(claims)
 
     def hold(checker):
-        claim = checker.desk.claim(ClaimRequest(KEYS.key("1"))).claim
+        claim = checker.protocol.claim(ClaimRequest(KEYS.key("1"))).claim
         assert renewed.wait(10)
-        checker.desk.complete(claim)
+        checker.protocol.complete(claim)
         checker.close()
 
     assert "before_renew" in passed(Renewing(lease_s=0.2), hold)
@@ -72,7 +72,7 @@ def test_a_claim_of_no_key_and_an_ignored_failure_commit_between_points(database
     request = ClaimRequest(KEYS.key("1"), status=KeyStatus.DONE)
 
     def nothing(checker):
-        checker.desk.complete(checker.claim_nothing())
+        checker.protocol.complete(checker.claim_nothing())
 
     def ignore(checker):
         checker.ignore(request, checker.claim_nothing())

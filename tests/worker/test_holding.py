@@ -18,9 +18,9 @@ class Held(MemoryChecker):
     """Somebody else's claim, for as long as a test wants it."""
 
     def hold(self, consumer: Consumer, message_id: str) -> Callable[[], object]:
-        claim = self.desk.claim(ClaimRequest(consumer.key_of(message_id))).claim
+        claim = self.protocol.claim(ClaimRequest(consumer.key_of(message_id))).claim
         assert claim is not None
-        return lambda: self.desk.complete(claim)
+        return lambda: self.protocol.complete(claim)
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:

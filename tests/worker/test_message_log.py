@@ -157,7 +157,7 @@ def test_a_message_whose_key_is_held_for_a_long_time_is_a_warning_now_and_then(
     checker = MemoryChecker()
     consumer = registry.consumer(SUBJECT, checker=checker)(lambda _: None)
     message = Message(SUBJECT, id="a-1")
-    hanging = checker.desk.claim(ClaimRequest(consumer.key_in(message))).claim
+    hanging = checker.protocol.claim(ClaimRequest(consumer.key_in(message))).claim
     publish(broker, "a-1")
     running = Running(Worker(registry, MemoryAdapter(broker), gc_interval_s=None))
 
@@ -165,7 +165,7 @@ def test_a_message_whose_key_is_held_for_a_long_time_is_a_warning_now_and_then(
         return [line for line in lines(caplog, "message_waits") if line.levelno == logging.WARNING]
 
     until(lambda: len(warnings()) == 2)
-    checker.desk.release(hanging)
+    checker.protocol.release(hanging)
     running.worker.stop()
     running.join()
     data = [vars(line) for line in warnings()]

@@ -25,7 +25,7 @@ def test_a_completion_is_recorded_while_the_worker_drains(registry: Registry, br
     worker = Worker(registry, MemoryAdapter(broker), gc_interval_s=None)
     with answering(checker, _complete=unreachable):
         running = Running(worker)
-        until(lambda: checker.desk.unrecorded)
+        until(lambda: checker.protocol.unrecorded)
         worker.stop()
         running.thread.join(0.2)
         assert running.thread.is_alive(), "it waits for the store"
@@ -45,7 +45,7 @@ def test_a_worker_says_what_the_store_never_recorded(
     worker = Worker(registry, MemoryAdapter(broker), drain_timeout_s=0.2, gc_interval_s=None)
     with answering(checker, _complete=unreachable):
         running = Running(worker)
-        until(lambda: checker.desk.unrecorded)
+        until(lambda: checker.protocol.unrecorded)
         worker.stop()
         summary = running.join().summary
         assert (summary.unrecorded, summary.requeued) == (1, 1)
@@ -62,7 +62,7 @@ def test_a_release_that_was_never_recorded_is_called_no_effect(
     worker = Worker(registry, MemoryAdapter(broker), drain_timeout_s=0.2, gc_interval_s=None)
     with answering(checker, _release=unreachable):
         running = Running(worker)
-        until(lambda: checker.desk.unrecorded)
+        until(lambda: checker.protocol.unrecorded)
         worker.stop()
         left = (
             running.join().summary.unrecorded
@@ -82,7 +82,7 @@ def test_a_store_that_never_comes_back_does_not_keep_an_impatient_worker(
     worker = Worker(registry, MemoryAdapter(broker), gc_interval_s=None)
     with answering(checker, _complete=unreachable):
         running = Running(worker)
-        until(lambda: checker.desk.unrecorded)
+        until(lambda: checker.protocol.unrecorded)
         worker._on_signal()
         worker._on_signal()
         assert running.join().summary.unrecorded == 1

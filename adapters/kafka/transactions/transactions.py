@@ -10,7 +10,7 @@ from typing import Any, Final
 from idempotent.adapters.kafka.client import KafkaConsumer, KafkaError, KafkaException, error_of
 from idempotent.adapters.kafka.commits import RETRY_S, Commits, Marks, offsets_of
 from idempotent.adapters.kafka.outputs import Produced
-from idempotent.adapters.kafka.transactions.attempt import NO_LIMIT, Attempt, Refusal, Step
+from idempotent.adapters.kafka.transactions.open_transaction import NO_LIMIT, OpenTransaction, Refusal, Step
 from idempotent.adapters.kafka.transactions.producer import TransactionalProducer
 from idempotent.logs import EventLog
 from idempotent.observe.fields import about_message
@@ -52,14 +52,14 @@ class Transactions(Commits):
         self._producer = TransactionalProducer(config)
         self._is_ours_alone = is_ours_alone
         self._on_refused = on_refused
-        self._attempt: Attempt | None = None
+        self._open: OpenTransaction | None = None
         self._most = NO_LIMIT
         self._complained_at = -_SILENCE_S
         self._fault: str | None = None
 
     @property
     def is_busy(self) -> bool:
-        return self._attempt is not None
+        return self._open is not None
 
     @property
     def fault(self) -> str | None:
@@ -71,8 +71,8 @@ class Transactions(Commits):
             self._owe({})
         new = {partition: mark for partition, mark in capped.items() if mark > partition.committed}
         if new and self._fault is None:
-            self._attempt = Attempt.of(new, self._most)
-            for partition, mark in self._attempt.marks.items():
+            self._open = OpenTransaction.of(new, self._most)
+            for partition, mark in self._open.marks.items():
                 partition.committed = mark
             self.upkeep(consumer)
 
@@ -103,120 +103,120 @@ class Transactions(Commits):
         """Take steps for at most `wait_s` seconds. False: the next one is not possible yet."""
         until = time.monotonic() + wait_s
         while self._fault is None:
-            attempt = self._attempt
+            transaction = self._open
             try:
-                if attempt is None:
+                if transaction is None:
                     # Initialise early, which fences the previous owner of this id.
                     return self._producer.is_ready(0.0)
-                if not self._take(attempt, consumer, max(until - time.monotonic(), 0.0)):
+                if not self._take(transaction, consumer, max(until - time.monotonic(), 0.0)):
                     return False
             except KafkaException as error:
-                return self._failed(attempt, error.args[0])
+                return self._failed(transaction, error.args[0])
             if time.monotonic() >= until:
                 return True
         return False
 
-    def _take(self, attempt: Attempt, consumer: KafkaConsumer, wait_s: float) -> bool:
+    def _take(self, transaction: OpenTransaction, consumer: KafkaConsumer, wait_s: float) -> bool:
         """Take one step. False: it is not complete yet."""
         client = self._producer.client
-        match attempt.step:
+        match transaction.step:
             case Step.BEGIN:
                 if not self._producer.is_ready(wait_s):
                     return False
                 # Read before the partitions are checked: a later rebalance makes this metadata stale.
                 member = consumer.consumer_group_metadata()
-                if member.startswith(_NO_MEMBER) or not attempt.is_open:
-                    self._end(attempt)
+                if member.startswith(_NO_MEMBER) or not transaction.is_open:
+                    self._end(transaction)
                     return True
-                attempt.begin(client, member)
+                transaction.begin(client, member)
             case Step.PRODUCE:
-                attempt.produce(client)
-                client.poll(wait_s if attempt.unreported else 0.0)
-                if attempt.has_failed or not attempt.is_open:
-                    attempt.go_to(Step.ABORT)
-                elif not attempt.unsent and not attempt.unreported:
-                    attempt.go_to(Step.SEND_OFFSETS)
+                transaction.produce(client)
+                client.poll(wait_s if transaction.unreported else 0.0)
+                if transaction.has_failed or not transaction.is_open:
+                    transaction.go_to(Step.ABORT)
+                elif not transaction.unsent and not transaction.unreported:
+                    transaction.go_to(Step.SEND_OFFSETS)
             case Step.SEND_OFFSETS:
-                return self._send_offsets(attempt, wait_s)
+                return self._send_offsets(transaction, wait_s)
             case Step.COMMIT:
                 client.commit_transaction(max(wait_s, _UPKEEP_S))
-                self._committed(attempt)
+                self._committed(transaction)
             case Step.ABORT:
                 client.abort_transaction(max(wait_s, _UPKEEP_S))
-                self._aborted(attempt)
+                self._aborted(transaction)
             case Step.LOOK:
-                return self._producer.is_ready(wait_s) and self._look(attempt, consumer)
+                return self._producer.is_ready(wait_s) and self._look(transaction, consumer)
         return True
 
-    def _send_offsets(self, attempt: Attempt, wait_s: float) -> bool:
-        if self._producer.send_offsets(offsets_of(attempt.marks), attempt.member, wait_s):
-            attempt.go_to(Step.COMMIT)
+    def _send_offsets(self, transaction: OpenTransaction, wait_s: float) -> bool:
+        if self._producer.send_offsets(offsets_of(transaction.marks), transaction.member, wait_s):
+            transaction.go_to(Step.COMMIT)
             return True
-        if attempt.stands_still:
+        if transaction.stands_still:
             self._log_failure("the client library's call does not return")
-            self._replace_client(attempt)
+            self._replace_client(transaction)
         return False
 
-    def _failed(self, attempt: Attempt | None, error: KafkaError) -> bool:
+    def _failed(self, transaction: OpenTransaction | None, error: KafkaError) -> bool:
         """Decide what to do after an error. False: repeat the step later."""
         if error.retriable():
             self._log_waiting(error)
-            if attempt is None or not attempt.stands_still:
+            if transaction is None or not transaction.stands_still:
                 return False
             # The client library lost an answer, and an abort that began without a broker may wait forever.
         self._log_failure(error_of(error))
         if error.code() == KafkaError._FENCED and not self._is_ours_alone:  # noqa: SLF001 - public, despite its name
-            self._attempt = None
+            self._open = None
             self._fault = (
                 f"the transactional id {self._id!r} belongs to another process now, or a transaction took longer than "
                 "transaction.timeout.ms"
             )
             return False
-        if attempt is not None and error.txn_requires_abort() and attempt.step is not Step.ABORT:
-            attempt.go_to(Step.ABORT)
+        if transaction is not None and error.txn_requires_abort() and transaction.step is not Step.ABORT:
+            transaction.go_to(Step.ABORT)
             return True
-        self._replace_client(attempt)
+        self._replace_client(transaction)
         return False
 
-    def _replace_client(self, attempt: Attempt | None) -> None:
+    def _replace_client(self, transaction: OpenTransaction | None) -> None:
         self._producer.renew()
-        if attempt is not None:
-            attempt.go_to(Step.LOOK)
+        if transaction is not None:
+            transaction.go_to(Step.LOOK)
 
-    def _committed(self, attempt: Attempt) -> None:
-        for partition, mark in attempt.marks.items():
+    def _committed(self, transaction: OpenTransaction) -> None:
+        for partition, mark in transaction.marks.items():
             partition.outputs.drop_before(mark)
         self._most = min(self._most * 2, NO_LIMIT)
-        self._attempt = None
-        self._producer.end(attempt.began)
-        if not attempt.is_whole:
+        self._open = None
+        self._producer.end(transaction.began)
+        if not transaction.is_whole:
             self._owe({}, 0.0)
 
-    def _aborted(self, attempt: Attempt) -> None:
-        refusals = attempt.refusals
+    def _aborted(self, transaction: OpenTransaction) -> None:
+        refusals = transaction.refusals
         blamed = {of: refusal for of, refusal in refusals.items() if refusal.is_certain or len(refusals) == 1}
         if refusals:
             # After a refused record the client library's sequence numbers are wrong, and the next transaction fails.
             self._producer.renew()
         else:
-            self._producer.end(attempt.began)
+            self._producer.end(transaction.began)
         if refusals and not blamed:
             # The records of one batch are refused together. Smaller transactions isolate the bad record.
-            self._most = max(attempt.inputs // 2, 1)
+            self._most = max(transaction.inputs // 2, 1)
             reason = next(iter(refusals.values())).reason
-            log.warning("outputs_refused_together", extra={"inputs": attempt.inputs, "error": reason})
+            log.warning("outputs_refused_together", extra={"inputs": transaction.inputs, "error": reason})
         for produced, refusal in blamed.items():
             produced.refused_until = math.inf
             log.error("output_refused", extra={**about_message(produced.message), "error": refusal.reason})
             self._on_refused(produced, refusal)
-        if not refusals and attempt.error is not None:
-            self._log_failure(error_of(attempt.error))
-        self._end(attempt, 0.0 if refusals else RETRY_S)
+        if not refusals and transaction.error is not None:
+            self._log_failure(error_of(transaction.error))
+        self._end(transaction, 0.0 if refusals else RETRY_S)
 
-    def _look(self, attempt: Attempt, consumer: KafkaConsumer) -> bool:
+    def _look(self, transaction: OpenTransaction, consumer: KafkaConsumer) -> bool:
         """Read the group's offsets to learn whether the transaction was committed."""
         try:
-            found = consumer.committed(offsets_of(attempt.marks), timeout=_LOOK_S)
+            found = consumer.committed(offsets_of(transaction.marks), timeout=_LOOK_S)
         except KafkaException as error:
             self._log_waiting(error.args[0])
             return False
@@ -226,19 +226,19 @@ class Transactions(Commits):
             return False
         offsets = {(tp.topic, tp.partition): tp.offset for tp in found}
         missing = {}
-        for partition, mark in attempt.marks.items():
+        for partition, mark in transaction.marks.items():
             if offsets[partition.topic, partition.number] >= mark:
                 partition.outputs.drop_before(mark)
             else:
                 missing[partition] = mark
-        self._attempt = None
-        if missing or not attempt.is_whole:
+        self._open = None
+        if missing or not transaction.is_whole:
             self._owe(missing)
         return True
 
-    def _end(self, attempt: Attempt, wait_s: float = RETRY_S) -> None:
-        self._attempt = None
-        self._owe(attempt.marks, wait_s)
+    def _end(self, transaction: OpenTransaction, wait_s: float = RETRY_S) -> None:
+        self._open = None
+        self._owe(transaction.marks, wait_s)
 
     def _log_failure(self, error: str) -> None:
         log.warning("transaction_failed", extra={"transaction": self._id, "error": error})

@@ -10,9 +10,9 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from idempotent.checkers.base import DEFAULT_RETENTION_S
-from idempotent.choices import seconds, text
 from idempotent.errors import ConfigurationError
 from idempotent.schema import DEFAULT_TABLE, validate_table_name
+from idempotent.validation import seconds, text
 
 DEFAULT_PREFIX: Final = "idempotent:"
 _REDIS: Final = ("redis://", "rediss://", "unix://")

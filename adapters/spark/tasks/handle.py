@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict, Verdict
 from idempotent.adapters.spark.ledger.runs import RunRef
-from idempotent.choices import whole
 from idempotent.errors import ConfigurationError
+from idempotent.validation import whole
 
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 """Spark's local property with the number of a micro-batch, in its driver's thread and in its tasks."""

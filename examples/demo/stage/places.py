@@ -190,11 +190,11 @@ class KafkaPlace(Place):
     @property
     def client_config(self) -> dict[str, Any]:
         """The broker's address and the security settings, for a client of the library."""
-        from idempotent.adapters.kafka.options import place_of, security_config
+        from idempotent.adapters.kafka.options import bootstrap_of, security_config
 
         given = self.given
         return security_config(
-            place_of(urlsplit(self.url)._replace(query="").geturl()),
+            bootstrap_of(urlsplit(self.url)._replace(query="").geturl()),
             protocol=given.get("security_protocol"),
             mechanism=given.get("sasl_mechanism"),
             username=given.get("sasl_username"),

@@ -18,7 +18,7 @@ from idempotent.checkers.combining.waiters import (
     ThreadWaiter,
     Waiter,
 )
-from idempotent.checkers.desk import ClaimDesk
+from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import SideThreads
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Lapsed
 from idempotent.errors import (
@@ -74,18 +74,18 @@ def _beside(request: ClaimRequest) -> ClaimRequest:
 
 
 class Combiner:
-    """Claims and completes keys as a desk does; calls that find several under way share the next statement.
+    """Claims and completes keys as a protocol does; calls that find several under way share the next statement.
 
     While few calls are under way, a thread makes its own directly. A waiting thread leads one round
     and hands over to the first that waits; for tasks and parked lives a side thread leads. All may be mixed.
 
     Args:
-        desk: makes the claims and completions.
+        protocol: makes the claims and completions.
         one_writer: its store carries out one write at a time.
     """
 
-    def __init__(self, desk: ClaimDesk, *, one_writer: bool = False) -> None:
-        self._desk = desk
+    def __init__(self, protocol: ClaimProtocol, *, one_writer: bool = False) -> None:
+        self._protocol = protocol
         self._one_writer = one_writer
         self._begin()
 
@@ -100,36 +100,36 @@ class Combiner:
         return self._current().waiting
 
     def claim(self, request: ClaimRequest) -> Decision:
-        """`ClaimDesk.claim`, from any thread."""
+        """`ClaimProtocol.claim`, from any thread."""
         if not combines(request):
-            return self._desk.claim(request)
+            return self._protocol.claim(request)
         line = self._current()
         call = at_once(request)
         try:
             direct = line.go_direct(call)
             decision: Decision = (
-                self._desk.claim(call) if direct else self._in_round(line, ThreadWaiter(call))
+                self._protocol.claim(call) if direct else self._in_round(line, ThreadWaiter(call))
             )
         except StoreBusyError:
             decision = ALONE
         finally:
             line.leave_direct(call)
         if decision.claim is None and must_be_alone(request, decision):
-            return self._desk.claim(request)
+            return self._protocol.claim(request)
         return decision
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
-        """`ClaimDesk.complete`, from any thread."""
+        """`ClaimProtocol.complete`, from any thread."""
         if claim.empty:
             return True
         line = self._current()
         try:
             if line.go_direct(claim):
-                return self._desk.complete(claim, result)
+                return self._protocol.complete(claim, result)
             owned: bool | None = self._in_round(line, ThreadWaiter(Completion(claim, result)))
         finally:
             line.leave_direct(claim)
-        return self._desk.complete(claim, result) if owned is COMPLETE_ALONE else owned
+        return self._protocol.complete(claim, result) if owned is COMPLETE_ALONE else owned
 
     def put(self, waiter: TaskWaiter | ParkedWaiter) -> None:
         """Queue a call of a task, which awaits the waiter's signal, or of a parked life."""
@@ -138,12 +138,12 @@ class Combiner:
     def claimed(self, waiter: Waiter, request: ClaimRequest) -> Decision:
         """The answer to a claim that was queued. Makes it alone, if it must be."""
         decision: Decision = waiter.result()
-        return self._desk.claim(request) if must_be_alone(request, decision) else decision
+        return self._protocol.claim(request) if must_be_alone(request, decision) else decision
 
     def completed(self, waiter: Waiter, claim: Claim, result: bytes | None = None) -> bool:
         """The answer to a completion that was queued. Makes it alone, if it must be."""
         owned: bool | None = waiter.result()
-        return self._desk.complete(claim, result) if owned is COMPLETE_ALONE else owned
+        return self._protocol.complete(claim, result) if owned is COMPLETE_ALONE else owned
 
     def look(self, waiter: ParkedWaiter) -> None:
         """Have another thread lead, if a parked life has waited for long: the leader may hang."""
@@ -218,7 +218,7 @@ class Combiner:
         completions: list[Any] = [waiter.call for waiter in waiters]
         answers: Sequence[Answer]
         try:
-            answers = self._desk.complete_many(completions)
+            answers = self._protocol.complete_many(completions)
         except IdempotentError as error:
             answers = [COMPLETE_ALONE if _one_may_be_the_cause(error) else error] * len(waiters)
         line.answer(zip(waiters, answers, strict=True))
@@ -231,9 +231,9 @@ class Combiner:
         try:
             alone = len(requests) == 1
             answers = (
-                [self._desk.claim(requests[0])]
+                [self._protocol.claim(requests[0])]
                 if alone
-                else self._desk.claim_many(list(map(_beside, requests)))
+                else self._protocol.claim_many(list(map(_beside, requests)))
             )
         except IdempotentError as error:
             if not _one_may_be_the_cause(error):
@@ -250,8 +250,8 @@ class Combiner:
     def _release(self, claims: Sequence[Claim]) -> None:
         """Free the claims of callers that have gone."""
         if claims:
-            with suppress(StoreError):  # the desk tries again
-                self._desk.release_many([(claim, None) for claim in claims])
+            with suppress(StoreError):  # the protocol tries again
+                self._protocol.release_many([(claim, None) for claim in claims])
 
 
 def _one_may_be_the_cause(error: IdempotentError) -> bool:

@@ -40,7 +40,7 @@ class MemoryBacked(AbstractIdempotentChecker):
 
     @cached_property
     def awaiting(self) -> Awaiting:
-        return InLoop(self.desk)
+        return InLoop(self.protocol)
 
     def admin(self) -> KeyAdmin:
         return MemoryKeyAdmin(self.keys)
@@ -80,7 +80,7 @@ class MemoryChecker(MemoryBacked):
 
     @cached_property
     def awaiting(self) -> Awaiting:
-        return InLoop(self.desk)
+        return InLoop(self.protocol)
 
     def _complete(self, completion: Completion) -> bool:
         return self.keys.complete(completion.claim, completion.result)

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Final
 
 from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge, known
-from idempotent.choices import function, whole
 from idempotent.claims import (
     NOBODY,
     UNKNOWN_EFFECT,
@@ -25,6 +24,7 @@ from idempotent.claims import (
 from idempotent.errors import StoreError
 from idempotent.forks import free_in_child
 from idempotent.keys import Key
+from idempotent.validation import function, whole
 
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _ACQUIRED: Final = Verdict.ACQUIRED

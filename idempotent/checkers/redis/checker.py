@@ -13,12 +13,12 @@ from idempotent.checkers.judging import known
 from idempotent.checkers.redis.admin import RedisKeyAdmin
 from idempotent.checkers.redis.health import redis_findings
 from idempotent.checkers.redis.layout import Script, claim_body, release_body
-from idempotent.choices import text
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import ConfigurationError, StoreBusyError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.stores.redis.client import LONGEST_ANSWER_S, Client, open_client
 from idempotent.stores.redis.scripts import RedisStore
+from idempotent.validation import text
 
 DEFAULT_PREFIX: Final = "idempotent:"
 _MICROSECONDS: Final = 1_000_000
@@ -194,7 +194,7 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
     if answer[0] == _ACQUIRED:
         _, fence, lapsed, alone, *failed = answer
         claim = Claim(request.key, fence, request.owner)
-        decision = Decision(Verdict.ACQUIRED, claim, lapsed=lapsed == 1, alone=alone == 1)
+        decision = Decision(Verdict.ACQUIRED, claim, lapsed=lapsed == 1, lapse_counts=alone == 1)
         return known(decision, request, failed[0]) if failed else decision
     if answer[0] == _DONE:
         return Decision(Verdict.DUPLICATE, fingerprint=answer[1], result=answer[2])

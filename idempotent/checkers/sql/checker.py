@@ -13,17 +13,17 @@ from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.admin import SqlKeyAdmin
 from idempotent.checkers.sql.claiming import AT_ONCE
-from idempotent.checkers.sql.failures import Note
+from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.keytable import KeyTable, key_hash
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.choices import seconds_or_none
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import StoreBusyError
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.cursor import DriverConnection
 from idempotent.stores.sql.sockets import LONGEST_S
+from idempotent.validation import seconds_or_none
 
 _CONTENDED_RETRY_S: Final = 1.0
 
@@ -78,7 +78,7 @@ class SqlChecker(AbstractIdempotentChecker):
     @cached_property
     def _keys(self) -> KeyTable:
         durations = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
-        return self.store.keys(durations, self.desk.events.count, waits_briefly=True)
+        return self.store.keys(durations, self.protocol.events.count, waits_briefly=True)
 
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)
@@ -116,19 +116,21 @@ class SqlChecker(AbstractIdempotentChecker):
         if failure is None:
             freed = self._connections.run(self._keys.delete, [claim])
             return Released(owned=freed[0])
-        return self._connections.run_atomically(self._keys.fail, Note(claim, failure))
+        return self._connections.run_atomically(self._keys.fail, FailedAttempt(claim, failure))
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         in_order = sorted(releases, key=lambda pair: key_hash(pair[0]))
-        notes = [Note(claim, failure) for claim, failure in in_order if failure is not None]
+        failed_attempts = [
+            FailedAttempt(claim, failure) for claim, failure in in_order if failure is not None
+        ]
 
         def release(driver: DriverConnection) -> list[Released]:
             answers: dict[tuple[bytes, bytes], Released] = {}
             free = [claim for claim, failure in releases if failure is None]
             for claim, freed in zip(free, self._keys.delete(driver, free), strict=True):
                 answers[_identity(claim)] = Released(owned=freed)
-            for note in notes:
-                answers[_identity(note.claim)] = self._keys.fail(driver, note)
+            for failed in failed_attempts:
+                answers[_identity(failed.claim)] = self._keys.fail(driver, failed)
             return [answers[_identity(claim)] for claim, _ in releases]
 
         return self._connections.run_atomically(release)

@@ -15,7 +15,7 @@ from idempotent.stores.sql.dialects import SqlDialect
 
 
 @dataclass(slots=True)
-class Note:
+class FailedAttempt:
     """An attempt to count. It is counted once, even if the transaction is repeated because its answer was lost.
 
     Attributes:
@@ -86,11 +86,11 @@ class FailureTable:
         self._delete = f"DELETE FROM {name} WHERE expires_at < {now} AND key_hash IN "
         self._dialect = dialect
 
-    def count(self, connection: DriverConnection, note: Note, *, more: int = 1) -> None:
+    def count(self, connection: DriverConnection, failed: FailedAttempt, *, more: int = 1) -> None:
         """Add `more`, or 0 if it was counted before, to a key's attempts, and keep the error."""
-        more = 0 if note.failure.counted else more
-        self._keep(connection, note.claim.key, more, note.failure.error, note.attempts)
-        note.attempts = self.attempts(connection, note.claim.key)
+        more = 0 if failed.failure.counted else more
+        self._keep(connection, failed.claim.key, more, failed.failure.error, failed.attempts)
+        failed.attempts = self.attempts(connection, failed.claim.key)
 
     def note_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> set[bytes]:
         """Note that runs of these keys start. Returns the hashes of keys of which a noted start had no end."""
@@ -118,14 +118,14 @@ class FailureTable:
     def _of(self, statement: str, hashes: Sequence[bytes]) -> tuple[str, Sequence[bytes]]:
         return self._dialect.markers(f"{statement}({', '.join('?' * len(hashes))})"), hashes
 
-    def count_start(self, connection: DriverConnection, note: Note) -> bool:
+    def count_start(self, connection: DriverConnection, failed: FailedAttempt) -> bool:
         """Add one to a key's attempts before it runs. False: they are used up. Needs a transaction."""
-        key = note.claim.key
-        if note.attempts < 0 and self.attempts(connection, key) >= note.failure.max_attempts:
+        key = failed.claim.key
+        if failed.attempts < 0 and self.attempts(connection, key) >= failed.failure.max_attempts:
             return False
-        text, error = self._storable(connection, key.text, note.failure.error)
-        execute(connection, self._start, (key.hash, text, 1, error, note.attempts, 1))
-        note.attempts = self.attempts(connection, key)
+        text, error = self._storable(connection, key.text, failed.failure.error)
+        execute(connection, self._start, (key.hash, text, 1, error, failed.attempts, 1))
+        failed.attempts = self.attempts(connection, key)
         return True
 
     def uncount(self, connection: DriverConnection, key: Key) -> None:

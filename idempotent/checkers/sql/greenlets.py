@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.util import greenlet_spawn
 
 from idempotent.checkers.awaiting import Awaiting
-from idempotent.checkers.desk import ClaimDesk
+from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import ended
 from idempotent.claims import Claim, ClaimRequest, Decision
 from idempotent.stores.sql.bridge import nothing_awaited
@@ -24,20 +24,20 @@ class InGreenlets(Awaiting):
     A step that is cancelled closes its transaction, and terminates its connection: it may hold an unread answer.
 
     Args:
-        desk: the checker's desk.
+        protocol: the checker's protocol.
     """
 
-    def __init__(self, desk: ClaimDesk) -> None:
-        self._desk: Final = desk
+    def __init__(self, protocol: ClaimProtocol) -> None:
+        self._protocol: Final = protocol
 
     async def claim(self, request: ClaimRequest) -> Decision:
-        return await greenlet_spawn(self._desk.claim, request)
+        return await greenlet_spawn(self._protocol.claim, request)
 
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return await greenlet_spawn(self._desk.claim_many, requests)
+        return await greenlet_spawn(self._protocol.claim_many, requests)
 
     async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
-        return await self.call(self._desk.complete, claim, result)
+        return await self.call(self._protocol.complete, claim, result)
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         # A task of its own: a cancellation must not reach the driver in the middle of a COMMIT.

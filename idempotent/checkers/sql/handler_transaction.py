@@ -16,8 +16,8 @@ from idempotent.errors import ConfigurationError, DoomedTransactionError, Transa
 from idempotent.stores.sql.cursor import execute
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
-from idempotent.stores.sql.ending import Ends, ends
 from idempotent.stores.sql.faults import Fault, fault_of
+from idempotent.stores.sql.transaction_ends import TransactionEnd, classify_transaction_end
 
 _GUARD: Final = "idempotent_guard"
 _IN_FAILED_TRANSACTION: Final = "25P02"
@@ -128,7 +128,7 @@ class HandlerTransaction:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
         watch(self.connection, self)
         self.state = State.HANDLING
-        self.connection.is_bared = False
+        self.connection.raw_connection_taken = False
 
     def argument(self, kind: type) -> Any:
         """Its Connection or its one Session, for the handler."""
@@ -173,7 +173,7 @@ class HandlerTransaction:
         """
         if self.escaped:
             raise TransactionEscapedError(self.escaped)
-        if self.connection.is_bared:
+        if self.connection.raw_connection_taken:
             # A cursor of the driver may have rolled the transaction back, or committed it, and gone on in the next one.
             self.doubt = Doubt.HIDDEN
         if self._session is not None:
@@ -296,10 +296,10 @@ class HandlerTransaction:
         """
         if self.state is not State.HANDLING:
             return
-        end = ends(self._dialect.name, statement)
-        if end is Ends.ALWAYS:
+        end = classify_transaction_end(self._dialect.name, statement)
+        if end is TransactionEnd.ALWAYS:
             self.refuse(" ".join(statement.split()[:2]).upper())
-        if end is Ends.PERHAPS:
+        if end is TransactionEnd.PERHAPS:
             self.doubt = Doubt.HIDDEN
         if self._savepoint is not None:
             self._savepoint.see(statement)

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final
 
 from idempotent.checkers.sql.claiming import Claiming, ClaimMode
-from idempotent.checkers.sql.failures import FailureTable, Note
+from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.statements import MAX_ROWS, Durations, Statements
 from idempotent.claims import NOBODY, Claim, ClaimRequest, Completion, KeyStatus, Released
 from idempotent.logs import EventLog
@@ -119,59 +119,61 @@ class KeyTable:
                 freed |= pairs & before
         return [(key_hash(claim), claim.owner) in freed for claim in claims]
 
-    def fail(self, connection: DriverConnection, note: Note) -> Released:
+    def fail(self, connection: DriverConnection, failed: FailedAttempt) -> Released:
         """Count an attempt at an owned key, and free it, keep it or make it DEAD. Needs a transaction."""
-        mine = (key_hash(note.claim), note.claim.owner)
+        mine = (key_hash(failed.claim), failed.claim.owner)
         if execute(connection, self._sql.lock_mine, mine) != 1:
-            return self._counted_before(connection, note)
-        self.failures.count(connection, note)
-        if note.released.dead:
+            return self._counted_before(connection, failed)
+        self.failures.count(connection, failed)
+        if failed.released.dead:
             execute(connection, self._sql.kill_mine, mine)
-        elif not note.failure.keep_claim:
-            if delay_us := note.failure.delay_us(note.attempts):
+        elif not failed.failure.keep_claim:
+            if delay_us := failed.failure.delay_us(failed.attempts):
                 execute(connection, self._sql.hold_mine, (NOBODY, delay_us, *mine))
             else:
                 execute(connection, self._sql.delete_mine, mine)
-        return note.released
+        return failed.released
 
-    def fail_free(self, connection: DriverConnection, note: Note) -> Released:
-        """Count an attempt at a key whose claim was rolled back. After the last attempt `bury` makes the key DEAD.
+    def fail_free(self, connection: DriverConnection, failed: FailedAttempt) -> Released:
+        """Count an attempt at a key whose claim was rolled back. After the last one, `mark_free_key_dead` follows.
 
         Counts nothing if another delivery has processed the message since, or if the claim was made before the backoff
         of another failure was over: it waited for the transaction that failed. Needs a transaction of its own.
         """
-        if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(note.claim)])):
-            return self._counted_before(connection, note)
-        attempts, failed_at = self.failures.last(connection, note.claim.key)
-        early = note.failure.backoff and note.claim.fence < failed_at + note.failure.shortest_us(attempts)
-        self.failures.count(connection, note, more=0 if early else 1)
-        return note.released
+        if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(failed.claim)])):
+            return self._counted_before(connection, failed)
+        attempts, failed_at = self.failures.last(connection, failed.claim.key)
+        early = failed.failure.backoff and failed.claim.fence < failed_at + failed.failure.shortest_us(
+            attempts
+        )
+        self.failures.count(connection, failed, more=0 if early else 1)
+        return failed.released
 
-    def hold(self, connection: DriverConnection, note: Note) -> None:
+    def hold(self, connection: DriverConnection, failed: FailedAttempt) -> None:
         """Let nobody claim a key whose claim was rolled back before its backoff is over.
 
         Raises:
             StoreBusyError: another delivery holds the key.
         """
-        delay_us = note.failure.delay_us(note.attempts)
-        text = self._dialect.storable(connection, note.claim.key.text)
-        params: list[object] = [note.claim.key.hash, text, NOBODY, delay_us]
+        delay_us = failed.failure.delay_us(failed.attempts)
+        text = self._dialect.storable(connection, failed.claim.key.text)
+        params: list[object] = [failed.claim.key.hash, text, NOBODY, delay_us]
         if self._dialect.name == "mysql":
             params += (NOBODY, delay_us, NOBODY, NOBODY)
         execute(connection, self._sql.hold, params)
 
-    def bury(self, connection: DriverConnection, claim: Claim) -> None:
+    def mark_free_key_dead(self, connection: DriverConnection, claim: Claim) -> None:
         """Make a free key DEAD, without waiting for another claim of it. Needs a transaction of its own."""
         mode = ClaimMode(KeyStatus.DEAD, locking=True, wait_s=0.0)
         self.claiming.claim(connection, [ClaimRequest(claim.key)], mode)
 
-    def _counted_before(self, connection: DriverConnection, note: Note) -> Released:
+    def _counted_before(self, connection: DriverConnection, failed: FailedAttempt) -> Released:
         """The answer of an earlier try that was lost; else another delivery has the key."""
-        if note.attempts == self.failures.attempts(connection, note.claim.key):
-            return note.released
+        if failed.attempts == self.failures.attempts(connection, failed.claim.key):
+            return failed.released
         return Released(owned=False)
 
-    def condemn(self, connection: DriverConnection, claim: Claim, reason: str) -> Released:
+    def mark_committed_dead(self, connection: DriverConnection, claim: Claim, reason: str) -> Released:
         """Make an owned key DEAD, even if it is DONE. Needs a transaction."""
         if execute(connection, self._sql.kill_mine, (key_hash(claim), claim.owner)) != 1:
             return Released(owned=False)

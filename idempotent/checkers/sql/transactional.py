@@ -18,17 +18,16 @@ from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChec
 from idempotent.checkers.sql.admin import SqlKeyAdmin
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
 from idempotent.checkers.sql.checker import SqlChecker
-from idempotent.checkers.sql.failures import Note
+from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.greenlets import InGreenlets
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
 from idempotent.checkers.sql.health import sql_findings
-from idempotent.checkers.sql.ledgers import KeyLedger, Ledger
+from idempotent.checkers.sql.recorders import ClaimRecorder, KeyRecorder
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.checkers.sql.transactions import HandlerTransactions
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.choices import flag, seconds
 from idempotent.claims import (
     DIED_ERROR,
     Claim,
@@ -51,6 +50,7 @@ from idempotent.logs import EventLog
 from idempotent.observe.fields import about_key
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.engines import AnyEngine, is_async
+from idempotent.validation import flag, seconds
 from idempotent.values import changed
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ Database: TypeAlias = (
 class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     """A checker whose claims commit together with the handlers' writes, or not at all.
 
-    A subclass chooses what is recorded, by `ledger_type`, and documents the arguments.
+    A subclass chooses what is recorded, by `recorder_type`, and documents the arguments.
     """
 
     group_is_atomic = True
-    ledger_type: type[Ledger]
+    recorder_type: type[ClaimRecorder]
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         strict: bool = False,
     ) -> None:
         super().__init__(lease_s=None, retention_s=retention_s, dead_retention_s=dead_retention_s)
-        if flag(savepoints, "savepoints") and not self.ledger_type.can_forget:
+        if flag(savepoints, "savepoints") and not self.recorder_type.can_forget:
             raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
         sessions, engine = sessions_of(engine_or_url)
         self.store: Final = SqlStore(engine, table, asynchronous=True)
@@ -96,8 +96,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
         durations = Durations(None, self.retention_s, self.dead_retention_s)
-        self._ledger = self.ledger_type(self.store, durations, self.desk.events.count)
-        self._transactions: Final = _kind_of(self.store)(self.store, self._ledger, sessions, strict=strict)
+        self._recorder = self.recorder_type(self.store, durations, self.protocol.events.count)
+        self._transactions: Final = _kind_of(self.store)(self.store, self._recorder, sessions, strict=strict)
         # What this process has noted and counted, and will take back when the run ends or the process stops in order.
         self._noted: Final[dict[bytes, Key]] = {}
         self._counted: Final[dict[bytes, Key]] = {}
@@ -119,7 +119,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             raise ConfigurationError(
                 f"this {type(self).__name__} has a synchronous engine, and no async handlers"
             )
-        return InGreenlets(self.desk)
+        return InGreenlets(self.protocol)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -189,9 +189,9 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
                 raise
             escaped = set()  # nothing else is left to do: the database rolls back what it has lost
         return [
-            self.store.connections.run_atomically(self._ledger.condemn, claim)
+            self.store.connections.run_atomically(self._recorder.mark_committed_dead, claim)
             if claim in escaped
-            else self._note_failure(Note(claim, failure))
+            else self._record_failure(FailedAttempt(claim, failure))
             if failure and claim.key is not NO_KEY
             else Released(owned=True)
             for claim, failure in releases
@@ -204,33 +204,33 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         for key in list(self._counted.values()):
             self.uncount(key)
 
-    def _note_failure(self, note: Note) -> Released:
-        if note.claim.key is not NO_KEY:
-            self._counted.pop(note.claim.key.hash, None)
+    def _record_failure(self, failed: FailedAttempt) -> Released:
+        if failed.claim.key is not NO_KEY:
+            self._counted.pop(failed.claim.key.hash, None)
         atomically = self.store.connections.run_atomically
-        released = atomically(self._ledger.note_failure, note)
+        released = atomically(self._recorder.record_failure, failed)
         if released.dead:
             # In a transaction of its own: a copy of the message may hold the key by now, and the count must stay. That
             # copy, if it fails as well, tries again; this delivery is dead in any case.
             with contextlib.suppress(StoreBusyError):
-                atomically(self._ledger.bury, note.claim)
-        elif released.owned and note.failure.delay_us(released.attempts):
+                atomically(self._recorder.mark_free_key_dead, failed.claim)
+        elif released.owned and failed.failure.delay_us(released.attempts):
             # In a transaction of its own, for the same reason. Such a copy that fails counts nothing.
             with contextlib.suppress(StoreError):
-                atomically(self._ledger.hold, note)
+                atomically(self._recorder.hold, failed)
         return released
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back the handler's writes, and record the key in a transaction of its own."""
         claim.transaction.close()
-        decision = self.desk.claim(changed(request, owner=claim.owner))
+        decision = self.protocol.claim(changed(request, owner=claim.owner))
         if decision.claim:
-            self.desk.complete(decision.claim)
+            self.protocol.complete(decision.claim)
         elif decision.verdict is not Verdict.DUPLICATE:
             raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
 
     def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
-        unended = self.store.connections.run(self._ledger.failures.note_starts, keys)
+        unended = self.store.connections.run(self._recorder.failures.note_starts, keys)
         self._noted.update((key.hash, key) for key in keys if key.hash not in unended)
         return unended
 
@@ -242,49 +242,49 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         if not ended:
             return
         try:
-            self.store.connections.run(self._ledger.failures.forget_starts, ended)
+            self.store.connections.run(self._recorder.failures.forget_starts, ended)
         except StoreError as error:
             for key in ended:
                 log.warning("start_not_forgotten", extra={**about_key(key), "error": str(error)})
 
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
         """Count in another transaction, which a killed process does not undo."""
-        note = Note(claim, Failure(DIED_ERROR, max_attempts))
+        failed = FailedAttempt(claim, Failure(DIED_ERROR, max_attempts))
         try:
             if self.store.has_one_writer:
                 claim.transaction.close()
-            may_run = self.store.connections.run_atomically(self._ledger.failures.count_start, note)
+            may_run = self.store.connections.run_atomically(self._recorder.failures.count_start, failed)
         except BaseException:
             claim.transaction.close()
             raise
         if not may_run:
-            self.desk.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
+            self.protocol.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
             return Decision(Verdict.DEAD, reason=DIED_ERROR)
         self._counted[request.key.hash] = request.key
         decision = (
-            self.desk.claim(request) if self.store.has_one_writer else Decision(Verdict.ACQUIRED, claim)
+            self.protocol.claim(request) if self.store.has_one_writer else Decision(Verdict.ACQUIRED, claim)
         )
         if decision.claim is None:
             self.uncount(request.key)
             return decision
-        known = changed(decision.claim, attempt=note.attempts, max_attempts=max_attempts)
+        known = changed(decision.claim, attempt=failed.attempts, max_attempts=max_attempts)
         return changed(decision, claim=known)
 
     def uncount(self, key: Key) -> None:
         if self._counted.pop(key.hash, None) is None:
             return
         try:
-            self.store.connections.run(self._ledger.failures.uncount, key)
+            self.store.connections.run(self._recorder.failures.uncount, key)
         except StoreError as error:
             log.warning("attempt_not_taken_back", extra={**about_key(key), "error": str(error)})
 
     def claim_nothing(self) -> Claim:
         return self._transactions.open_empty()
 
-    def isolated(self, claim: Claim, takes: type | None) -> AbstractContextManager[None]:
+    def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[None]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
         transaction: HandlerTransaction = claim.transaction
-        return transaction.savepoint(takes)
+        return transaction.savepoint(session_type)
 
     def flush(self, claim: Claim) -> None:
         claim.transaction.flush()
@@ -318,7 +318,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         return SqlChecker(self.store.engine, table=self.store.table, lease_s=_GC_LEASE_S)
 
     def _garbage_collect(self, limit: int) -> int:
-        return self.store.connections.run(self._ledger.delete_expired, limit)
+        return self.store.connections.run(self._recorder.delete_expired, limit)
 
     def close(self) -> None:
         super().close()
@@ -363,7 +363,7 @@ class TransactionalSqlChecker(InTransactions):
         MissingExtraError: the database's driver is not installed.
     """
 
-    ledger_type = KeyLedger
+    recorder_type = KeyRecorder
 
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)

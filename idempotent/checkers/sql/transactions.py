@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from idempotent.checkers.sql.handler_transaction import UNDONE, Doubt, HandlerTransaction, State
-from idempotent.checkers.sql.ledgers import Ledger
+from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision
@@ -37,16 +37,16 @@ class HandlerTransactions:
 
     Args:
         store: the database.
-        ledger: records the claims.
+        recorder: records the claims.
         sessions: makes the handlers' Session on the connection.
         strict: see `HandlerTransaction`.
     """
 
     _kind: type[DetachedConnections] = DetachedConnections
 
-    def __init__(self, store: SqlStore, ledger: Ledger, sessions: Sessions, *, strict: bool) -> None:
+    def __init__(self, store: SqlStore, recorder: ClaimRecorder, sessions: Sessions, *, strict: bool) -> None:
         self._store = store
-        self._ledger = ledger
+        self._recorder = recorder
         self.sessions: Final = sessions
         self._strict = strict
         self._connections = self._kind(store.engine, autocommit=False)
@@ -65,7 +65,7 @@ class HandlerTransactions:
             transaction: HandlerTransaction | None = None
             try:
                 transaction = self._begin()
-                decisions = self._ledger.claim(transaction.driver, requests, wait_s)
+                decisions = self._recorder.claim(transaction.driver, requests, wait_s)
                 if not any(decision.claim for decision in decisions):
                     transaction.commit()  # a lapsed key may have been parked
                     transaction.close()
@@ -108,7 +108,7 @@ class HandlerTransactions:
 
     def forget(self, claim: Claim) -> None:
         """Remove one claim from its transaction, which continues without it."""
-        self._ledger.forget(claim.transaction.driver, claim)
+        self._recorder.forget(claim.transaction.driver, claim)
 
     def close(self) -> None:
         """Close idle connections; a connection in use is closed when its transaction ends."""
@@ -148,7 +148,7 @@ class HandlerTransactions:
     def _complete(self, transaction: HandlerTransaction, completion: Completion) -> None:
         """Record the completion. That the database cannot is no failure of the handler, whose statements have ended."""
         try:
-            self._ledger.complete(transaction.driver, completion, time.monotonic() - transaction.began)
+            self._recorder.complete(transaction.driver, completion, time.monotonic() - transaction.began)
         except Exception as error:
             if self.fault(error) in UNDONE:
                 raise DoomedTransactionError(
@@ -180,7 +180,7 @@ class HandlerTransactions:
         keyed = [claim for claim in claims if claim.key is not NO_KEY]
         try:
             if keyed:
-                return transaction.is_open and self._ledger.are_stored(transaction.driver, keyed)
+                return transaction.is_open and self._recorder.are_stored(transaction.driver, keyed)
             return transaction.is_open and transaction.contention is None
         except Exception:  # the connection is lost, or refuses statements
             return False
@@ -222,7 +222,7 @@ class HandlerTransactions:
     def _is_committed(self, claims: Sequence[Claim]) -> bool:
         """Whether another connection sees these claims. False proves nothing: the COMMIT may still succeed."""
         try:
-            return self._store.connections.run(self._ledger.are_stored, claims)
+            return self._store.connections.run(self._recorder.are_stored, claims)
         except StoreError:
             return False
 
@@ -233,7 +233,7 @@ class HandlerTransactions:
 
     def escaped(self, claims: Sequence[Claim]) -> set[Claim]:
         """Claims committed although their transaction was not: a handler ended the transaction through a raw cursor."""
-        return self._store.connections.run(self._ledger.stored, claims) if claims else set()
+        return self._store.connections.run(self._recorder.stored, claims) if claims else set()
 
     def fault(self, error: BaseException) -> Fault | None:
         """The kind of a database error; None: the error does not come from the database."""

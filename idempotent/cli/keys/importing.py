@@ -97,7 +97,7 @@ def mark_done(checker: AbstractIdempotentChecker, keys: Iterable[Key]) -> Iterab
     decisions = _decisions(checker, distinct)
     claims = [decision.claim for decision in decisions if decision.claim is not None]
     if claims:
-        checker.desk.complete_many([Completion(claim) for claim in claims])
+        checker.protocol.complete_many([Completion(claim) for claim in claims])
     admin = checker.admin()
     return [
         Verdict.ACQUIRED if decision.held and _mark_held_done(admin, key) else decision.verdict
@@ -108,9 +108,9 @@ def mark_done(checker: AbstractIdempotentChecker, keys: Iterable[Key]) -> Iterab
 def _decisions(checker: AbstractIdempotentChecker, keys: Sequence[Key]) -> list[Decision]:
     requests = [ClaimRequest(key, status=KeyStatus.IN_PROGRESS_GROUP) for key in keys]
     try:
-        return checker.desk.claim_many(requests)
+        return checker.protocol.claim_many(requests)
     except StoreBusyError:  # a transaction holds one of the keys: alone, that one is IN_PROGRESS
-        return [checker.desk.claim(request) for request in requests]
+        return [checker.protocol.claim(request) for request in requests]
 
 
 def _mark_held_done(admin: KeyAdmin, key: Key) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from idempotent.logs import EventLog
-from idempotent.observe.sparse import Sparse
+from idempotent.observe.log_throttle import LogThrottle
 from idempotent.outbox.entries import lane_of
 from idempotent.outbox.relays.deletions import Deletions
 from idempotent.outbox.relays.publishing import Publishing
@@ -47,7 +47,7 @@ class Holds:
         self._deletions = deletions
         self._backoff = backoff
         self._skips = skips
-        self._told = Sparse()
+        self._told = LogThrottle()
 
     def without_held(self, messages: Sequence[Waiting]) -> list[Waiting]:
         """Those that may be published. The others are set aside."""

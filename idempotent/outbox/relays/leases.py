@@ -10,7 +10,7 @@ from typing import Final
 
 from idempotent.errors import StoreError
 from idempotent.logs import EventLog
-from idempotent.observe.sparse import Sparse
+from idempotent.observe.log_throttle import LogThrottle
 from idempotent.outbox.sql import Statements
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.connections import Connections
@@ -51,7 +51,7 @@ class BucketLeases:
         self._known_until = 0.0
         self._next_look = 0.0
         self._slot = 0
-        self._told = Sparse()
+        self._told = LogThrottle()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 

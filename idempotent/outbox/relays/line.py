@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import StoreError, described
 from idempotent.logs import EventLog
+from idempotent.observe.log_throttle import LogThrottle
 from idempotent.observe.observers import Observers
-from idempotent.observe.sparse import Sparse
 from idempotent.outbox.outbox import Outbox
 from idempotent.outbox.relays.deletions import Deletions
 from idempotent.outbox.relays.holds import Holds
@@ -305,10 +305,10 @@ class Outage:
 
     def __init__(self, destination: str) -> None:
         self._destination: Final = destination
-        self._told = Sparse()
+        self._told = LogThrottle()
         self._cause = ""
         self._lasts = False
-        self._hangs: Sparse | None = None
+        self._hangs: LogThrottle | None = None
 
     def tell(self, error: Exception) -> None:
         """Say why the relay waits. Another cause is told at once."""
@@ -316,7 +316,7 @@ class Outage:
         text = described(error)
         cause = _DETAILS.sub("", text)
         if cause != self._cause:
-            self._told, self._cause = Sparse(), cause
+            self._told, self._cause = LogThrottle(), cause
         more = self._told.take()
         if more is not None:
             log.warning("relay_waits", extra={"destination": self._destination, "error": text, "more": more})
@@ -326,7 +326,7 @@ class Outage:
         if self._lasts:
             return
         if self._hangs is None:
-            self._hangs = Sparse()
+            self._hangs = LogThrottle()
         if self._hangs.take() is not None:
             about = {"destination": self._destination, "server": server, "waited_s": round(waited_s)}
             log.warning("relay_hangs", extra=about)
@@ -334,7 +334,7 @@ class Outage:
     def end(self) -> None:
         """Say that the line goes on, if it waited."""
         if self._lasts or self._hangs is not None:
-            self._told, self._lasts, self._hangs = Sparse(), False, None
+            self._told, self._lasts, self._hangs = LogThrottle(), False, None
             log.warning("relay_goes_on", extra={"destination": self._destination})
 
 

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.checkers.rounds import Rounds
-from idempotent.choices import choice, flag, seconds, whole
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.observers import Observer, Observers
@@ -24,6 +23,7 @@ from idempotent.outbox.relays.publishing import Doing
 from idempotent.outbox.wakes import Listener, can_listen
 from idempotent.policy import Backoff
 from idempotent.schema.outbox import LANE_BYTES
+from idempotent.validation import choice, flag, seconds, whole
 from idempotent.worker.health_file import CONNECTING, READY, STORE, HealthFile, checked_health_file
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from idempotent.logs import EventLog
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.dialects import dialect_for
-from idempotent.stores.sql.lent import LentConnection, check_in, check_out
+from idempotent.stores.sql.handler_connection import HandlerConnection, check_in, check_out
 from idempotent.stores.sql.sockets import LONGEST_S, keep_from_children, limit_silence
 
 log = EventLog(__name__)
@@ -35,7 +35,7 @@ class Detached:
         closings: how often the idle ones had been closed by then: one that was in use meanwhile is not kept either.
     """
 
-    connection: LentConnection
+    connection: HandlerConnection
     driver: DriverConnection
     pool: Pool
     opened_at: float
@@ -150,13 +150,13 @@ class DetachedConnections:
             _close(connection, raw)
             raise
 
-    def _opened(self) -> tuple[LentConnection, Any]:
+    def _opened(self) -> tuple[HandlerConnection, Any]:
         """A new connection, and the driver's own connection behind it."""
         pool = self._engine.pool
         # Leases are renewed over these: they must not wait for a connection that a handler holds.
         beside = self._autocommit and isinstance(pool, QueuePool) and _has_connected(pool)
         lent = beside_pool(pool).connect() if beside else None
-        connection = LentConnection(self._engine, lent, _allow_revalidate=False)
+        connection = HandlerConnection(self._engine, lent, _allow_revalidate=False)
         return connection, connection.connection.dbapi_connection
 
     def _read_only_committed(self, raw: Any) -> None:

@@ -19,7 +19,7 @@ from idempotent.stores.idle import Idle
 from idempotent.stores.sql.awaited import awaited
 from idempotent.stores.sql.bridge import running_loop
 from idempotent.stores.sql.detached import Detached, DetachedConnections, beside_pool
-from idempotent.stores.sql.lent import LentConnection
+from idempotent.stores.sql.handler_connection import HandlerConnection
 
 C = TypeVar("C")
 
@@ -80,8 +80,8 @@ class LoopConnections(DetachedConnections):
     def _new_idle(self) -> LoopIdle[Detached]:  # type: ignore[override]
         return LoopIdle(self.discard)
 
-    def _opened(self) -> tuple[LentConnection, Any]:
-        connection = LentConnection(self._engine, unpooled(self._engine), _allow_revalidate=False)
+    def _opened(self) -> tuple[HandlerConnection, Any]:
+        connection = HandlerConnection(self._engine, unpooled(self._engine), _allow_revalidate=False)
         adapted = connection.connection.dbapi_connection
         driver = self._engine.dialect.get_driver_connection(adapted)  # type: ignore[arg-type]
         return connection, awaited(adapted, driver)

@@ -13,7 +13,7 @@ class BackoffContract(ContractBase):
 
     def fail(self, message_id: str = "m-1", *, max_attempts: int = 100) -> Released:
         """A delivery whose handler raises."""
-        return self.failing.desk.release(
+        return self.failing.protocol.release(
             self.acquire(self.failing, message_id, fingerprint=_OURS),
             Failure("no", max_attempts, backoff=self.backoff),
         )
@@ -21,13 +21,13 @@ class BackoffContract(ContractBase):
     def test_a_failed_key_does_not_hold_up_its_group(self) -> None:
         self.failing = checker = self.checker()
         assert self.fail() == Released(owned=True, attempts=1)
-        together = checker.desk.claim_many([self.request("m-0"), self.request(), self.request("m-2")])
+        together = checker.protocol.claim_many([self.request("m-0"), self.request(), self.request("m-2")])
         assert [decision.verdict for decision in together] == [
             Verdict.ACQUIRED,
             Verdict.IN_PROGRESS,
             Verdict.ACQUIRED,
         ]
-        checker.desk.release_many([(acquired(together[0]), None), (acquired(together[2]), None)])
+        checker.protocol.release_many([(acquired(together[0]), None), (acquired(together[2]), None)])
 
     def test_a_failed_key_is_claimed_anew_after_its_backoff(self) -> None:
         """Whatever a delivery does with lapsed leases: this one has not lapsed."""
@@ -38,11 +38,11 @@ class BackoffContract(ContractBase):
             self.age(checker, self.backoff.delay_s(attempts) + 1.0)
             decision = self.ask(checker, on_lapsed=on_lapsed, fingerprint=_THEIRS)
             claim = acquired(decision)
-            assert (decision.lapsed, decision.alone) == (False, False)
+            assert (decision.lapsed, decision.lapse_counts) == (False, False)
             assert claim.attempt in {None, attempts + 1}
             assert claim.fence > fence
             fence = claim.fence
-            checker.desk.release(claim)
+            checker.protocol.release(claim)
         self.finish(checker)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
@@ -53,10 +53,10 @@ class BackoffContract(ContractBase):
         self.age(checker, self.backoff.initial_s + 1.0)
         self.fail("later")
         requests = [self.request(f"m-{number}") for number in (4, 0, 7, 2)] + [self.request("later")]
-        decisions = checker.desk.claim_many(requests)
+        decisions = checker.protocol.claim_many(requests)
         assert [decision.verdict for decision in decisions] == [Verdict.ACQUIRED] * 4 + [Verdict.IN_PROGRESS]
         assert not any(decision.lapsed for decision in decisions)
-        checker.desk.release_many([(acquired(decision), None) for decision in decisions[:4]])
+        checker.protocol.release_many([(acquired(decision), None) for decision in decisions[:4]])
 
     def test_each_failure_is_followed_by_the_backoff_of_its_attempt(self) -> None:
         self.failing = checker = self.checker(retention_s=100 * LONG_S)
@@ -78,10 +78,10 @@ class BackoffContract(ContractBase):
     def test_who_failed_owns_the_key_no_more(self) -> None:
         self.failing = checker = self.checker()
         claim = self.acquire(checker)
-        checker.desk.release(claim, Failure("no", 100, backoff=self.backoff))
-        assert not checker.desk.complete(claim)
-        assert not checker.desk.release(claim).owned
-        assert not checker.desk.release(claim, Failure("again", 100, backoff=self.backoff)).owned
+        checker.protocol.release(claim, Failure("no", 100, backoff=self.backoff))
+        assert not checker.protocol.complete(claim)
+        assert not checker.protocol.release(claim).owned
+        assert not checker.protocol.release(claim, Failure("again", 100, backoff=self.backoff)).owned
         assert checker._renew_many([claim]) == [False]
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         self.age(checker, self.backoff.initial_s + 1.0)
@@ -91,7 +91,7 @@ class BackoffContract(ContractBase):
         self.failing = checker = self.checker()
         self.fail()
         self.age(checker, self.backoff.initial_s + 1.0)
-        checker.desk.release(self.acquire(checker))
+        checker.protocol.release(self.acquire(checker))
         assert self.fail().attempts == 2
 
     @needs(Capability.GARBAGE_COLLECTION)
@@ -103,4 +103,4 @@ class BackoffContract(ContractBase):
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         self.age(checker, self.backoff.initial_s * 0.75)
         assert checker.garbage_collect() == 1
-        checker.desk.release(self.acquire(checker))
+        checker.protocol.release(self.acquire(checker))

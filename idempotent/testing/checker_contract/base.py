@@ -185,11 +185,13 @@ class ContractBase(ABC):
         """Let the leases of these claims end, as if their process had stalled; return when the store says so."""
         assert checker.lease_s is not None
         for claim in claims:
-            checker.desk.abandon(claim)
+            checker.protocol.abandon(claim)
         self.age(checker, checker.lease_s * 1.1)
         deadline = time.monotonic() + _LAPSE_DEADLINE_S
         # A renewal that was under way when a claim was abandoned may have given it another lease.
-        while not all(left.lapsed for left in checker.desk.claim_many([_leaving(claim) for claim in claims])):
+        while not all(
+            left.lapsed for left in checker.protocol.claim_many([_leaving(claim) for claim in claims])
+        ):
             assert time.monotonic() < deadline, f"the leases of {[claim.key for claim in claims]} do not end"
             self.age(checker, checker.lease_s * 0.1)
 

@@ -169,7 +169,7 @@ class Walk:
         self._fail(of[State.BACKOFF], Failure(_ERROR, 100, backoff=Backoff(LONG_S, LONG_S)))
         self._fail(of[State.DEAD], Failure(_ERROR, 1))
         self._claim(of[State.DONE])
-        self._checker.desk.complete_many([Completion(cell.claims[0], _RESULT) for cell in of[State.DONE]])
+        self._checker.protocol.complete_many([Completion(cell.claims[0], _RESULT) for cell in of[State.DONE]])
         self._claim(of[State.RUNNING])
         for cell in self._cells:
             cell.stored = self._as_stored(cell)
@@ -203,17 +203,17 @@ class Walk:
                 ClaimRequest(cell.request.key, cell.owner, cell.kind.fingerprint, cell.kind.status)
                 for cell in part
             ]
-            for cell, decision in zip(part, self._checker.desk.claim_many(requests), strict=True):
+            for cell, decision in zip(part, self._checker.protocol.claim_many(requests), strict=True):
                 cell.claims.append(acquired(decision))
 
     def _fail(self, cells: Sequence[Cell], failure: Failure) -> None:
         self._claim(cells)
-        self._checker.desk.release_many([(cell.claims[0], failure) for cell in cells])
+        self._checker.protocol.release_many([(cell.claims[0], failure) for cell in cells])
 
     def _lapse(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
             for claim in cell.claims:
-                self._checker.desk.abandon(claim)
+                self._checker.protocol.abandon(claim)
             if cell.stored is not None:
                 cell.stored = changed(cell.stored, rest_s=_OVER_S)
         if cells:
@@ -224,12 +224,12 @@ class Walk:
         # Who asks for many counts the lapses afterwards.
         pairs = [(cell, changed(request, max_attempts=None)) for cell, request in asked if not cell.faults]
         for part in _by_status(pairs, lambda pair: pair[1].status):
-            self._compare(part, *self._checker.desk.claim_many([request for _, request in part]))
+            self._compare(part, *self._checker.protocol.claim_many([request for _, request in part]))
 
     def _compare(self, asked: Sequence[tuple[Cell, ClaimRequest]], *decisions: Decision) -> None:
-        desk = self._checker.desk
+        protocol = self._checker.protocol
         if not self._recorded:
-            desk.complete_many([Completion(decision.claim) for decision in decisions if decision.claim])
+            protocol.complete_many([Completion(decision.claim) for decision in decisions if decision.claim])
         for (cell, request), decision in zip(asked, decisions, strict=True):
             cell.faults += faults_of(decision, cell.stored, request)
             if cell.faults:
@@ -241,7 +241,7 @@ class Walk:
             if not self._recorded:
                 cell.stored = changed(cell.stored, status=KeyStatus.DONE)
             elif state_of(cell.stored) is State.LAPSED:
-                desk.abandon(decision.claim)  # or a renewal gives it a new lease
+                protocol.abandon(decision.claim)  # or a renewal gives it a new lease
 
 
 class CellsContract(ContractBase):

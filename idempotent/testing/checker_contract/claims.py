@@ -43,14 +43,14 @@ class ClaimsContract(ContractBase):
         checker = self.checker()
         first = self.acquire(checker, "m-1")
         second = self.acquire(checker, "m-2")
-        checker.desk.release(first)
+        checker.protocol.release(first)
         assert checker.lone.complete(second)
         assert self.ask(checker, "m-2").verdict is Verdict.DUPLICATE
-        checker.desk.release(self.acquire(checker, "m-1"))
+        checker.protocol.release(self.acquire(checker, "m-1"))
 
     def test_a_released_key_is_free_again(self) -> None:
         checker = self.checker()
-        assert checker.desk.release(self.acquire(checker)).owned
+        assert checker.protocol.release(self.acquire(checker)).owned
         again = self.acquire(checker)
         assert checker.lone.complete(again)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
@@ -61,7 +61,7 @@ class ClaimsContract(ContractBase):
         for _ in range(3):
             claim = self.acquire(checker)
             fences.append(claim.fence)
-            checker.desk.release(claim)
+            checker.protocol.release(claim)
         assert fences == sorted(set(fences))
 
     @needs(Capability.RECORDED_CLAIMS)
@@ -79,7 +79,7 @@ class ClaimsContract(ContractBase):
     def test_only_the_owner_releases(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        assert not checker.desk.release(changed(claim, owner=new_owner())).owned
+        assert not checker.protocol.release(changed(claim, owner=new_owner())).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         assert checker.lone.complete(claim)
 
@@ -87,7 +87,7 @@ class ClaimsContract(ContractBase):
         checker = self.checker()
         claim = self.acquire(checker)
         assert checker.lone.complete(claim)
-        released = checker.desk.release(claim)
+        released = checker.protocol.release(claim)
         assert not (released.owned and self.has(Capability.RECORDED_CLAIMS))
         assert self.ask(checker).verdict is Verdict.DUPLICATE
 
@@ -95,19 +95,19 @@ class ClaimsContract(ContractBase):
     def test_a_released_claim_cannot_complete(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
-        checker.desk.release(claim)
+        checker.protocol.release(claim)
         assert not checker.lone.complete(claim)
-        assert not checker.desk.release(claim).owned
+        assert not checker.protocol.release(claim).owned
         self.finish(checker)
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_released_claim_changes_nothing_of_the_next_one(self) -> None:
         checker = self.checker()
         old = self.acquire(checker)
-        checker.desk.release(old)
+        checker.protocol.release(old)
         new = self.acquire(checker)
         assert not checker.lone.complete(old)
-        assert not checker.desk.release(old).owned
+        assert not checker.protocol.release(old).owned
         assert self.ask(checker).verdict is Verdict.IN_PROGRESS
         assert checker.lone.complete(new)
 
@@ -146,7 +146,7 @@ class ClaimsContract(ContractBase):
         """A handler that is allowed to run without a key takes the same way."""
         checker = self.checker()
         assert checker.lone.complete(transactions_of(checker).claim_nothing())
-        assert checker.desk.release(transactions_of(checker).claim_nothing()).owned
+        assert checker.protocol.release(transactions_of(checker).claim_nothing()).owned
 
     def test_closing_twice_is_harmless(self) -> None:
         checker = self.checker()

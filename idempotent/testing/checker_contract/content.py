@@ -42,18 +42,18 @@ class ContentContract(ContractBase):
     def test_a_group_stores_each_result_with_its_own_key(self) -> None:
         checker = self.checker()
         names = [*_RESULTS, "nothing"]
-        decisions = checker.desk.claim_many([self.request(name) for name in names])
+        decisions = checker.protocol.claim_many([self.request(name) for name in names])
         completions = [
             Completion(acquired(decision), _RESULTS.get(name))
             for name, decision in zip(names, decisions, strict=True)
         ]
-        assert all(checker.desk.complete_many(completions))
-        again = checker.desk.claim_many([self.request(name) for name in names])
+        assert all(checker.protocol.complete_many(completions))
+        again = checker.protocol.claim_many([self.request(name) for name in names])
         assert [decision.result for decision in again] == [_RESULTS.get(name) for name in names]
 
     def test_a_release_forgets_the_fingerprint(self) -> None:
         """A producer that corrects a message nobody has processed may send it again."""
         checker = self.checker()
-        checker.desk.release(self.acquire(checker, fingerprint=_OURS))
+        checker.protocol.release(self.acquire(checker, fingerprint=_OURS))
         checker.lone.complete(self.acquire(checker, fingerprint=_OTHER))
         assert self.ask(checker).fingerprint == _OTHER

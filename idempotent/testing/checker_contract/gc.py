@@ -44,7 +44,7 @@ class GcContract(ContractBase):
     def test_a_key_that_has_not_expired_is_kept(self) -> None:
         checker = self.checker()
         self.finish(checker, "done")
-        checker.desk.release(self.acquire(checker, "dead"), Failure("no", 1))
+        checker.protocol.release(self.acquire(checker, "dead"), Failure("no", 1))
         assert checker.garbage_collect() == 0
         assert self.ask(checker, "done").verdict is Verdict.DUPLICATE
         assert self.ask(checker, "dead").verdict is Verdict.DEAD
@@ -103,7 +103,7 @@ class GcContract(ContractBase):
     def test_a_dead_key_and_its_reason_wait_for_a_person(self) -> None:
         """Collected, it would run again at its next delivery."""
         checker = self.checker(retention_s=self.brief_retention_s)
-        checker.desk.release(self.acquire(checker), Failure("no", 1))
+        checker.protocol.release(self.acquire(checker), Failure("no", 1))
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
         decision = self.ask(checker)
@@ -128,7 +128,7 @@ class GcContract(ContractBase):
         alone, *group = [self.acquire(checker, name) for name in ("alone", "a", "b", "c")]
         self.age(checker, self.steady_retention_s * 1.1)
         assert checker.lone.complete(alone, b"1")
-        assert checker.desk.complete_many([Completion(claim) for claim in group]) == [True] * 3
+        assert checker.protocol.complete_many([Completion(claim) for claim in group]) == [True] * 3
         assert checker.garbage_collect() == 0
         for name in ("alone", "a", "b", "c"):
             assert self.ask(checker, name).verdict is Verdict.DUPLICATE
@@ -147,7 +147,7 @@ class GcContract(ContractBase):
     def test_a_dead_key_that_its_owner_completes_expires(self) -> None:
         checker = self.checker(lease_s=LONG_S * 24, retention_s=self.brief_retention_s)
         claim = self.acquire(checker)
-        assert checker.desk.release(claim, Failure("no", 1)).dead
+        assert checker.protocol.release(claim, Failure("no", 1)).dead
         assert checker.lone.complete(claim)
         assert self.ask(checker).verdict is Verdict.DUPLICATE
         self.age(checker, self.brief_retention_s * 2)
@@ -157,18 +157,18 @@ class GcContract(ContractBase):
     def test_a_collected_key_takes_its_attempts_with_it(self) -> None:
         checker = self.checker(retention_s=self.brief_retention_s)
         claim = self.acquire(checker)
-        assert checker.desk.release(claim, Failure("no", 5, keep_claim=True)).attempts == 1
+        assert checker.protocol.release(claim, Failure("no", 5, keep_claim=True)).attempts == 1
         assert checker.lone.complete(claim)
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 1
-        assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+        assert checker.protocol.release(self.acquire(checker), Failure("no", 5)).attempts == 1
 
     def test_attempts_of_a_key_that_is_gone_are_forgotten(self) -> None:
         checker = self.checker(retention_s=self.brief_retention_s)
-        assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+        assert checker.protocol.release(self.acquire(checker), Failure("no", 5)).attempts == 1
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 0
-        assert checker.desk.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+        assert checker.protocol.release(self.acquire(checker), Failure("no", 5)).attempts == 1
 
     @needs(Capability.GARBAGE_COLLECTION)
     def test_a_duplicate_does_not_make_the_key_live_longer(self) -> None:

@@ -15,32 +15,34 @@ class GroupsContract(ContractBase):
     def test_a_group_of_fresh_keys_is_acquired_and_completed(self) -> None:
         checker = self.checker()
         names = [f"m-{number}" for number in range(20)]
-        claims = [acquired(d) for d in checker.desk.claim_many([self.request(name) for name in names])]
+        claims = [acquired(d) for d in checker.protocol.claim_many([self.request(name) for name in names])]
         assert [claim.key for claim in claims] == [self.key(name) for name in names]
-        assert checker.desk.complete_many([Completion(claim) for claim in claims]) == [True] * 20
-        again = checker.desk.claim_many([self.request(name) for name in reversed(names)])
+        assert checker.protocol.complete_many([Completion(claim) for claim in claims]) == [True] * 20
+        again = checker.protocol.claim_many([self.request(name) for name in reversed(names)])
         assert {decision.verdict for decision in again} == {Verdict.DUPLICATE}
 
     def test_the_keys_of_a_group_may_share_an_owner(self) -> None:
         checker = self.checker()
         owner = new_owner()
-        decisions = checker.desk.claim_many([self.request(f"m-{n}", owner=owner) for n in range(5)])
-        assert checker.desk.complete_many([Completion(acquired(d)) for d in decisions]) == [True] * 5
+        decisions = checker.protocol.claim_many([self.request(f"m-{n}", owner=owner) for n in range(5)])
+        assert checker.protocol.complete_many([Completion(acquired(d)) for d in decisions]) == [True] * 5
 
     def test_a_released_group_is_free_again(self) -> None:
         checker = self.checker()
         requests = [self.request(f"m-{number}") for number in range(5)]
-        claims = [acquired(decision) for decision in checker.desk.claim_many(requests)]
-        assert checker.desk.release_many([(claim, None) for claim in claims]) == [Released(owned=True)] * 5
-        again = checker.desk.claim_many([self.request(f"m-{number}") for number in range(5)])
-        checker.desk.release_many([(acquired(decision), None) for decision in again])
+        claims = [acquired(decision) for decision in checker.protocol.claim_many(requests)]
+        assert (
+            checker.protocol.release_many([(claim, None) for claim in claims]) == [Released(owned=True)] * 5
+        )
+        again = checker.protocol.claim_many([self.request(f"m-{number}") for number in range(5)])
+        checker.protocol.release_many([(acquired(decision), None) for decision in again])
 
     def test_verdicts_line_up_with_a_mix_of_fresh_done_and_dead_keys(self) -> None:
         checker = self.checker()
         self.finish(checker, "done", b'"result"')
-        checker.desk.release(self.acquire(checker, "dead"), Failure("gone", 1))
+        checker.protocol.release(self.acquire(checker, "dead"), Failure("gone", 1))
         names = ["fresh-1", "done", "fresh-2", "dead", "fresh-3"]
-        decisions = checker.desk.claim_many([self.request(name) for name in names])
+        decisions = checker.protocol.claim_many([self.request(name) for name in names])
         assert [decision.verdict for decision in decisions] == [
             Verdict.ACQUIRED,
             Verdict.DUPLICATE,
@@ -52,7 +54,7 @@ class GroupsContract(ContractBase):
         assert decisions[3].reason == "gone"
         claims = [acquired(decisions[index]) for index in (0, 2, 4)]
         assert [claim.key for claim in claims] == [self.key(names[index]) for index in (0, 2, 4)]
-        assert all(checker.desk.complete_many([Completion(claim) for claim in claims]))
+        assert all(checker.protocol.complete_many([Completion(claim) for claim in claims]))
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_group_that_asks_again_has_the_fences_that_are_stored(self) -> None:
@@ -60,19 +62,19 @@ class GroupsContract(ContractBase):
         checker = self.checker()
         owner = new_owner()
         requests = [self.request(f"m-{number}", owner=owner) for number in range(5)]
-        first = [acquired(decision) for decision in checker.desk.claim_many(requests)]
-        again = checker.desk.claim_many([*requests, self.request("m-5", owner=owner)])
+        first = [acquired(decision) for decision in checker.protocol.claim_many(requests)]
+        again = checker.protocol.claim_many([*requests, self.request("m-5", owner=owner)])
         assert not any(decision.lapsed for decision in again)
         claims = [acquired(decision) for decision in again]
         assert [claim.fence for claim in claims[:5]] == [claim.fence for claim in first]
         assert claims[5].fence > max(claim.fence for claim in first)
-        assert checker.desk.complete_many([Completion(claim) for claim in claims]) == [True] * 6
+        assert checker.protocol.complete_many([Completion(claim) for claim in claims]) == [True] * 6
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_a_key_held_elsewhere_does_not_hold_up_the_others(self) -> None:
         checker = self.checker()
         held = self.acquire(checker, "held")
-        decisions = checker.desk.claim_many([self.request(name) for name in ("a", "held", "b")])
+        decisions = checker.protocol.claim_many([self.request(name) for name in ("a", "held", "b")])
         assert [decision.verdict for decision in decisions] == [
             Verdict.ACQUIRED,
             Verdict.IN_PROGRESS,
@@ -99,7 +101,7 @@ class GroupsContract(ContractBase):
             )
         ]
         self.lapse(checker, *claims)
-        decisions = checker.desk.claim_many(
+        decisions = checker.protocol.claim_many(
             [
                 self.request("fresh"),
                 self.request("alone"),
@@ -108,7 +110,7 @@ class GroupsContract(ContractBase):
                 self.request("parked", on_lapsed=Lapsed.PARK),
             ]
         )
-        assert [(d.verdict, d.lapsed, d.alone) for d in decisions] == [
+        assert [(d.verdict, d.lapsed, d.lapse_counts) for d in decisions] == [
             (Verdict.ACQUIRED, False, False),
             (Verdict.ACQUIRED, True, True),
             (Verdict.IN_PROGRESS, True, False),
@@ -116,7 +118,7 @@ class GroupsContract(ContractBase):
             (Verdict.DEAD, False, False),
         ]
         mine = [acquired(decisions[index]) for index in (0, 1, 3)]
-        assert checker.desk.complete_many([Completion(claim) for claim in [*mine, *claims[:2]]]) == [
+        assert checker.protocol.complete_many([Completion(claim) for claim in [*mine, *claims[:2]]]) == [
             True,
             True,
             True,
@@ -129,8 +131,8 @@ class GroupsContract(ContractBase):
         checker = self.checker()
         statuses = [KeyStatus.IN_PROGRESS_GROUP, KeyStatus.IN_PROGRESS_PARK, KeyStatus.IN_PROGRESS]
         requests = [self.request(f"m-{number}", status=status) for number, status in enumerate(statuses)]
-        claims = [acquired(decision) for decision in checker.desk.claim_many(requests)]
-        assert all(checker.desk.complete_many([Completion(claim) for claim in claims]))
+        claims = [acquired(decision) for decision in checker.protocol.claim_many(requests)]
+        assert all(checker.protocol.complete_many([Completion(claim) for claim in claims]))
 
     @needs(Capability.RECORDED_CLAIMS)
     def test_completions_line_up_with_a_mix_of_mine_and_not_mine(self) -> None:
@@ -139,12 +141,15 @@ class GroupsContract(ContractBase):
             owner = new_owner()
             names = [f"{name}, {result!r}" for name in ("mine-1", "not-mine", "mine-2", "released", "mine-3")]
             claims = [
-                acquired(d) for d in checker.desk.claim_many([self.request(n, owner=owner) for n in names])
+                acquired(d)
+                for d in checker.protocol.claim_many([self.request(n, owner=owner) for n in names])
             ]
-            checker.desk.release(claims[3])
+            checker.protocol.release(claims[3])
             claims[1] = changed(claims[1], owner=new_owner())
             never = changed(claims[0], key=self.key("never claimed"))
-            answers = checker.desk.complete_many([Completion(claim, result) for claim in [*claims, never]])
+            answers = checker.protocol.complete_many(
+                [Completion(claim, result) for claim in [*claims, never]]
+            )
             assert answers == [True, False, True, False, True, False]
             assert [self.ask(checker, name).verdict for name in names] == [
                 Verdict.DUPLICATE,
@@ -159,12 +164,14 @@ class GroupsContract(ContractBase):
         checker = self.checker()
         owner = new_owner()
         names = ["mine", "failed", "killed", "not-mine", "done", "released"]
-        claims = [acquired(d) for d in checker.desk.claim_many([self.request(n, owner=owner) for n in names])]
+        claims = [
+            acquired(d) for d in checker.protocol.claim_many([self.request(n, owner=owner) for n in names])
+        ]
         claims[3] = changed(claims[3], owner=new_owner())
         checker.lone.complete(claims[4])
-        checker.desk.release(claims[5])
+        checker.protocol.release(claims[5])
         failures = [None, Failure("no", 100), Failure("no", 1), None, None, None]
-        answers = checker.desk.release_many(list(zip(claims, failures, strict=True)))
+        answers = checker.protocol.release_many(list(zip(claims, failures, strict=True)))
         assert answers == [
             Released(owned=True),
             Released(owned=True, attempts=1),
@@ -186,11 +193,11 @@ class GroupsContract(ContractBase):
     def test_claims_with_owners_of_their_own_complete_together(self) -> None:
         checker = self.checker()
         names = [f"m-{number}" for number in range(12)]
-        claims = [acquired(d) for d in checker.desk.claim_many([self.request(name) for name in names])]
+        claims = [acquired(d) for d in checker.protocol.claim_many([self.request(name) for name in names])]
         strangers = [changed(claim, owner=new_owner()) for claim in claims[:3]]
         completions = [Completion(claim, str(n).encode()) for n, claim in enumerate(claims[1:], 1)]
         mixed = [*completions[:5], *map(Completion, strangers), *completions[5:]]
-        assert checker.desk.complete_many(mixed) == [True] * 5 + [False] * 3 + [True] * 6
+        assert checker.protocol.complete_many(mixed) == [True] * 5 + [False] * 3 + [True] * 6
         again = [self.ask(checker, name) for name in names]
         assert again[0].verdict is Verdict.IN_PROGRESS
         assert [decision.result for decision in again[1:]] == [str(n).encode() for n in range(1, 12)]
@@ -210,11 +217,11 @@ class GroupsContract(ContractBase):
                 (live[2], b"other"): True,
             }
             order = sorted(answers, key=lambda pair: pair[1], reverse=not live_first)
-            owned = checker.desk.complete_many([Completion(claim, result) for claim, result in order])
+            owned = checker.protocol.complete_many([Completion(claim, result) for claim, result in order])
             assert owned == [answers[pair] for pair in order]
             assert self.ask(checker, names[0]).result == b"live"
             claims = [live[1], stale[1]] if live_first else [stale[1], live[1]]
-            released = checker.desk.release_many([(claim, None) for claim in claims])
+            released = checker.protocol.release_many([(claim, None) for claim in claims])
             assert [answer.owned for answer in released] == [claim is live[1] for claim in claims]
             self.finish(checker, names[1])
 
@@ -223,12 +230,13 @@ class GroupsContract(ContractBase):
         names = [f"m-{number}" for number in range(_LARGE)]
         owner = new_owner()
         claims = [
-            acquired(d) for d in checker.desk.claim_many([self.request(name, owner=owner) for name in names])
+            acquired(d)
+            for d in checker.protocol.claim_many([self.request(name, owner=owner) for name in names])
         ]
         assert len({claim.key for claim in claims}) == _LARGE
         completions = [Completion(claim, str(number).encode()) for number, claim in enumerate(claims)]
-        assert checker.desk.complete_many(completions) == [True] * _LARGE
-        again = checker.desk.claim_many([self.request(name) for name in names])
+        assert checker.protocol.complete_many(completions) == [True] * _LARGE
+        again = checker.protocol.claim_many([self.request(name) for name in names])
         assert [decision.verdict for decision in again] == [Verdict.DUPLICATE] * _LARGE
         assert [decision.result for decision in again] == [str(number).encode() for number in range(_LARGE)]
 
@@ -237,10 +245,10 @@ class GroupsContract(ContractBase):
         checker = self.checker()
         owner = new_owner()
         requests = [self.request(f"m-{number}", owner=owner) for number in range(_LARGE)]
-        claims = [acquired(decision) for decision in checker.desk.claim_many(requests)]
-        checker.desk.release(claims[7])
+        claims = [acquired(decision) for decision in checker.protocol.claim_many(requests)]
+        checker.protocol.release(claims[7])
         renewed = checker._renew_many(claims)
         assert [index for index, kept in enumerate(renewed) if not kept] == [7]
-        released = checker.desk.release_many([(claim, None) for claim in claims])
+        released = checker.protocol.release_many([(claim, None) for claim in claims])
         assert [index for index, answer in enumerate(released) if not answer.owned] == [7]
         assert self.ask(checker, "m-2499").verdict is Verdict.ACQUIRED

@@ -53,10 +53,13 @@ class KeysContract(ContractBase):
         checker = self.checker()
         keys = _confusable_keys()
         claims = [
-            acquired(decision) for decision in checker.desk.claim_many([ClaimRequest(key) for key in keys])
+            acquired(decision)
+            for decision in checker.protocol.claim_many([ClaimRequest(key) for key in keys])
         ]
         assert [claim.key for claim in claims] == keys
-        assert all(answer.owned for answer in checker.desk.release_many([(claim, None) for claim in claims]))
+        assert all(
+            answer.owned for answer in checker.protocol.release_many([(claim, None) for claim in claims])
+        )
 
     def test_text_and_its_bytes_are_the_same_id(self) -> None:
         checker = self.checker()

@@ -19,7 +19,7 @@ class LeasesContract(ContractBase):
         checker = self.checker(lease_s=60.0)
         claim = self.acquire(checker)
         assert 30.0 < self.ask(checker).retry_after_s <= 60.0
-        checker.desk.release(claim)
+        checker.protocol.release(claim)
 
     @needs(Capability.LEASES)
     def test_a_late_completion_counts_when_nobody_took_over(self) -> None:
@@ -50,17 +50,17 @@ class LeasesContract(ContractBase):
         old = self.acquire(checker)
         self.lapse(checker, old)
         new = self.acquire(checker)
-        assert not checker.desk.release(old).owned
-        assert not checker.desk.release(old, Failure("late", 1)).owned
+        assert not checker.protocol.release(old).owned
+        assert not checker.protocol.release(old, Failure("late", 1)).owned
         assert self.left(checker, new).verdict is Verdict.IN_PROGRESS
-        assert checker.desk.release(new, Failure("no", 100)).attempts == 1
+        assert checker.protocol.release(new, Failure("no", 100)).attempts == 1
 
     @needs(Capability.LEASES)
     def test_a_late_release_frees_the_key_when_nobody_took_over(self) -> None:
         checker = self.checker(lease_s=self.brief_lease_s)
         claim = self.acquire(checker)
         self.lapse(checker, claim)
-        assert checker.desk.release(claim, Failure("late", 100)).attempts == 1
+        assert checker.protocol.release(claim, Failure("late", 100)).attempts == 1
         decision = self.ask(checker)
         assert not decision.lapsed
         assert checker.lone.complete(acquired(decision))
@@ -69,7 +69,7 @@ class LeasesContract(ContractBase):
     def test_a_completed_or_dead_key_does_not_lapse(self) -> None:
         checker = self.checker(lease_s=self.brief_lease_s)
         self.finish(checker, "done")
-        checker.desk.release(self.acquire(checker, "dead"), Failure("no", 1))
+        checker.protocol.release(self.acquire(checker, "dead"), Failure("no", 1))
         self.age(checker, self.brief_lease_s * 1.5)
         for on_lapsed in Lapsed:
             assert self.ask(checker, "done", on_lapsed=on_lapsed).verdict is Verdict.DUPLICATE
@@ -80,7 +80,7 @@ class LeasesContract(ContractBase):
         checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker))
         claim = self.acquire(checker, max_attempts=2)
-        assert checker.desk.release(claim, Failure("no", 2)).attempts == 2
+        assert checker.protocol.release(claim, Failure("no", 2)).attempts == 2
         assert self.ask(checker).verdict is Verdict.DEAD
 
     @needs(Capability.LEASES)
@@ -101,8 +101,8 @@ class LeasesContract(ContractBase):
         self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_GROUP))
         decision = self.ask(checker, max_attempts=1)
         assert decision.lapsed
-        assert not decision.alone
-        assert checker.desk.release(acquired(decision), Failure("no", 100)).attempts == 1
+        assert not decision.lapse_counts
+        assert checker.protocol.release(acquired(decision), Failure("no", 100)).attempts == 1
 
     @needs(Capability.LEASES)
     def test_a_renewal_extends_the_lease(self) -> None:
@@ -121,7 +121,7 @@ class LeasesContract(ContractBase):
         lost, freed, done = (self.acquire(checker, name) for name in ("lost", "freed", "done"))
         self.lapse(checker, lost)
         new = self.acquire(checker, "lost")
-        checker.desk.release(freed)
+        checker.protocol.release(freed)
         checker.lone.complete(done)
         kept = self.acquire(checker, "kept")
         assert checker._renew_many([lost, kept, freed, done]) == [False, True, False, False]

@@ -116,7 +116,7 @@ class RacesContract(ContractBase):
 
         _run([work] * 4)
         assert processed == Counter(_names())
-        again = checker.desk.claim_many([self.request(name) for name in _names()])
+        again = checker.protocol.claim_many([self.request(name) for name in _names()])
         assert {decision.verdict for decision in again} == {Verdict.DUPLICATE}
 
     def _process_group(
@@ -129,10 +129,10 @@ class RacesContract(ContractBase):
         ]
         left = list(names)
         try:
-            decisions = checker.desk.claim_many(requests)
+            decisions = checker.protocol.claim_many(requests)
             mine = {n: d.claim for n, d in zip(names, decisions, strict=True) if d.claim is not None}
             if mine:
-                assert all(checker.desk.complete_many([Completion(claim) for claim in mine.values()]))
+                assert all(checker.protocol.complete_many([Completion(claim) for claim in mine.values()]))
             processed.update(mine.keys())
             left = [
                 name
@@ -148,7 +148,7 @@ class RacesContract(ContractBase):
 
     def _fail(self, checker: AbstractIdempotentChecker, claim: Claim) -> int:
         try:
-            released = checker.desk.release(claim, Failure("no", 1_000_000))
+            released = checker.protocol.release(claim, Failure("no", 1_000_000))
         except StoreBusyError:
             if self.has(Capability.RECORDED_CLAIMS):
                 raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from idempotent.worker.handlers.handler_queue import Done
 from idempotent.worker.handlers.pool import HandlerPool
 from idempotent.worker.handlers.tasks import LoopPlace
-from idempotent.worker.handlers.turns import Done
 
 __all__ = ["Done", "HandlerPool", "LoopPlace"]

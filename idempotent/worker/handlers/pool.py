@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import Context
 
 from idempotent.consumer import AnyConsumer
+from idempotent.worker.handlers.handler_queue import Done
 from idempotent.worker.handlers.loop_watch import LoopWatch, blocked_after_s
 from idempotent.worker.handlers.own_loop import OwnLoop
 from idempotent.worker.handlers.tasks import HandlerTasks, LoopPlace
 from idempotent.worker.handlers.threads import HandlerThreads
-from idempotent.worker.handlers.turns import Done
-from idempotent.worker.holds import Work
+from idempotent.worker.holds import InFlightDelivery
 
 
 class HandlerPool:
@@ -74,7 +74,7 @@ class HandlerPool:
         """Whether works of `async def` handlers are submitted and not yet among `finished`."""
         return any(count and consumer.handler.is_async for consumer, count in self.in_flight.items())
 
-    def submit(self, works: Sequence[Work]) -> None:
+    def submit(self, works: Sequence[InFlightDelivery]) -> None:
         """Queue works for the handlers.
 
         Raises:
@@ -114,7 +114,7 @@ class HandlerPool:
         """Start no more tasks; `stop` will return their works. From any thread."""
         self._tasks.pause()
 
-    def stop(self) -> list[Work]:
+    def stop(self) -> list[InFlightDelivery]:
         """Start no more works. Returns those that did not start; the others will still be `finished`."""
         works = [*self._threads.stop(), *self._tasks.stop()]
         self.in_flight.subtract(work.consumer for work in works)
@@ -125,7 +125,7 @@ class HandlerPool:
         self._tasks.cancel()
 
     @property
-    def running(self) -> list[Work]:
+    def running(self) -> list[InFlightDelivery]:
         """Works that handlers have at this moment."""
         return [*self._threads.running, *self._tasks.running]
 
@@ -139,7 +139,7 @@ class HandlerPool:
         if not self._threads.running:
             self._threads.join(timeout_s)
 
-    def _submit(self, works: Sequence[Work]) -> None:
+    def _submit(self, works: Sequence[InFlightDelivery]) -> None:
         if works:
             (self._tasks if works[0].consumer.handler.is_async else self._threads).submit(works)
 

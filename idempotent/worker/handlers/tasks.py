@@ -12,8 +12,8 @@ from typing import Final, cast
 
 from idempotent.consumer import AsyncConsumer
 from idempotent.outcomes import Outcome, Result
-from idempotent.worker.handlers.turns import Done, Turns
-from idempotent.worker.holds import Work
+from idempotent.worker.handlers.handler_queue import Done, HandlerQueue
+from idempotent.worker.holds import InFlightDelivery
 
 # As of a key in progress elsewhere: held for a moment, and requeued by a worker that stops. Nothing was processed.
 _CANCELLED: Final = Result(Outcome.IN_PROGRESS)
@@ -48,9 +48,9 @@ class HandlerTasks:
         self._most = most
         self._hand_over = hand_over
         self._lock = threading.Lock()
-        self._turns = Turns(batch_size)
+        self._turns = HandlerQueue(batch_size)
         # All below is changed by the loop's thread alone.
-        self._running: dict[asyncio.Task[Done], Sequence[Work]] = {}
+        self._running: dict[asyncio.Task[Done], Sequence[InFlightDelivery]] = {}
         self._ended: list[Done] = []
         self._place: LoopPlace | None = None
         self._paused = False
@@ -59,7 +59,7 @@ class HandlerTasks:
         """Run tasks there from now on."""
         self._place = place
 
-    def submit(self, works: Sequence[Work]) -> None:
+    def submit(self, works: Sequence[InFlightDelivery]) -> None:
         """Queue works.
 
         Raises:
@@ -76,7 +76,7 @@ class HandlerTasks:
         """Start no more works; `stop` will return them."""
         self._paused = True
 
-    def stop(self) -> list[Work]:
+    def stop(self) -> list[InFlightDelivery]:
         """Return the works that did not start; none of them will. The others will still be done."""
         with self._lock:
             return self._turns.clear()
@@ -88,7 +88,7 @@ class HandlerTasks:
                 self._place.loop.call_soon_threadsafe(self._cancel_tasks)
 
     @property
-    def running(self) -> list[Work]:
+    def running(self) -> list[InFlightDelivery]:
         """Works that tasks have at this moment."""
         return [work for works in list(self._running.values()) for work in works]
 
@@ -142,7 +142,7 @@ class HandlerTasks:
             task.cancel()
 
 
-async def _process(works: Sequence[Work]) -> Done:
+async def _process(works: Sequence[InFlightDelivery]) -> Done:
     """Process works of one consumer. Only a cancellation passes through."""
     consumer = cast("AsyncConsumer", works[0].consumer)
     try:

@@ -14,8 +14,8 @@ from idempotent.consumer import Consumer
 from idempotent.outcomes import Result
 from idempotent.processing.single import process_one
 from idempotent.processing.steps import COMPLETE, ENDED, PartedLife
-from idempotent.worker.handlers.turns import Done, Turns
-from idempotent.worker.holds import Work
+from idempotent.worker.handlers.handler_queue import Done, HandlerQueue
+from idempotent.worker.holds import InFlightDelivery
 
 # How often an idle thread looks for a parked life whose round does not begin.
 _LOOK_S: Final = 10.0
@@ -37,7 +37,7 @@ class HandlerThreads:
         """Start no thread yet."""
         self._hand_over = hand_over
         self._changed = threading.Condition()
-        self._turns = Turns(batch_size)
+        self._turns = HandlerQueue(batch_size)
         self._running: dict[int, HandlerLife] = {}
         # Answered: lives with little left to do, and those that have to run a handler or ask the store.
         self._recorded: deque[ParkedWaiter] = deque()
@@ -73,13 +73,13 @@ class HandlerThreads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, works: Sequence[Work]) -> None:
+    def submit(self, works: Sequence[InFlightDelivery]) -> None:
         """Queue works."""
         with self._changed:
             self._turns.add(works)
             self._wake_one()
 
-    def stop(self) -> list[Work]:
+    def stop(self) -> list[InFlightDelivery]:
         """Start no more works. Returns those that did not start."""
         with self._changed:
             self._stopped = True
@@ -88,7 +88,7 @@ class HandlerThreads:
         return works
 
     @property
-    def running(self) -> list[Work]:
+    def running(self) -> list[InFlightDelivery]:
         """Works that are begun and not done: the threads have them at this moment, or their lives are parked."""
         with self._changed:
             return [work for life in self._running.values() for work in life.works]
@@ -208,7 +208,7 @@ class HandlerLife:
 
     __slots__ = ("_parted", "_parts", "has_place", "works")
 
-    def __init__(self, works: Sequence[Work], *, parts: bool) -> None:
+    def __init__(self, works: Sequence[InFlightDelivery], *, parts: bool) -> None:
         self.works = works
         self.has_place = True
         self._parts = parts and len(works) == 1

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from idempotent import Outcome, Registry, Result
-from idempotent.adapters.activemq.losses import Losses
+from idempotent.adapters.activemq.copy_backoff import CopyBackoff
 from idempotent.checkers import MemoryChecker
 from tests.adapters.activemq.member import left, receive, send, until_left, work_until
 from tests.adapters.activemq.opening import opened
@@ -75,7 +75,7 @@ def test_it_is_a_dead_letter_as_soon_as_the_broker_takes_it(private_activemq, na
 
 def test_the_waits_between_copies_grow_until_one_is_taken():
     now = 100.0
-    losses = Losses(clock=lambda: now)
+    losses = CopyBackoff(clock=lambda: now)
     assert losses.wait_s("1") == 0
     for wait_s in (1, 2, 4, 8):
         losses.lost_over(["1"])

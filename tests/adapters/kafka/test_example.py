@@ -63,9 +63,9 @@ def test_the_example_ships_each_order_once_and_stops_when_told(broker, tmp_path)
     assert out.count("shipped order") == 10
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'orders.db'}")
     with engine.connect() as connection:
-        parcels = connection.scalars(sa.text('SELECT "order" FROM parcels')).all()
+        batches = connection.scalars(sa.text('SELECT "order" FROM batches')).all()
     engine.dispose()
-    assert sorted(parcels) == sorted(ids)
+    assert sorted(batches) == sorted(ids)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Lanes: what waits for what."""
+"""OrderedQueues: what waits for what."""
 
 import secrets
 import time

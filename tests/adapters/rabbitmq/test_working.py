@@ -46,9 +46,11 @@ def test_waiting_for_another_owner_does_not_eat_the_delivery_limit(rabbit):
     checker, done = MemoryChecker(), []
     registry = Registry()
     consumer = registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.id))
-    claim = checker.desk.claim(ClaimRequest(consumer.binding.requests.of(Message(queue, id="1")).key)).claim
+    claim = checker.protocol.claim(
+        ClaimRequest(consumer.binding.requests.of(Message(queue, id="1")).key)
+    ).claim
     rabbit.send(Message(queue, id="1"))
-    timer = threading.Timer(1.5, lambda: checker.desk.release(claim))
+    timer = threading.Timer(1.5, lambda: checker.protocol.release(claim))
     timer.start()
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done)
     timer.join()
@@ -82,7 +84,7 @@ def test_deliveries_that_wait_do_not_keep_others_away(rabbit, queue, held):
     consumer = registry.consumer(queue, group="g", checker=checker)(lambda message: done.append(message.id))
     requests = consumer.binding.requests
     for message in numbered(queue, held):
-        checker.desk.claim(ClaimRequest(requests.of(message).key))
+        checker.protocol.claim(ClaimRequest(requests.of(message).key))
     rabbit.send(*numbered(queue, held + 5))
     # The worker takes two at once, so the broker sends two, until both wait for the owners of their keys.
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: len(done) == 5)

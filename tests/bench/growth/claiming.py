@@ -22,8 +22,12 @@ def fresh(checker: AbstractIdempotentChecker, batch: int, goes_on: Callable[[], 
     while goes_on():
         requests = _requests(batch)
         began = time.perf_counter()
-        decisions = [checker.desk.claim(requests[0])] if batch == 1 else checker.desk.claim_many(requests)
-        checker.desk.complete_many([Completion(decision.claim) for decision in decisions if decision.claim])
+        decisions = (
+            [checker.protocol.claim(requests[0])] if batch == 1 else checker.protocol.claim_many(requests)
+        )
+        checker.protocol.complete_many(
+            [Completion(decision.claim) for decision in decisions if decision.claim]
+        )
         yield time.perf_counter() - began
 
 

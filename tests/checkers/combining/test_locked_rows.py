@@ -54,7 +54,7 @@ def test_other_threads_complete_while_one_key_is_locked(store):
         assert all(calls.answers[name] is True for name in others)
     answer = calls.join()["k0"]
     assert answer is True or isinstance(answer, StoreBusyError)
-    until(lambda: not checker.desk.unrecorded)
+    until(lambda: not checker.protocol.unrecorded)
     assert checker.lone.claim(request("k0")).verdict.value == "duplicate"
 
 
@@ -75,7 +75,7 @@ def test_other_tasks_complete_while_one_key_is_locked(store):
         await asyncio.wait([tasks["k0"]])
 
     asyncio.run(run())
-    until(lambda: not checker.desk.unrecorded)
+    until(lambda: not checker.protocol.unrecorded)
 
 
 @pytest.mark.slow
@@ -93,34 +93,36 @@ def test_the_leases_of_the_others_are_renewed_while_one_key_is_locked(store):
         until(lambda: all(until_us > before[key] for key, until_us in leases().items() if key != kept))
         assert leases()[kept] == before[kept]
     until(lambda: leases()[kept] > before[kept])
-    assert all(checker.desk.complete_many([Completion(claim) for claim in claims.values()]))
+    assert all(checker.protocol.complete_many([Completion(claim) for claim in claims.values()]))
 
 
 STEPS = {
-    "complete": lambda desk, claims: desk.complete(claims[0]),
-    "complete_many": lambda desk, claims: desk.complete_many([Completion(claim) for claim in claims]),
-    "release": lambda desk, claims: desk.release(claims[0]),
-    "fail": lambda desk, claims: desk.release(claims[0], Failure("no", 3)),
-    "release_many": lambda desk, claims: desk.release_many([(claim, Failure("no", 3)) for claim in claims]),
+    "complete": lambda protocol, claims: protocol.complete(claims[0]),
+    "complete_many": lambda protocol, claims: protocol.complete_many([Completion(claim) for claim in claims]),
+    "release": lambda protocol, claims: protocol.release(claims[0]),
+    "fail": lambda protocol, claims: protocol.release(claims[0], Failure("no", 3)),
+    "release_many": lambda protocol, claims: protocol.release_many(
+        [(claim, Failure("no", 3)) for claim in claims]
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_no_step_waits_for_a_locked_key_without_limit(store, step):
-    desk = (checker := store.leased()).desk
+    protocol = (checker := store.leased()).protocol
     claims = [*claims_of(checker, ["k0", "k1"]).values()]
     with locked(store, "k0"), pytest.raises(StoreBusyError):
-        STEPS[step](desk, claims)
-    until(lambda: not desk.unrecorded)
-    desk.release_many([(claim, None) for claim in claims])
+        STEPS[step](protocol, claims)
+    until(lambda: not protocol.unrecorded)
+    protocol.release_many([(claim, None) for claim in claims])
 
 
 @pytest.mark.slow
 def test_a_lapsed_key_that_is_locked_is_in_progress(store):
     checker = store.leased(lease_s=600.0)
-    checker.desk.abandon(claims_of(checker, ["k0"])["k0"])
+    checker.protocol.abandon(claims_of(checker, ["k0"])["k0"])
     store.age(700.0)
     with locked(store, "k0"):
         assert checker.lone.claim(request("k0")).verdict.value == "in_progress"
-    assert checker.desk.complete(checker.lone.claim(request("k0")).claim)
+    assert checker.protocol.complete(checker.lone.claim(request("k0")).claim)

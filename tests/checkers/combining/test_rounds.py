@@ -113,7 +113,7 @@ def test_one_locked_key_does_not_stall_the_others(sql_store, alone):
         pytest.skip("SQLite locks its file")
     checker, calls = sql_store.leased(), Calls()
     holder = sql_store.transactional()
-    locked = holder.desk.claim(request("locked"))
+    locked = holder.protocol.claim(request("locked"))
     try:
         if alone:
             calls.start("locked", checker.lone.claim, request("locked"))
@@ -136,7 +136,7 @@ def test_one_locked_key_does_not_stall_the_others(sql_store, alone):
         assert "locked" not in calls.answers
         answers = calls.join()
     finally:
-        holder.desk.release(locked.claim)
+        holder.protocol.release(locked.claim)
     assert answers.pop("locked").verdict is Verdict.IN_PROGRESS
     assert {decision.verdict for decision in answers.values()} <= {Verdict.ACQUIRED}
 
@@ -185,13 +185,13 @@ def others_are_claimed(checker):
     assert all(decision.claim for decision in answers.values())
     assert len(first.sent) < 20, first.sent  # halves
     claims = [decision.claim for decision in answers.values()]
-    assert all(checker.desk.complete_many([Completion(claim) for claim in claims]))
+    assert all(checker.protocol.complete_many([Completion(claim) for claim in claims]))
 
 
 def test_lapsed_keys_are_taken_over_one_by_one_and_their_attempts_counted(shared_store):
     checker, calls = shared_store.leased(lease_s=600.0), Calls()
     for name in ("lapsed", "used up"):
-        checker.desk.abandon(checker.lone.claim(request(name)).claim)
+        checker.protocol.abandon(checker.lone.claim(request(name)).claim)
     shared_store.age(700.0)
     with held(checker) as first:
         calls.start("first", checker.lone.claim, request("first"))
@@ -205,7 +205,7 @@ def test_lapsed_keys_are_taken_over_one_by_one_and_their_attempts_counted(shared
     assert answers["fresh"].verdict is Verdict.ACQUIRED
     assert (answers["lapsed"].verdict, answers["lapsed"].lapsed) == (Verdict.ACQUIRED, True)
     assert answers["used up"].verdict is Verdict.DEAD
-    assert checker.desk.release(answers["lapsed"].claim, Failure("no", 3)).attempts == 2
+    assert checker.protocol.release(answers["lapsed"].claim, Failure("no", 3)).attempts == 2
 
 
 def test_completions_of_a_round_that_finds_the_store_busy_are_made_one_by_one(shared_store):
@@ -225,14 +225,14 @@ def test_completions_of_a_round_that_finds_the_store_busy_are_made_one_by_one(sh
             first.go.set()
             answers = calls.join()
     assert [answers[name] for name in claims] == [True] * 5
-    assert not checker.desk.unrecorded
+    assert not checker.protocol.unrecorded
 
 
 def test_completions_of_a_round_are_recorded_with_their_results(shared_store):
     checker, calls = shared_store.leased(), Calls()
     claims = {name: checker.lone.claim(request(name)).claim for name in map(str, range(20))}
     gone = claims.pop("7")
-    checker.desk.release(gone)
+    checker.protocol.release(gone)
     with held(checker) as first:
         calls.start("first", checker.lone.claim, request("first"))
         assert first.entered.wait(20)

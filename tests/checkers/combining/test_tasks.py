@@ -244,12 +244,12 @@ def test_other_steps_run_beside_the_loop_and_after_it(shared_store):
             await checker.awaiting.call(divmod, 1, 0)
         await checker.awaiting.call(lambda: threads.append(threading.get_ident()))
         claim = (await checker.awaiting.claim(request("m"))).claim
-        assert (await checker.awaiting.call(checker.desk.release, claim)).owned
+        assert (await checker.awaiting.call(checker.protocol.release, claim)).owned
 
     asyncio.run(run())
     assert threads != [threading.get_ident()]
     claim = checker.lone.claim(request("m")).claim
-    checker.awaiting.later(checker.desk.release, claim)
+    checker.awaiting.later(checker.protocol.release, claim)
     checker.awaiting.later(divmod, 1, 0)
     checker.close()
     assert checker.lone.claim(request("m")).claim
@@ -273,7 +273,7 @@ def test_side_threads_end_with_the_checker(shared_store):
 
     async def run():
         claims = await asyncio.gather(*(checker.awaiting.claim(request(f"k{n}")) for n in range(5)))
-        await checker.awaiting.call(checker.desk.release_many, [(d.claim, None) for d in claims])
+        await checker.awaiting.call(checker.protocol.release_many, [(d.claim, None) for d in claims])
 
     asyncio.run(run())
     names = ("idempotent-rounds", "idempotent-side")

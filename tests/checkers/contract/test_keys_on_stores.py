@@ -31,11 +31,11 @@ def test_each_different_id_is_claimed_once_and_recognised(checker, message_ids):
     keys = {key.hash: key for key in map(space.key, message_ids)}.values()
     means = {m if isinstance(m, bytes) else m.encode("utf-8", "surrogatepass") for m in message_ids}
     assert len(keys) == len(means)
-    decisions = checker.desk.claim_many([ClaimRequest(key) for key in keys])
+    decisions = checker.protocol.claim_many([ClaimRequest(key) for key in keys])
     assert [decision.verdict for decision in decisions] == [Verdict.ACQUIRED] * len(keys)
-    assert all(checker.desk.complete_many([Completion(d.claim, d.claim.key.hash) for d in decisions]))
+    assert all(checker.protocol.complete_many([Completion(d.claim, d.claim.key.hash) for d in decisions]))
     for message_id in message_ids:
-        again = checker.desk.claim(ClaimRequest(space.key(message_id)))
+        again = checker.protocol.claim(ClaimRequest(space.key(message_id)))
         assert again.verdict is Verdict.DUPLICATE
         assert again.result == space.key(message_id).hash
 
@@ -47,10 +47,10 @@ def test_equal_parts_are_one_key_and_others_are_two(checker, one, other):
     first, second = (
         KeySpace(nonce + subject, group).key(message_id) for subject, group, message_id in (one, other)
     )
-    claim = checker.desk.claim(ClaimRequest(first)).claim
+    claim = checker.protocol.claim(ClaimRequest(first)).claim
     assert claim is not None
-    assert checker.desk.complete(claim)
-    decision = checker.desk.claim(ClaimRequest(second))
+    assert checker.protocol.complete(claim)
+    decision = checker.protocol.claim(ClaimRequest(second))
     assert decision.verdict is (Verdict.DUPLICATE if one == other else Verdict.ACQUIRED)
     if decision.claim is not None:
-        checker.desk.release(decision.claim)
+        checker.protocol.release(decision.claim)

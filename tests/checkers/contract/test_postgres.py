@@ -27,9 +27,9 @@ def test_no_plan_is_kept_of_a_statement_for_many_keys(request):
         for number in range(10):
             keys = [space.key(f"{number}-{one}") for one in range(10)]
             owner = new_owner()
-            decisions = checker.desk.claim_many([ClaimRequest(key, owner) for key in keys])
-            assert all(checker.desk.complete_many([Completion(decision.claim) for decision in decisions]))
-            again = checker.desk.claim_many([ClaimRequest(key) for key in keys])
+            decisions = checker.protocol.claim_many([ClaimRequest(key, owner) for key in keys])
+            assert all(checker.protocol.complete_many([Completion(decision.claim) for decision in decisions]))
+            again = checker.protocol.claim_many([ClaimRequest(key) for key in keys])
             assert {decision.verdict for decision in again} == {Verdict.DUPLICATE}
         prepared = checker.store.connections.run(
             lambda driver: query(driver, "SELECT statement FROM pg_prepared_statements")

@@ -32,24 +32,24 @@ def test_a_full_one_forgets_its_oldest_hundredth_and_knows_the_others():
 
 def test_what_is_in_progress_is_not_forgotten():
     checker, orders = MemoryChecker(max_keys=MOST), KeySpace("orders", "default")
-    running = checker.desk.claim(ClaimRequest(orders.key("runs"))).claim
+    running = checker.protocol.claim(ClaimRequest(orders.key("runs"))).claim
     consumer = consumer_behind(checker)
     for number in range(2 * MOST):
         consumer(order(number))
-    assert checker.desk.complete(running)
+    assert checker.protocol.complete(running)
 
 
 def test_one_full_of_what_is_in_progress_says_so():
     checker, orders = MemoryChecker(max_keys=2), KeySpace("orders", "default")
     for number in range(2):
-        checker.desk.claim(ClaimRequest(orders.key(str(number))))
+        checker.protocol.claim(ClaimRequest(orders.key(str(number))))
     with pytest.raises(StoreError, match="raise max_keys"):
-        checker.desk.claim(ClaimRequest(orders.key("one more")))
+        checker.protocol.claim(ClaimRequest(orders.key("one more")))
 
 
 def test_a_group_that_does_not_fit_leaves_no_key_claimed():
     checker = MemoryChecker(max_keys=3)
-    held = checker.desk.claim(ClaimRequest(KeySpace("orders", "default").key("held"))).claim
+    held = checker.protocol.claim(ClaimRequest(KeySpace("orders", "default").key("held"))).claim
     consumer = consumer_behind(checker)
     results = consumer.process_many([order(number) for number in range(5)])
     assert [result.outcome for result in results] == [Outcome.UNAVAILABLE] * 5

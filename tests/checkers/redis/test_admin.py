@@ -12,7 +12,7 @@ KEYS = KeySpace("orders.paid", "billing")
 
 def fill(checker, count):
     for n in range(count):
-        checker.desk.complete(checker.desk.claim(ClaimRequest(KEYS.key(str(n)))).claim, b"x")
+        checker.protocol.complete(checker.protocol.claim(ClaimRequest(KEYS.key(str(n)))).claim, b"x")
 
 
 def test_many_keys_are_each_shown_once(make):
@@ -29,8 +29,8 @@ def test_many_keys_are_each_shown_once(make):
 def test_what_else_is_in_the_database_is_not_shown(make, client, prefix):
     checker = make()
     fill(checker, 3)
-    claim = checker.desk.claim(ClaimRequest(KEYS.key("failed"))).claim
-    checker.desk.release(claim, Failure("boom", max_attempts=5))
+    claim = checker.protocol.claim(ClaimRequest(KEYS.key("failed"))).claim
+    checker.protocol.release(claim, Failure("boom", max_attempts=5))
     client.set(f"{prefix}{{00}}:nonsense", "a")
     client.set(f"x{prefix}", "a")
     client.hset(f"{prefix}hash", "a", "b")
@@ -56,14 +56,14 @@ def test_a_decision_comes_too_late_for_a_key_that_changed(make):
     admin = checker.admin()
     seen = admin.get(key)
     assert seen.lapsed
-    taken = make(lease_s=30).desk.claim(ClaimRequest(key))
+    taken = make(lease_s=30).protocol.claim(ClaimRequest(key))
     assert taken.lapsed
     assert not admin.reopen(seen)
     assert not admin.mark_done(seen)
     live = admin.get(key)
     assert not admin.reopen(live)
     assert not admin.mark_done(live)
-    assert checker.desk.complete(taken.claim)
+    assert checker.protocol.complete(taken.claim)
 
 
 def test_a_decision_comes_too_late_for_a_key_with_a_failure_more(make):
@@ -73,7 +73,7 @@ def test_a_decision_comes_too_late_for_a_key_with_a_failure_more(make):
     time.sleep(0.1)
     admin = checker.admin()
     seen = admin.get(key)
-    checker.desk.release(claim, Failure("boom", max_attempts=5, keep_claim=True))
+    checker.protocol.release(claim, Failure("boom", max_attempts=5, keep_claim=True))
     assert not admin.reopen(seen)
     assert admin.reopen(admin.get(key))
 
@@ -81,19 +81,19 @@ def test_a_decision_comes_too_late_for_a_key_with_a_failure_more(make):
 def test_a_key_marked_done_is_remembered_as_long_as_any(make, client):
     checker = make(retention_s=3600)
     key = KEYS.key("7")
-    checker.desk.release(checker.desk.claim(ClaimRequest(key)).claim, Failure("boom", max_attempts=1))
+    checker.protocol.release(checker.protocol.claim(ClaimRequest(key)).claim, Failure("boom", max_attempts=1))
     admin = checker.admin()
     assert admin.mark_done(admin.get(key))
-    assert checker.desk.claim(ClaimRequest(key)).verdict is Verdict.DUPLICATE
+    assert checker.protocol.claim(ClaimRequest(key)).verdict is Verdict.DUPLICATE
     assert 3_590_000 < client.pttl(checker.store.names.name(key.hash)) <= 3_600_001
 
 
 def test_reopening_forgets_the_attempts_too(make, client):
     checker = make()
     key = KEYS.key("7")
-    checker.desk.release(checker.desk.claim(ClaimRequest(key)).claim, Failure("boom", max_attempts=1))
+    checker.protocol.release(checker.protocol.claim(ClaimRequest(key)).claim, Failure("boom", max_attempts=1))
     admin = checker.admin()
     assert admin.reopen(admin.get(key))
     assert not client.exists(checker.store.names.name(key.hash) + b":f")
-    claim = checker.desk.claim(ClaimRequest(key)).claim
-    assert checker.desk.release(claim, Failure("boom", max_attempts=5)).attempts == 1
+    claim = checker.protocol.claim(ClaimRequest(key)).claim
+    assert checker.protocol.release(claim, Failure("boom", max_attempts=5)).attempts == 1

@@ -12,26 +12,28 @@ from tests.checkers.redis.stored import KEYS
 
 def test_a_result_replaces_an_earlier_one_of_the_same_owner(make, client):
     checker = make()
-    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"), fingerprint=b"f" * 20)).claim
-    checker.desk.complete(claim, b"a long first result")
-    checker.desk.complete(claim, b"")
-    checker.desk.complete(claim)
-    again = checker.desk.claim(ClaimRequest(KEYS.key("7")))
+    claim = checker.protocol.claim(ClaimRequest(KEYS.key("7"), fingerprint=b"f" * 20)).claim
+    checker.protocol.complete(claim, b"a long first result")
+    checker.protocol.complete(claim, b"")
+    checker.protocol.complete(claim)
+    again = checker.protocol.claim(ClaimRequest(KEYS.key("7")))
     assert (again.verdict, again.result, again.fingerprint) == (Verdict.DUPLICATE, b"", b"f" * 20)
 
 
 def test_a_flushed_script_cache_costs_nothing_but_a_round_trip(make, client):
     checker = make()
     key = KEYS.key("7")
-    checker.desk.claim(ClaimRequest(KEYS.key("warm")))
+    checker.protocol.claim(ClaimRequest(KEYS.key("warm")))
     client.script_flush()
-    claim = checker.desk.claim(ClaimRequest(key)).claim
+    claim = checker.protocol.claim(ClaimRequest(key)).claim
     client.script_flush()
     assert checker._renew_many([claim]) == [True]
     client.script_flush()
-    assert checker.desk.complete(claim)
+    assert checker.protocol.complete(claim)
     client.script_flush()
-    assert [d.verdict for d in checker.desk.claim_many([ClaimRequest(key), ClaimRequest(KEYS.key("8"))])] == [
+    assert [
+        d.verdict for d in checker.protocol.claim_many([ClaimRequest(key), ClaimRequest(KEYS.key("8"))])
+    ] == [
         Verdict.DUPLICATE,
         Verdict.ACQUIRED,
     ]
@@ -45,20 +47,20 @@ def test_a_command_for_each_125_keys_claims_and_completes(make, private_redis):
         checker = make(client)
         for _ in range(2):  # the first round loads the scripts
             client.config_resetstat()
-            many = checker.desk.claim_many([ClaimRequest(KEYS.key(f"{_}-{n}")) for n in range(500)])
-            checker.desk.complete_many([Completion(decision.claim) for decision in many])
-            checker.desk.complete(checker.desk.claim(ClaimRequest(KEYS.key(f"{_}"))).claim)
+            many = checker.protocol.claim_many([ClaimRequest(KEYS.key(f"{_}-{n}")) for n in range(500)])
+            checker.protocol.complete_many([Completion(decision.claim) for decision in many])
+            checker.protocol.complete(checker.protocol.claim(ClaimRequest(KEYS.key(f"{_}"))).claim)
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 4 + 4 + 1 + 1
 
 
 def test_a_batch_beyond_the_bound_of_a_script_is_one_answer(make):
     checker = make()
     requests = [ClaimRequest(KEYS.key(str(n))) for n in range(MAX_KEYS + 7)]
-    decisions = checker.desk.claim_many(requests)
+    decisions = checker.protocol.claim_many(requests)
     assert [decision.claim.key for decision in decisions] == [request.key for request in requests]
-    assert checker.desk.complete_many([Completion(decision.claim) for decision in decisions]) == [True] * len(
-        requests
-    )
+    assert checker.protocol.complete_many([Completion(decision.claim) for decision in decisions]) == [
+        True
+    ] * len(requests)
 
 
 def test_an_unreadable_value_leaves_the_others_of_its_group_alone(make, client, prefix):

@@ -14,29 +14,29 @@ def test_a_client_that_retries_by_itself_is_not_made_to_retry_more(make, redis_u
     retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)
     with LosesAnswers.from_url(redis_url, retry=retry) as client:
         checker = make(client)
-        checker.desk.claim(ClaimRequest(KEYS.key("warm")))
+        checker.protocol.claim(ClaimRequest(KEYS.key("warm")))
         client.lose = 1
         with pytest.raises(StoreUnavailableError):
-            checker.desk.claim(ClaimRequest(KEYS.key("7")))
+            checker.protocol.claim(ClaimRequest(KEYS.key("7")))
 
 
 def test_connections_that_the_server_closed_are_replaced(make, client, redis_url):
     checker = make(redis_url)
-    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
+    claim = checker.protocol.claim(ClaimRequest(KEYS.key("7"))).claim
     # Of this database alone: the server is everybody's, and the others are in the middle of their tests.
     me, db = str(client.client_id()), str(client.connection_pool.connection_kwargs["db"])
     others = [one["id"] for one in client.client_list() if one["db"] == db and one["id"] != me]
     assert sum(client.client_kill_filter(_id=number) for number in others)
-    assert checker.desk.complete(claim)
+    assert checker.protocol.complete(claim)
 
 
 def test_a_client_that_decodes_answers_will_do(make, redis_url):
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         checker = make(client)
         key = KEYS.key("é")
-        claim = checker.desk.claim(ClaimRequest(key, fingerprint=b"\xff" * 20)).claim
-        checker.desk.complete(claim, b"\xfe\xff")
-        again = checker.desk.claim(ClaimRequest(key))
+        claim = checker.protocol.claim(ClaimRequest(key, fingerprint=b"\xff" * 20)).claim
+        checker.protocol.complete(claim, b"\xfe\xff")
+        again = checker.protocol.claim(ClaimRequest(key))
         assert (again.result, again.fingerprint) == (b"\xfe\xff", b"\xff" * 20)
         (record,) = checker.admin().list(everything())
         assert (record.text, record.result) == ("orders.paid:billing:é", b"\xfe\xff")
@@ -84,8 +84,8 @@ def test_a_prefix_that_would_break_names_is_refused(prefix):
 
 def test_two_prefixes_share_nothing(client, prefix):
     one, two = (RedisChecker(client, prefix=f"{prefix}{n}:") for n in range(2))
-    assert one.desk.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
-    assert two.desk.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
+    assert one.protocol.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
+    assert two.protocol.claim(ClaimRequest(KEYS.key("7"))).verdict is Verdict.ACQUIRED
     assert len(list(one.admin().list(everything()))) == 1
     one.close()
     two.close()
@@ -93,7 +93,7 @@ def test_two_prefixes_share_nothing(client, prefix):
 
 def test_closing_leaves_the_application_its_client(make, client):
     checker = make()
-    checker.desk.claim(ClaimRequest(KEYS.key("7")))
+    checker.protocol.claim(ClaimRequest(KEYS.key("7")))
     checker.close()
     assert client.ping()
 
@@ -106,7 +106,7 @@ def test_a_forked_process_opens_connections_of_its_own(redis_url, prefix):
         from idempotent.keys import KeySpace
         keys = KeySpace("orders.paid", "billing")
         checker = RedisChecker(sys.argv[1], prefix=sys.argv[2])
-        claim = lambda n: checker.desk.claim(ClaimRequest(keys.key(str(n)))).verdict.name
+        claim = lambda n: checker.protocol.claim(ClaimRequest(keys.key(str(n)))).verdict.name
         claim("warm")
         child = os.fork()
         verdicts = {claim(n) for n in range(1000 if child else 2000)}

@@ -48,14 +48,14 @@ def cluster(private_redis):
 def test_a_cluster_takes_batches_failures_and_decisions(make, cluster):
     checker = make(cluster)
     requests = [ClaimRequest(KEYS.key(str(n)), owner=b"o" * 16) for n in range(200)]
-    decisions = checker.desk.claim_many(requests)
+    decisions = checker.protocol.claim_many(requests)
     assert [decision.claim.key for decision in decisions] == [request.key for request in requests]
     claims = [decision.claim for decision in decisions]
-    released = checker.desk.release_many([(claim, Failure("boom", 1)) for claim in claims[:20]])
+    released = checker.protocol.release_many([(claim, Failure("boom", 1)) for claim in claims[:20]])
     assert all(one.dead for one in released)
     assert checker._renew_many(claims) == [False] * 20 + [True] * 180
-    assert checker.desk.complete_many([Completion(claim, b"1") for claim in claims[100:]]) == [True] * 100
-    again = checker.desk.claim_many([ClaimRequest(request.key) for request in requests])
+    assert checker.protocol.complete_many([Completion(claim, b"1") for claim in claims[100:]]) == [True] * 100
+    again = checker.protocol.claim_many([ClaimRequest(request.key) for request in requests])
     assert [decision.verdict for decision in again] == (
         [Verdict.DEAD] * 20 + [Verdict.IN_PROGRESS] * 80 + [Verdict.DUPLICATE] * 100
     )
@@ -67,4 +67,4 @@ def test_a_cluster_takes_batches_failures_and_decisions(make, cluster):
         (KeyStatus.DONE, 100),
     }
     assert admin.reopen(admin.get(claims[0].key))
-    assert checker.desk.claim(ClaimRequest(claims[0].key)).verdict is Verdict.ACQUIRED
+    assert checker.protocol.claim(ClaimRequest(claims[0].key)).verdict is Verdict.ACQUIRED

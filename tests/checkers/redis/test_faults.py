@@ -20,7 +20,7 @@ def failing(url_or_client, error, **options):
     checker = RedisChecker(url_or_client, **options)
     try:
         with pytest.raises(error) as caught:
-            checker.desk.claim(ClaimRequest(KEY))
+            checker.protocol.claim(ClaimRequest(KEY))
     finally:
         checker.close()
     assert isinstance(caught.value.__cause__, (redis.RedisError, redis.exceptions.RedisClusterException))
@@ -120,7 +120,7 @@ def test_a_node_of_a_cluster_wants_another_client(private_redis):
             time.sleep(0.05)
     checker = RedisChecker(server.url)
     with pytest.raises(StoreError, match=r"Pass redis\.RedisCluster"):
-        checker.desk.claim_many([ClaimRequest(KeySpace("a", "b").key(str(n))) for n in range(50)])
+        checker.protocol.claim_many([ClaimRequest(KeySpace("a", "b").key(str(n))) for n in range(50)])
     checker.close()
 
 
@@ -137,11 +137,11 @@ def test_every_way_to_the_server_ends_in_an_error_of_ours(work):
     from idempotent.claims import Claim
 
     calls = {
-        "claim_many": lambda: checker.desk.claim_many(
+        "claim_many": lambda: checker.protocol.claim_many(
             [ClaimRequest(claim_of("1")), ClaimRequest(claim_of("2"))]
         ),
         "renew": lambda: checker._renew_many([Claim(KEY, 1, b"o" * 16)]),
-        "release": lambda: checker.desk.release(Claim(KEY, 1, b"o" * 16)),
+        "release": lambda: checker.protocol.release(Claim(KEY, 1, b"o" * 16)),
         "admin": lambda: list(checker.admin().list(KeyFilter())),
         "stats": lambda: checker.admin().stats(),
     }

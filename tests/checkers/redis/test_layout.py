@@ -13,7 +13,7 @@ def test_what_python_reads_is_what_lua_wrote(make, client):
     checker = make(lease_s=20, retention_s=HOUR_S)
     key = KEYS.key("7")
     before = server_time_us(client)
-    claim = checker.desk.claim(ClaimRequest(key, fingerprint=b"f" * 20)).claim
+    claim = checker.protocol.claim(ClaimRequest(key, fingerprint=b"f" * 20)).claim
     stored = stored_key(client.get(name_of(checker, key)))
     assert stored.status is KeyStatus.IN_PROGRESS
     assert stored.text == "orders.paid:billing:7"
@@ -22,7 +22,7 @@ def test_what_python_reads_is_what_lua_wrote(make, client):
     assert stored.expires_at_us == stored.fence + 3_600_000_000
     assert stored.result is None
 
-    checker.desk.complete(claim, b'{"paid":true}')
+    checker.protocol.complete(claim, b'{"paid":true}')
     done = stored_key(client.get(name_of(checker, key)))
     assert (done.status, done.result, done.lease_until_us) == (KeyStatus.DONE, b'{"paid":true}', None)
     assert (done.text, done.fence, done.expires_at_us) == (stored.text, stored.fence, stored.expires_at_us)
@@ -45,7 +45,7 @@ def test_a_value_of_another_layout_is_an_error_not_a_verdict(make, client):
     checker = make()
     client.set(name_of(checker, KEYS.key("7")), b"\x09" + bytes(80))
     with pytest.raises(StoreError, match="layout"):
-        checker.desk.claim(ClaimRequest(KEYS.key("7")))
+        checker.protocol.claim(ClaimRequest(KEYS.key("7")))
 
 
 def test_names_lead_back_to_hashes_and_nothing_else_does():
@@ -61,8 +61,8 @@ def test_names_lead_back_to_hashes_and_nothing_else_does():
 
 def test_an_error_is_kept_as_one_line_of_a_thousand_characters(make, client):
     checker = make()
-    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"))).claim
-    checker.desk.release(claim, Failure("a\x00b\nc\ud800" + "é" * 2000, max_attempts=9))
+    claim = checker.protocol.claim(ClaimRequest(KEYS.key("7"))).claim
+    checker.protocol.release(claim, Failure("a\x00b\nc\ud800" + "é" * 2000, max_attempts=9))
     attempts, error = stored_failure(client.get(name_of(checker, KEYS.key("7")) + b":f"))
     assert attempts == 1
     assert error == "a b c " + "é" * 994
@@ -71,6 +71,6 @@ def test_an_error_is_kept_as_one_line_of_a_thousand_characters(make, client):
 def test_an_owner_is_compared_as_bytes(make):
     checker = make()
     owner = b"\x00\xff'\r\n\\%s[[=]]{}0"
-    claim = checker.desk.claim(ClaimRequest(KEYS.key("7"), owner=owner)).claim
-    assert not checker.desk.complete(Claim(claim.key, claim.fence, owner[:-1] + b"1"))
-    assert checker.desk.complete(claim)
+    claim = checker.protocol.claim(ClaimRequest(KEYS.key("7"), owner=owner)).claim
+    assert not checker.protocol.complete(Claim(claim.key, claim.fence, owner[:-1] + b"1"))
+    assert checker.protocol.complete(claim)

@@ -60,10 +60,10 @@ def test_a_failure_whose_commit_has_no_answer_is_counted_once(
     make, proxy = behind
     checker = make(SqlChecker)
     for _ in range(before):
-        checker.desk.release(checker.desk.claim(ClaimRequest(KEY)).claim, Failure("no", 9))
-    claim = checker.desk.claim(ClaimRequest(KEY)).claim
+        checker.protocol.release(checker.protocol.claim(ClaimRequest(KEY)).claim, Failure("no", 9))
+    claim = checker.protocol.claim(ClaimRequest(KEY)).claim
     proxy.lose(b"COMMIT", loss)
-    released = checker.desk.release(claim, Failure("no", max_attempts, keep_claim=keep_claim))
+    released = checker.protocol.release(claim, Failure("no", max_attempts, keep_claim=keep_claim))
     assert proxy.cut_off.is_set()
     assert released == Released(owned=True, attempts=before + 1, dead=before + 1 >= max_attempts)
     assert attempts_of(server) == before + 1
@@ -76,9 +76,9 @@ def test_a_transactional_failure_whose_commit_has_no_answer_is_counted_once(
 ):
     make, proxy = behind
     checker = make(TransactionalSqlChecker)
-    claim = checker.desk.claim(ClaimRequest(KEY)).claim
+    claim = checker.protocol.claim(ClaimRequest(KEY)).claim
     proxy.lose(b"COMMIT", loss)
-    released = checker.desk.release(claim, Failure("no", max_attempts))
+    released = checker.protocol.release(claim, Failure("no", max_attempts))
     assert proxy.cut_off.is_set()
     assert released == Released(owned=True, attempts=1, dead=max_attempts == 1)
     assert attempts_of(server) == 1
@@ -89,9 +89,9 @@ def test_the_failures_of_a_group_whose_commit_has_no_answer_are_counted_once(ser
     make, proxy = behind
     checker = make(SqlChecker)
     keys = [SPACE.key(str(number)) for number in range(3)]
-    claims = [decision.claim for decision in checker.desk.claim_many([ClaimRequest(key) for key in keys])]
+    claims = [decision.claim for decision in checker.protocol.claim_many([ClaimRequest(key) for key in keys])]
     proxy.lose(b"COMMIT", loss)
-    released = checker.desk.release_many(
+    released = checker.protocol.release_many(
         [(claims[0], Failure("no", 9)), (claims[1], None), (claims[2], Failure("no", 1))]
     )
     assert proxy.cut_off.is_set()
@@ -106,9 +106,9 @@ def test_a_failure_at_an_offset_whose_commit_has_no_answer_is_counted_once(serve
     partition = SPACE.key("topic/0")
     checker.begin({partition: 0})
     request = ClaimRequest(KEY, partition=partition, position=Position("topic", 0, 0, 0))
-    claim = checker.desk.claim(request).claim
+    claim = checker.protocol.claim(request).claim
     proxy.lose(b"COMMIT", loss)
-    assert checker.desk.release(claim, Failure("no", 9)).attempts == 1
+    assert checker.protocol.release(claim, Failure("no", 9)).attempts == 1
     assert proxy.cut_off.is_set()
     assert attempts_of(server) == 1
 
@@ -119,10 +119,10 @@ def test_a_failure_of_a_key_that_was_claimed_since_counts_nothing(kind, max_atte
     """The rollback freed it, and another delivery was faster than the note of the failure."""
     for store in open_store(kind, request, reuse=True):
         checker, other = store.transactional(), store.leased()
-        claim = checker.desk.claim(ClaimRequest(KEY)).claim
+        claim = checker.protocol.claim(ClaimRequest(KEY)).claim
         claim.transaction.close()
-        theirs = other.desk.claim(ClaimRequest(KEY)).claim
-        assert other.desk.complete_many([Completion(theirs)]) == [True]
-        assert checker.desk.release(claim, Failure("no", max_attempts)) == Released(owned=False)
+        theirs = other.protocol.claim(ClaimRequest(KEY)).claim
+        assert other.protocol.complete_many([Completion(theirs)]) == [True]
+        assert checker.protocol.release(claim, Failure("no", max_attempts)) == Released(owned=False)
         assert attempts_of(store) is None
-        assert checker.desk.claim(ClaimRequest(KEY)).verdict is Verdict.DUPLICATE
+        assert checker.protocol.claim(ClaimRequest(KEY)).verdict is Verdict.DUPLICATE

@@ -194,19 +194,19 @@ def test_a_claim_that_does_not_wait_says_at_once_that_a_key_is_locked(sql_store)
     holder, checker = sql_store.transactional(), sql_store.leased()
 
     def ask(*names):
-        return checker.desk.claim_many([ClaimRequest(SPACE.key(name), waits=False) for name in names])
+        return checker.protocol.claim_many([ClaimRequest(SPACE.key(name), waits=False) for name in names])
 
-    held = holder.desk.claim(ClaimRequest(SPACE.key("held"))).claim
+    held = holder.protocol.claim(ClaimRequest(SPACE.key("held"))).claim
     try:
         began = time.monotonic()
         for number in range(10):
             with pytest.raises(StoreBusyError):
-                checker.desk.claim(ClaimRequest(SPACE.key("held"), waits=False))
+                checker.protocol.claim(ClaimRequest(SPACE.key("held"), waits=False))
             with pytest.raises(StoreBusyError):
                 ask("held", f"free {number}")
         assert time.monotonic() - began < 10
     finally:
-        holder.desk.release(held)
+        holder.protocol.release(held)
     assert all(decision.claim for decision in ask("held", "free 0"))
 
 
@@ -214,7 +214,7 @@ MINE = [SPACE.key(str(number)) for number in range(3)]
 
 
 def claimed(checker, keys):
-    decisions = checker.desk.claim_many([ClaimRequest(key) for key in keys])
+    decisions = checker.protocol.claim_many([ClaimRequest(key) for key in keys])
     assert {decision.verdict for decision in decisions} == {Verdict.ACQUIRED}
     return [decision.claim for decision in decisions]
 
@@ -230,14 +230,16 @@ def test_a_group_waits_for_no_other_key_of_a_small_table(sql_store, end, other):
     try:
         mine = claimed(checker, MINE)
         if end == "release":
-            assert all(each.owned for each in checker.desk.release_many([(claim, None) for claim in mine]))
+            assert all(
+                each.owned for each in checker.protocol.release_many([(claim, None) for claim in mine])
+            )
         elif end == "fail":
             failures = [(claim, Failure("no", 5)) for claim in mine]
-            assert all(each.owned for each in checker.desk.release_many(failures))
+            assert all(each.owned for each in checker.protocol.release_many(failures))
         else:
-            assert checker.desk.complete_many([Completion(claim) for claim in mine]) == [True] * 3
+            assert checker.protocol.complete_many([Completion(claim) for claim in mine]) == [True] * 3
         if end == "duplicates":
-            decisions = checker.desk.claim_many([ClaimRequest(key) for key in MINE])
+            decisions = checker.protocol.claim_many([ClaimRequest(key) for key in MINE])
             assert {decision.verdict for decision in decisions} == {Verdict.DUPLICATE}
     finally:
-        theirs.desk.abandon(held[0])
+        theirs.protocol.abandon(held[0])

@@ -30,7 +30,7 @@ def lapsed(store):
     """A key that a leased consumer that parks left behind."""
     checker = store.leased()
     park = ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
-    checker.desk.abandon(checker.desk.claim(park).claim)
+    checker.protocol.abandon(checker.protocol.claim(park).claim)
     store.age(3600)
 
 
@@ -63,27 +63,27 @@ def test_a_key_parked_in_a_group_stays_parked(store):
 def test_a_leased_claim_waits_a_moment_for_a_key_in_a_transaction(server):
     """And is then told to come again, however long the other handler takes."""
     holder = server.transactional()
-    claim = holder.desk.claim(ClaimRequest(KEY)).claim
+    claim = holder.protocol.claim(ClaimRequest(KEY)).claim
     checker = server.leased()
     began = time.monotonic()
-    decision = checker.desk.claim(ClaimRequest(KEY))
+    decision = checker.protocol.claim(ClaimRequest(KEY))
     assert time.monotonic() - began < 20
     assert decision.verdict is Verdict.IN_PROGRESS
     assert decision.retry_after_s > 0
-    assert holder.desk.complete(claim)
-    assert checker.desk.claim(ClaimRequest(KEY)).verdict is Verdict.DUPLICATE
+    assert holder.protocol.complete(claim)
+    assert checker.protocol.claim(ClaimRequest(KEY)).verdict is Verdict.DUPLICATE
 
 
 @pytest.mark.slow
 def test_a_leased_group_leaves_out_a_key_in_a_transaction(server):
     holder = server.transactional()
-    claim = holder.desk.claim(ClaimRequest(KEY)).claim
+    claim = holder.protocol.claim(ClaimRequest(KEY)).claim
     ran = []
     consumer = leased_consumer_of(server.leased(), lambda m: ran.append(m.id))
     results = consumer.process_many([message("0"), message("1")])
     assert [result.outcome.value for result in results] == ["processed", "in_progress"]
     assert ran == ["0"]
-    holder.desk.release(claim)
+    holder.protocol.release(claim)
 
 
 def test_the_applications_own_lock_timeout_stays(server):
@@ -92,7 +92,7 @@ def test_the_applications_own_lock_timeout_stays(server):
     with server.consumer_engine().connect() as connection:
         before = connection.exec_driver_sql(setting).scalar()
     leased = server.leased()
-    leased.desk.release(leased.desk.claim(ClaimRequest(KEY)).claim)
+    leased.protocol.release(leased.protocol.claim(ClaimRequest(KEY)).claim)
     seen = []
 
     def look(message, session: Session):

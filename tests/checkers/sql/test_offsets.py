@@ -199,10 +199,10 @@ def test_a_partition_that_another_transaction_moves_is_in_progress(sql_store):
         pytest.skip("one writer: the whole file is busy")
     shop = Shop(sql_store)
     shop.begin()
-    held = shop.checker.desk.claim(shop.consumer.binding.requests.of(message(0))).claim
+    held = shop.checker.protocol.claim(shop.consumer.binding.requests.of(message(0))).claim
     assert held is not None
     assert shop.run(message(0)) == ["in_progress"]
-    assert shop.checker.desk.complete(held)
+    assert shop.checker.protocol.complete(held)
     assert shop.run(message(0)) == ["duplicate"]
 
 

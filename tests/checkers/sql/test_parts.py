@@ -24,7 +24,7 @@ SPACE = KeySpace("orders", "billing")
 
 def claimed(checker, number):
     owner = new_owner()
-    decisions = checker.desk.claim_many([ClaimRequest(SPACE.key(str(i)), owner) for i in range(number)])
+    decisions = checker.protocol.claim_many([ClaimRequest(SPACE.key(str(i)), owner) for i in range(number)])
     return [decision.claim for decision in decisions]
 
 
@@ -66,9 +66,9 @@ def complete_or_release(sql_store, step, number):
     checker = sql_store.leased()
     claims = claimed(checker, number)
     if step == "complete":
-        assert all(checker.desk.complete_many([Completion(claim) for claim in claims]))
+        assert all(checker.protocol.complete_many([Completion(claim) for claim in claims]))
         assert not any(
-            checker.desk.complete_many(
+            checker.protocol.complete_many(
                 [
                     Completion(Claim(claims[0].key, owner=b"o" * 16)),
                     Completion(Claim(claims[-1].key, owner=b"o" * 16)),
@@ -77,7 +77,7 @@ def complete_or_release(sql_store, step, number):
         )
     else:
         assert all(
-            released.owned for released in checker.desk.release_many([(claim, None) for claim in claims])
+            released.owned for released in checker.protocol.release_many([(claim, None) for claim in claims])
         )
         assert [claim.fence > 0 for claim in claimed(checker, 2)] == [True, True]
 
@@ -86,8 +86,10 @@ def test_more_results_than_fit_one_packet(sql_store):
     checker = sql_store.leased()
     claims = claimed(checker, 25)
     results = [bytes([number]) * 900_000 for number in range(25)]
-    assert all(checker.desk.complete_many([Completion(c, r) for c, r in zip(claims, results, strict=True)]))
-    again = checker.desk.claim_many([ClaimRequest(claim.key) for claim in claims])
+    assert all(
+        checker.protocol.complete_many([Completion(c, r) for c, r in zip(claims, results, strict=True)])
+    )
+    again = checker.protocol.claim_many([ClaimRequest(claim.key) for claim in claims])
     assert [decision.result for decision in again] == results
 
 

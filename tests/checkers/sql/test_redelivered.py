@@ -79,7 +79,7 @@ def test_what_another_delivery_holds_stays_suspected(sql_store, died, together):
     other = sql_store.transactional()
     if died:
         assert not other.note_starts([KEY])
-    holder = other.desk.claim(ClaimRequest(KEY)).claim
+    holder = other.protocol.claim(ClaimRequest(KEY)).claim
     neighbours = [Message("orders", id=str(n), redelivered=True) for n in range(2, 5)] if together else []
     for _ in range(2):
         first, *others = (
@@ -89,7 +89,7 @@ def test_what_another_delivery_holds_stays_suspected(sql_store, died, together):
         assert {result.outcome for result in others} <= {Outcome.PROCESSED, Outcome.DUPLICATE}
         assert rows_of(sql_store) == 1
     attempts.clear()
-    other.desk.abandon(holder)
+    other.protocol.abandon(holder)
     assert consumer.process(AGAIN).outcome is Outcome.PROCESSED
     assert attempts == [1]  # it ran alone, and counted
     assert rows_of(sql_store) == 0
@@ -108,7 +108,7 @@ def test_what_another_delivery_holds_stops_nobody(sql_store):
     consumer = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=0.2), handle)
     other = sql_store.transactional()
     assert not other.note_starts([KEY])
-    holder = other.desk.claim(ClaimRequest(KEY)).claim
+    holder = other.protocol.claim(ClaimRequest(KEY)).claim
     long = threading.Thread(target=consumer.process, args=(Message("orders", id="long"),))
     long.start()
     assert running.wait(60)
@@ -116,7 +116,7 @@ def test_what_another_delivery_holds_stops_nobody(sql_store):
     assert long.is_alive()
     gate.set()
     long.join(60)
-    other.desk.abandon(holder)
+    other.protocol.abandon(holder)
 
 
 def test_redelivered_messages_run_in_one_group(sql_store):
@@ -234,8 +234,8 @@ def test_earlier_errors_are_kept_while_a_redelivery_runs(sql_store):
     assert consumer.process(AGAIN).outcome is Outcome.FAILED
     with pytest.raises(KeyboardInterrupt):
         consumer.process(AGAIN)
-    claim = checker.desk.claim(ClaimRequest(KEY)).claim
-    assert checker.desk.release(claim, Failure("second", 9)).attempts == 2
+    claim = checker.protocol.claim(ClaimRequest(KEY)).claim
+    assert checker.protocol.release(claim, Failure("second", 9)).attempts == 2
 
 
 @pytest.mark.parametrize("savepoints", [False, True])

@@ -78,7 +78,7 @@ class TransactionalLife(RuleBasedStateMachine):
 
     def teardown(self):
         for one in self.open:
-            self.checker.desk.release_many([(claim, None) for claim in one.claims.values()])
+            self.checker.protocol.release_many([(claim, None) for claim in one.claims.values()])
 
     @property
     def held(self):
@@ -95,7 +95,7 @@ class TransactionalLife(RuleBasedStateMachine):
         requests = [ClaimRequest(self.keys[number]) for number in numbers]
         is_held = bool(self.held.intersection(numbers))
         try:
-            decisions = self.checker.desk.claim_many(requests)
+            decisions = self.checker.protocol.claim_many(requests)
         except StoreBusyError:
             # InnoDB locks a duplicate too, until the transaction that saw it ends.
             assert is_held or not all(self.is_left_alone(number) for number in numbers)
@@ -120,9 +120,9 @@ class TransactionalLife(RuleBasedStateMachine):
         """The effect of each key, and who the server says this is."""
         argument, claim = self.checker.handler_argument, next(iter(claims.values()))
         if isinstance(self.checker, AwaitedChecker):
-            desk = self.checker.desk
-            connection = desk.call(argument, claim, AsyncConnection)
-            return desk.run(connection.run_sync(self.booked, claims, seen))
+            protocol = self.checker.protocol
+            connection = protocol.call(argument, claim, AsyncConnection)
+            return protocol.run(connection.run_sync(self.booked, claims, seen))
         return self.booked(argument(claim, sa.Connection), claims, seen)
 
     def booked(self, connection, claims, seen):
@@ -140,10 +140,10 @@ class TransactionalLife(RuleBasedStateMachine):
         completions = [Completion(claim) for claim in one.claims.values()]
         if one.is_dead:
             with pytest.raises((StoreError, DoomedTransactionError, sa.exc.DBAPIError)):
-                self.checker.desk.complete_many(completions)
-            self.checker.desk.release_many([(claim, None) for claim in one.claims.values()])
+                self.checker.protocol.complete_many(completions)
+            self.checker.protocol.release_many([(claim, None) for claim in one.claims.values()])
             return
-        assert self.checker.desk.complete_many(completions) == [True] * len(completions)
+        assert self.checker.protocol.complete_many(completions) == [True] * len(completions)
         for number in one.claims:
             self.rows[number] = Row(KeyStatus.DONE)
             self.place.booked[self.name(number)] = self.place.booked.get(self.name(number), 0) + 1
@@ -157,7 +157,7 @@ class TransactionalLife(RuleBasedStateMachine):
         free = [number for number in one.claims if number not in self.held and self.is_free(number)]
         if fails and len(free) < len(one.claims):
             failure = None
-        released = self.checker.desk.release_many([(claim, failure) for claim in one.claims.values()])
+        released = self.checker.protocol.release_many([(claim, failure) for claim in one.claims.values()])
         assert all(each.owned for each in released)
         if failure is None:
             return
@@ -188,11 +188,11 @@ class TransactionalLife(RuleBasedStateMachine):
         number = next(iter(one.claims))
         for _ in range(1000):
             try:
-                (decision,) = self.checker.desk.claim_many([ClaimRequest(self.keys[number])])
+                (decision,) = self.checker.protocol.claim_many([ClaimRequest(self.keys[number])])
             except StoreBusyError:
                 continue
             assert decision.verdict is Verdict.ACQUIRED, "what a lost connection has done was kept"
-            self.checker.desk.release(decision.claim)
+            self.checker.protocol.release(decision.claim)
             return
         raise AssertionError("the keys of a lost connection are held for ever")
 

@@ -145,9 +145,9 @@ def work(job: Job) -> None:
 
 def meeting(checker: AbstractIdempotentChecker, calls: int) -> AbstractIdempotentChecker:
     """Only statements for several keys pass crash points. One for a single key waits until all calls have arrived."""
-    hooks = checker.desk.hooks
+    hooks = checker.protocol.hooks
     crash_points(checker)
-    combiner, points = checker.combiner, cast("Any", checker.desk.hooks)
+    combiner, points = checker.combiner, cast("Any", checker.protocol.hooks)
     assert combiner is not None
 
     def after_all(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -238,7 +238,7 @@ class TestInAHandler:
         def handle(message, session: Session):
             outbox.send(session, note("1"))
             outbox.flush(session)
-            bared.append(session.connection().is_bared)
+            bared.append(session.connection().raw_connection_taken)
 
         consumer = consume(handle, sql_store.transactional())
         assert consumer.process(Message("orders", id="1")).outcome is Outcome.PROCESSED

@@ -103,9 +103,9 @@ def test_loops_of_two_threads_use_connections_of_their_own(store):
 def test_a_plain_thread_and_a_loop_use_the_same_checker(store, run):
     checker = store.transactional(store.async_engine())
     checker.ping()
-    claim = checker.desk.claim(ClaimRequest(SPACE.key("1"))).claim
+    claim = checker.protocol.claim(ClaimRequest(SPACE.key("1"))).claim
     assert run(book(checker, 2)) is Verdict.ACQUIRED
-    assert checker.desk.complete(claim)
+    assert checker.protocol.complete(claim)
     assert run(book(checker, 1)) is Verdict.DUPLICATE
     assert checker.garbage_collect() == 0
     assert {record.text.rpartition(":")[2] for record in checker.admin().list(_all())} == {"1", "2"}
@@ -122,7 +122,7 @@ def test_closing_a_checker_ends_its_thread_and_its_connections(store):
     before = opened(store)
     checker = store.transactional(store.async_engine())
     checker.ping()
-    checker.desk.release(checker.desk.claim(ClaimRequest(SPACE.key("1"))).claim)
+    checker.protocol.release(checker.protocol.claim(ClaimRequest(SPACE.key("1"))).claim)
     assert [thread for thread in threading.enumerate() if thread.name == "idempotent-sql"]
     checker.close()
     checker.close()

@@ -78,9 +78,9 @@ def moved(altered_sql_store):
 def held(consumer, checker, count=4):
     """Have several connections open: as many claims as that at once."""
     keys = KeySpace("warm", "up")
-    claims = [checker.desk.claim(ClaimRequest(keys.key(str(n)))).claim for n in range(count)]
+    claims = [checker.protocol.claim(ClaimRequest(keys.key(str(n)))).claim for n in range(count)]
     for claim in claims:
-        checker.desk.abandon(claim)
+        checker.protocol.abandon(claim)
 
 
 def codes_of(moved):
@@ -145,10 +145,10 @@ def test_leases_are_renewed(moved):
 def test_a_lease_does_not_wait_for_connections_that_handlers_hold(sql_store, kind):
     engine = sql_store.engine(pool_size=1, max_overflow=0, pool_timeout=0.5)
     checker = SqlChecker(engine, table=sql_store.table)
-    claim = checker.desk.claim(ClaimRequest(KeySpace("orders", "default").key("1"))).claim
+    claim = checker.protocol.claim(ClaimRequest(KeySpace("orders", "default").key("1"))).claim
     checker.store.connections.close()  # recycled, or killed
     with engine.connect():
         if kind == "renewal":
             assert checker._renew_many([claim]) == [True]
         else:
-            assert checker.desk.claim(ClaimRequest(KeySpace("orders", "default").key("2"))).claim
+            assert checker.protocol.claim(ClaimRequest(KeySpace("orders", "default").key("2"))).claim

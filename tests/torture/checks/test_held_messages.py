@@ -39,7 +39,7 @@ def test_it_is_written_although_the_process_dies_within_the_group(lines):
         raise Killed
 
     consumer = watched(checker, lines, handle)
-    checker.desk.claim(consumer.binding.requests.of(Message("orders", id="1")))
+    checker.protocol.claim(consumer.binding.requests.of(Message("orders", id="1")))
     lines.held.clear()
     with pytest.raises(Killed):
         consumer.process_many([Message("orders", id=number) for number in "12"])
@@ -59,7 +59,7 @@ def test_what_the_store_said_nothing_of_may_be_late(lines, group):
 def test_one_that_a_worker_processes_by_itself_may_be_late_too(lines):
     checker = MemoryChecker()
     consumer = watched(checker, lines)
-    checker.desk.claim(consumer.binding.requests.of(Message("orders", id="1")))
+    checker.protocol.claim(consumer.binding.requests.of(Message("orders", id="1")))
     lines.held.clear()
     consumer.process(Message("orders", id="1"))
     assert "1" in lines.held
@@ -78,7 +78,7 @@ def test_what_has_lapsed_may_not(lines):
     now = [1000.0]
     checker = MemoryChecker(lease_s=1, clock=lambda: now[0])
     consumer = watched(checker, lines)
-    checker.desk.claim(consumer.binding.requests.of(Message("orders", id="1")))
+    checker.protocol.claim(consumer.binding.requests.of(Message("orders", id="1")))
     lines.held.clear()
     now[0] += 5
     consumer.process_many([Message("orders", id=number) for number in "12"])

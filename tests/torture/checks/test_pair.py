@@ -56,7 +56,7 @@ def test_what_waits_for_a_lease_at_the_end_is_waited_for(rabbitmq_url, redis_url
     def send_it_again():
         if run.producer.finished and run.finished == run.traffic.begun and not sent:
             run.store.lose_keys(1.0, random.Random())
-            sent.append(checker.desk.claim(dead.binding.requests.of(copy)).verdict)
+            sent.append(checker.protocol.claim(dead.binding.requests.of(copy)).verdict)
             checker.close()  # which ends the renewal, and no lease
             adapter = adapter_from_url(rabbitmq_url)
             adapter.publish(copy)

@@ -81,7 +81,7 @@ def test_completions_that_the_store_does_not_record_are_retried_and_their_handle
     publish(broker, *IDS)
     with answering(crowd.checker, _complete=unreachable, _complete_many=unreachable):
         running = crowd.run(8)
-        until(lambda: crowd.checker.desk.unrecorded == 20)
+        until(lambda: crowd.checker.protocol.unrecorded == 20)
         assert not crowd.results
     summary = running.join().summary
     assert crowd.effects == Counter(IDS)
@@ -127,7 +127,7 @@ def test_a_locked_key_holds_up_no_other(
     running.join()
     assert crowd.effects == Counter([*IDS, "later"])
     assert set(crowd.settled) == {*IDS, "later"}
-    until(lambda: not crowd.checker.desk.unrecorded)
+    until(lambda: not crowd.checker.protocol.unrecorded)
     for name in crowd.effects:
         assert crowd.consumer.process(Message(SUBJECT, id=name)).outcome is Outcome.DUPLICATE
     assert not logged(caplog, "completion_lost")
@@ -138,7 +138,7 @@ def test_lapsed_keys_are_taken_over(shared_store: Store, broker: MemoryBroker) -
     for name in IDS[:5]:
         claim = crowd.checker.lone.claim(ClaimRequest(crowd.consumer.key_of(name))).claim
         assert claim is not None
-        crowd.checker.desk.abandon(claim)
+        crowd.checker.protocol.abandon(claim)
     shared_store.age(700.0)
     publish(broker, *IDS)
     assert crowd.run(8).join().summary[Outcome.PROCESSED] == 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from idempotent.admin import KeyAdmin
-from idempotent.checkers.sql.offsets.ledger import OffsetLedger
+from idempotent.checkers.sql.offsets.recorder import OffsetRecorder
 from idempotent.checkers.sql.transactional import InTransactions
 from idempotent.claims import Remembers
 from idempotent.errors import ConfigurationError
@@ -36,8 +36,8 @@ class OffsetChecker(InTransactions):
     """
 
     remembers = Remembers.POSITIONS
-    ledger_type = OffsetLedger
-    _ledger: OffsetLedger
+    recorder_type = OffsetRecorder
+    _recorder: OffsetRecorder
 
     def admin(self) -> KeyAdmin:
         """An OffsetChecker keeps no keys.
@@ -56,7 +56,7 @@ class OffsetChecker(InTransactions):
         Raises:
             StoreError: the database did not answer.
         """
-        return self.store.connections.run_atomically(self._ledger.offsets.begin, starts)
+        return self.store.connections.run_atomically(self._recorder.offsets.begin, starts)
 
     def skip(self, partition: Key, position: Position) -> bool:
         """Advance past a message that will not be processed, such as a dead letter whose copy is confirmed.
@@ -68,7 +68,7 @@ class OffsetChecker(InTransactions):
         """
         to, between = position.offset + 1, (position.expected, position.offset)
         return self.store.connections.run_atomically(
-            lambda driver: self._ledger.offsets.advance(
+            lambda driver: self._recorder.offsets.advance(
                 driver, partition, between, to, bytes(16), self.lock_timeout_s
             )
         )

@@ -55,4 +55,4 @@ def is_paused(adapter):
 
 
 def waiting(partition):
-    return [record.raw for lane in partition._lanes._lanes.values() for record in lane.waiting]
+    return [record.raw for lane in partition._queues._queues.values() for record in lane.waiting]

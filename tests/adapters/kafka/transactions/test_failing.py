@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from idempotent.adapters.copies import KEY_HEADER
-from idempotent.adapters.kafka.transactions import attempt as kafka_attempt
+from idempotent.adapters.kafka.transactions import open_transaction
 from idempotent.adapters.kafka.transactions.transactions import Transactions
 from idempotent.testing.adapter_contract import DEADLINE_S, until
 from tests.adapters.kafka.broker import Broker
@@ -84,7 +84,7 @@ def test_whatever_goes_wrong_with_a_transaction_nothing_is_lost_or_doubled(broke
     ],
 )
 def test_a_client_that_never_comes_to_an_end_is_replaced(broker, monkeypatch, step, happens):
-    monkeypatch.setattr(kafka_attempt, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(open_transaction, "_PATIENCE_S", 1.0)
     line = Line(broker)
     line.send(5)
     with line.opened(producer_config=TIMES_OUT) as adapter:
@@ -122,7 +122,7 @@ class Mute:
 
 @pytest.mark.slow
 def test_a_call_that_never_comes_back_is_given_up_with_its_client(broker, monkeypatch):
-    monkeypatch.setattr(kafka_attempt, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(open_transaction, "_PATIENCE_S", 1.0)
     line = Line(broker)
     line.send(5)
     with line.opened(producer_config=TIMES_OUT) as adapter:

@@ -45,7 +45,7 @@ def line_behind_a_proxy(broker, count, **options):
 @pytest.mark.slow
 def test_an_end_that_comes_late_ends_no_other_transaction(broker, caplog, monkeypatch):
     """Sometimes the client library never sends the request again; then the adapter has replaced its client anyway."""
-    monkeypatch.setattr("idempotent.adapters.kafka.transactions.attempt._PATIENCE_S", 4.0)
+    monkeypatch.setattr("idempotent.adapters.kafka.transactions.open_transaction._PATIENCE_S", 4.0)
     for _ in range(TRIES):
         caplog.clear()
         if was_sent_again(broker, caplog):

@@ -20,7 +20,7 @@ def test_a_group_commits_once_and_a_savepoint_undoes_one_handler(store, takes):
 
     async def main():
         call = checker.awaiting.call
-        decisions = await call(checker.desk.claim_many, [ClaimRequest(key(n)) for n in range(3)])
+        decisions = await call(checker.protocol.claim_many, [ClaimRequest(key(n)) for n in range(3)])
         claims = [decision.claim for decision in decisions]
         for number, claim in enumerate(claims):
             argument = await call(checker.handler_argument, claim, takes)
@@ -34,7 +34,7 @@ def test_a_group_commits_once_and_a_savepoint_undoes_one_handler(store, takes):
             else:
                 await call(savepoint.__exit__, None, None, None)
         done = [Completion(claim) for number, claim in enumerate(claims) if number != 1]
-        assert await call(checker.desk.complete_many, done) == [True, True]
+        assert await call(checker.protocol.complete_many, done) == [True, True]
 
     asyncio.run(main())
     assert store.booked() == {"0": 1, "2": 1}
@@ -75,7 +75,7 @@ def test_a_redelivered_message_is_counted_before_it_runs(store):
             claim = (await awaiting.claim(request)).claim
             decision = await awaiting.call(checker.count_start, request, claim, 2)
             if decision.claim is not None:
-                await awaiting.call(checker.desk.abandon, decision.claim)
+                await awaiting.call(checker.protocol.abandon, decision.claim)
         assert decision.verdict is Verdict.DEAD
 
     asyncio.run(main())

@@ -191,8 +191,8 @@ def test_a_claim_is_not_completed_on_another_event_loop(store):
     async def main():
         claim = (await checker.awaiting.claim(ClaimRequest(key(1)))).claim
         with pytest.raises(ConfigurationError, match="another event loop"):
-            await asyncio.to_thread(checker.desk.complete, claim)
-        await checker.awaiting.call(checker.desk.release, claim)
+            await asyncio.to_thread(checker.protocol.complete, claim)
+        await checker.awaiting.call(checker.protocol.release, claim)
 
     asyncio.run(main())
     assert keys(checker) == set()
@@ -205,7 +205,7 @@ def test_a_coroutine_that_is_closed_awaits_nothing(store):
         claim = (await checker.awaiting.claim(ClaimRequest(key(1)))).claim
         session = await checker.awaiting.call(checker.handler_argument, claim, AsyncSession)
         await booking(store, 1)(session)
-        checker.awaiting.later(checker.desk.release, claim)
+        checker.awaiting.later(checker.protocol.release, claim)
         assert "idempotent-sql" not in [thread.name for thread in threading.enumerate()], (
             "it asked the database"
         )

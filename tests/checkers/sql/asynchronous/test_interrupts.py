@@ -173,7 +173,7 @@ def test_a_cancelled_claim_that_waits_for_a_key_leaves_no_lock(store, run):
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert idle_of(checker) == 0
-        await checker.awaiting.call(checker.desk.release, first)
+        await checker.awaiting.call(checker.protocol.release, first)
         assert await process(checker, 1, booking(store, 1)) is Outcome.PROCESSED
 
     run(main())

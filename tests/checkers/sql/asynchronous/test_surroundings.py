@@ -33,7 +33,7 @@ def test_no_character_set_makes_a_key_or_its_error_unstorable(store, charset):
         for text in ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", FACE):
             request = ClaimRequest(SPACE.key(text))
             claim = (await awaiting.claim(request)).claim
-            released = await awaiting.call(checker.desk.release, claim, Failure(f"no {text}", 1))
+            released = await awaiting.call(checker.protocol.release, claim, Failure(f"no {text}", 1))
             assert released.dead
             dead = await awaiting.claim(request)
             assert dead.verdict is Verdict.DEAD
@@ -81,7 +81,7 @@ def test_asyncio_s_debug_mode_finds_nothing(store, caplog, leased):
 def test_a_forked_child_opens_connections_of_its_own(store):
     checker = store.transactional(store.async_engine())
     checker.ping()
-    claim = checker.desk.claim(ClaimRequest(key("parent"))).claim
+    claim = checker.protocol.claim(ClaimRequest(key("parent"))).claim
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads
         child = os.fork()
@@ -89,14 +89,14 @@ def test_a_forked_child_opens_connections_of_its_own(store):
         signal.alarm(30)
         ended = 1
         try:
-            checker.desk.complete(checker.desk.claim(ClaimRequest(key("by hand"))).claim)
+            checker.protocol.complete(checker.protocol.claim(ClaimRequest(key("by hand"))).claim)
             asyncio.run(process(checker, "in a loop", booking(store, "child")))
             ended = 0
         finally:
             os._exit(ended)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert checker.desk.complete(claim)
+    assert checker.protocol.complete(claim)
     assert store.booked() == {"child": 1}
     with store.admin_engine.connect() as connection:
         count = connection.execute(sa.text(f"SELECT COUNT(*) FROM {store.table}")).scalar_one()

@@ -1,4 +1,4 @@
-"""Turns: the works that wait for a handler, and which of them is next. Done: works that were processed."""
+"""HandlerQueue: the works that wait for a handler, and which of them is next. Done: works that were processed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from idempotent.consumer import AnyConsumer
 from idempotent.outcomes import Result
-from idempotent.worker.holds import Work
+from idempotent.worker.holds import InFlightDelivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class Done:
         crash: the error that ended them, and ends the worker.
     """
 
-    works: Sequence[Work]
+    works: Sequence[InFlightDelivery]
     results: Sequence[Result]
     crash: BaseException | None = None
 
 
-class Turns:
+class HandlerQueue:
     """Works that wait, by consumer. Not thread-safe: the caller holds a lock.
 
     `take` gives the works that have waited longest, up to `batch_size` of one consumer: single messages under light
@@ -39,14 +39,14 @@ class Turns:
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
-        self._waiting: dict[AnyConsumer, deque[Work]] = {}
+        self._waiting: dict[AnyConsumer, deque[InFlightDelivery]] = {}
         self._running: Counter[AnyConsumer] = Counter()
 
     def __bool__(self) -> bool:
         """Whether works wait, also those that may not run yet."""
         return bool(self._waiting)
 
-    def add(self, works: Sequence[Work]) -> None:
+    def add(self, works: Sequence[InFlightDelivery]) -> None:
         """Let these wait."""
         for work in works:
             waiting = self._waiting.get(work.consumer)
@@ -54,7 +54,7 @@ class Turns:
                 waiting = self._waiting[work.consumer] = deque()
             waiting.append(work)
 
-    def take(self) -> list[Work]:
+    def take(self) -> list[InFlightDelivery]:
         """The next batch, which now runs; empty: no work that waits may run now."""
         consumer = self._next()
         if consumer is None:
@@ -70,7 +70,7 @@ class Turns:
         """A batch of this consumer runs no longer."""
         self._running[consumer] -= 1
 
-    def clear(self) -> list[Work]:
+    def clear(self) -> list[InFlightDelivery]:
         """Remove and return all works that wait."""
         works = [work for waiting in self._waiting.values() for work in waiting]
         self._waiting.clear()

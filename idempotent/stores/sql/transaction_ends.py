@@ -33,7 +33,7 @@ _HIDING: Final = {
 _LONGEST_KEPT: Final = 2000
 
 
-class Ends(Enum):
+class TransactionEnd(Enum):
     """What a statement does to its transaction."""
 
     NOT = auto()
@@ -42,17 +42,17 @@ class Ends(Enum):
     ALWAYS = auto()
 
 
-def ends(dialect: str, statement: str) -> Ends:
+def classify_transaction_end(dialect: str, statement: str) -> TransactionEnd:
     """Whether a statement ends the transaction in the database of this dialect."""
     # Applications send the same few statements again and again.
     return _known(dialect, statement) if len(statement) <= _LONGEST_KEPT else _ends(dialect, statement)
 
 
-def _ends(dialect: str, statement: str) -> Ends:
+def _ends(dialect: str, statement: str) -> TransactionEnd:
     if _ENDING[dialect].match(statement):
-        return Ends.ALWAYS
+        return TransactionEnd.ALWAYS
     hiding = _HIDING.get(dialect)
-    return Ends.PERHAPS if hiding is not None and hiding.search(statement) else Ends.NOT
+    return TransactionEnd.PERHAPS if hiding is not None and hiding.search(statement) else TransactionEnd.NOT
 
 
 _known: Final = lru_cache(maxsize=1024)(_ends)

@@ -1,4 +1,4 @@
-"""Ledger: records claims in the transaction of the handlers' effects. KeyLedger records keys."""
+"""ClaimRecorder: records claims in the transaction of the handlers' effects. KeyRecorder records keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from idempotent.checkers.sql.claiming import ClaimMode
-from idempotent.checkers.sql.failures import FailureTable, Note
+from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.keytable import KeyTable, key_hash
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
@@ -23,7 +23,7 @@ log = EventLog(__name__)
 _ESCAPED: Final = "effect unknown: the handler itself ended its transaction; look, then resolve the key"
 
 
-class Ledger(ABC):
+class ClaimRecorder(ABC):
     """Records claims in one database, so that each message takes effect once.
 
     Each method takes a driver connection: that of the handlers' transaction, or another one, in autocommit or in a
@@ -73,15 +73,18 @@ class Ledger(ABC):
         """Those of these claims that this connection sees stored with their owners."""
 
     @abstractmethod
-    def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
+    def mark_committed_dead(self, driver: DriverConnection, claim: Claim) -> Released:
         """Make a claim DEAD for a person to resolve: its handler ended the transaction itself. Needs a transaction."""
 
     @abstractmethod
-    def note_failure(self, driver: DriverConnection, note: Note) -> Released:
-        """Count an attempt at a claim that was rolled back; if it was the last, `bury` follows. Needs a transaction."""
+    def record_failure(self, driver: DriverConnection, failed: FailedAttempt) -> Released:
+        """Count an attempt at a claim that was rolled back. Needs a transaction.
+
+        If it was the last one, `mark_free_key_dead` follows.
+        """
 
     @abstractmethod
-    def hold(self, driver: DriverConnection, note: Note) -> None:
+    def hold(self, driver: DriverConnection, failed: FailedAttempt) -> None:
         """Let nobody claim the key of a noted failure before its backoff is over, if it is free. Needs a transaction.
 
         Raises:
@@ -89,7 +92,7 @@ class Ledger(ABC):
         """
 
     @abstractmethod
-    def bury(self, driver: DriverConnection, claim: Claim) -> None:
+    def mark_free_key_dead(self, driver: DriverConnection, claim: Claim) -> None:
         """Make the key of a failed claim DEAD, if it is free. Needs a transaction.
 
         Raises:
@@ -105,7 +108,7 @@ class Ledger(ABC):
         """Delete at most `limit` expired records. Returns how many keys were deleted."""
 
 
-class KeyLedger(Ledger):
+class KeyRecorder(ClaimRecorder):
     """One row for each message, in the key table."""
 
     @cached_property
@@ -135,18 +138,18 @@ class KeyLedger(Ledger):
         owners = {(hashed, owner) for hashed, owner, _ in found}
         return {claim for claim in claims if (key_hash(claim), claim.owner) in owners}
 
-    def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
+    def mark_committed_dead(self, driver: DriverConnection, claim: Claim) -> Released:
         log.error("transaction_escaped", extra=about_key(claim.key))
-        return self._keys.condemn(driver, claim, _ESCAPED)
+        return self._keys.mark_committed_dead(driver, claim, _ESCAPED)
 
-    def note_failure(self, driver: DriverConnection, note: Note) -> Released:
-        return self._keys.fail_free(driver, note)
+    def record_failure(self, driver: DriverConnection, failed: FailedAttempt) -> Released:
+        return self._keys.fail_free(driver, failed)
 
-    def hold(self, driver: DriverConnection, note: Note) -> None:
-        self._keys.hold(driver, note)
+    def hold(self, driver: DriverConnection, failed: FailedAttempt) -> None:
+        self._keys.hold(driver, failed)
 
-    def bury(self, driver: DriverConnection, claim: Claim) -> None:
-        self._keys.bury(driver, claim)
+    def mark_free_key_dead(self, driver: DriverConnection, claim: Claim) -> None:
+        self._keys.mark_free_key_dead(driver, claim)
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
         self._keys.forget(driver, claim)

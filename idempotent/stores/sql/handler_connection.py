@@ -1,4 +1,4 @@
-"""LentConnection: an SQLAlchemy connection that one message, or one group, may use."""
+"""HandlerConnection: an SQLAlchemy connection that one message, or one group, may use."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from sqlalchemy import Connection, Dialect
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, PoolResetState
 
 
-class LentConnection(Connection):
+class HandlerConnection(Connection):
     """A connection that is lent many times: each time as an object of its own, which ends with the loan.
 
     A handler may keep the object, or a Session on it, and may change its execution options. The next message must
     not notice.
 
     Attributes:
-        is_bared: `connection` was asked for, the way to the driver's connection and to cursors that are not watched.
+        raw_connection_taken: `connection` was asked for, the way to the driver's connection and to cursors that are
+            not watched.
     """
 
-    is_bared = False
+    raw_connection_taken = False
 
     @property
     def connection(self) -> PoolProxiedConnection:
         """The connection of the pool, as SQLAlchemy documents it."""
-        self.is_bared = True
+        self.raw_connection_taken = True
         return cast("PoolProxiedConnection", _WithDriver(super().connection, self.dialect))
 
     @property
@@ -37,13 +38,13 @@ class LentConnection(Connection):
         connection = self._dbapi_connection
         return super().info if connection is None else connection.info
 
-    def lend(self) -> LentConnection:
+    def lend(self) -> HandlerConnection:
         """A new object over the same driver connection, as the engine made it."""
-        lent = LentConnection.__new__(LentConnection)
+        lent = HandlerConnection.__new__(HandlerConnection)
         lent.__dict__.update(self.__dict__)  # as copy.copy(), in a third of the time
         return lent
 
-    def restore_options(self, lender: LentConnection) -> None:
+    def restore_options(self, lender: HandlerConnection) -> None:
         """Undo `execution_options()`, which changes a connection for good."""
         self._execution_options = lender._execution_options
 
@@ -56,7 +57,7 @@ def driver_of(connection: Connection) -> Any:
     """The driver's connection behind one of SQLAlchemy's, for the library's own use."""
     return (
         connection.driver
-        if isinstance(connection, LentConnection)
+        if isinstance(connection, HandlerConnection)
         else connection.connection.driver_connection
     )
 
@@ -92,7 +93,7 @@ class _Entry(ConnectionPoolEntry):
         return self._info
 
 
-def check_in(lender: LentConnection) -> None:
+def check_in(lender: HandlerConnection) -> None:
     """Reset a connection between two messages as its engine's pool would: fire the `reset` and `checkin` events.
 
     Costs nothing without listeners. Exceptions of the listeners pass through.
@@ -108,7 +109,7 @@ def check_in(lender: LentConnection) -> None:
         events.checkin(raw, entry)
 
 
-def check_out(lender: LentConnection) -> None:
+def check_out(lender: HandlerConnection) -> None:
     """Fire the `checkout` event of the engine's pool, as for a connection that is taken from the pool."""
     events = lender.engine.pool.dispatch
     if events.checkout:

@@ -1,4 +1,4 @@
-"""Sparse: lets a log line through once a minute, with the number of those it kept back."""
+"""LogThrottle: lets a log line through once a minute, with the number of those it kept back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from idempotent.forks import free_in_child
 _EVERY_S: Final = 60.0
 
 
-class Sparse:
+class LogThrottle:
     """Decides about one kind of event that can happen a thousand times a second. Thread-safe.
 
     Args:

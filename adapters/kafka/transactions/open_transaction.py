@@ -1,4 +1,4 @@
-"""Attempt: one Kafka transaction in progress."""
+"""OpenTransaction: one Kafka transaction in progress."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Refusal:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class OpenTransaction:
     """One Kafka transaction in progress.
 
     Attributes:
@@ -86,7 +86,7 @@ class Attempt:
     _since: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, marks: Mapping[Partition, int], most: int) -> Attempt:
+    def of(cls, marks: Mapping[Partition, int], most: int) -> OpenTransaction:
         """A transaction for these marks, reduced to the outputs of at most `most` messages."""
         portion: dict[Partition, int] = {}
         unsent: deque[_Unsent] = deque()

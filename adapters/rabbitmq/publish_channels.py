@@ -1,4 +1,4 @@
-"""Lane: the parcels for one destination, sent one after the other on a channel of their own."""
+"""PublishChannel: the batches for one destination, sent one after the other on a channel of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from idempotent.adapters.rabbitmq.client import pika, pika_errors
-from idempotent.adapters.rabbitmq.topology import Place, created_with, say_deleted
+from idempotent.adapters.rabbitmq.topology import QueueDeclaration, created_with, say_deleted
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
 
@@ -32,24 +32,24 @@ class TooLargeError(NotTakenError):
 class Item:
     """One message to publish."""
 
-    place: Place
+    place: QueueDeclaration
     body: bytes
     properties: Any
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class PublishBatch:
     """Messages that are published together.
 
     Attributes:
         items: the messages.
         repeat: send them again when the connection is lost before the broker has confirmed them.
         wanted: called before the messages are sent; False: they are not sent any more.
-        copy: the sender's object for this parcel.
+        copy: the sender's object for this batch.
         pending: the places of the items to which the broker has not answered.
         refused: the places of the items that the broker refused, and why.
         lost: why there will be no answer to the pending ones.
-        done: set when the parcel is finished.
+        done: set when the batch is finished.
     """
 
     items: Sequence[Item]
@@ -66,7 +66,7 @@ class Parcel:
 
     @property
     def error(self) -> AdapterError | None:
-        """Why the broker has not confirmed all of them; None: it has. Valid once the parcel is finished."""
+        """Why the broker has not confirmed all of them; None: it has. Valid once the batch is finished."""
         return next(iter(self.refused.values()), self.lost)
 
     def refuse(self, place: int, error: NotTakenError) -> None:
@@ -75,21 +75,21 @@ class Parcel:
         self.refused[place] = error
 
 
-class Lane:
-    """One destination's channel. A destination that does not answer stops its own lane, and no other.
+class PublishChannel:
+    """One destination's channel. A destination that does not answer stops its own channel, and no other.
 
-    One parcel at a time is out, so a refusal or a return belongs to it. The broker refuses some messages by closing the
+    One batch at a time is out, so a refusal or a return belongs to it. The broker refuses some messages by closing the
     channel, and then forgets those behind them. All without an answer are sent again, one by one, to find out which of
     them it refuses; one that it had taken is repeated. All methods run in the publisher's thread.
 
     Args:
-        finished: called with each parcel that is confirmed, refused or not wanted any more.
+        finished: called with each batch that is confirmed, refused or not wanted any more.
     """
 
-    def __init__(self, finished: Callable[[Parcel], None]) -> None:
+    def __init__(self, finished: Callable[[PublishBatch], None]) -> None:
         self._finished = finished
-        self._waiting: deque[Parcel] = deque()
-        self._parcel: Parcel | None = None
+        self._waiting: deque[PublishBatch] = deque()
+        self._batch: PublishBatch | None = None
         self._connection: Any = None
         self._channel: Any = None
         self._tag = 0
@@ -101,9 +101,9 @@ class Lane:
         """The queues that have taken a message."""
         self._one_by_one = False
 
-    def add(self, parcel: Parcel) -> None:
-        """Send a parcel after those that wait."""
-        self._waiting.append(parcel)
+    def add(self, batch: PublishBatch) -> None:
+        """Send a batch after those that wait."""
+        self._waiting.append(batch)
         self._next()
 
     def connected(self, connection: Any) -> None:
@@ -115,42 +115,42 @@ class Lane:
         """The connection is lost, and with it the answers. Parcels that may be repeated wait for the next one."""
         self._connection = self._channel = None
         self._open.clear()
-        parcels = [*([self._parcel] if self._parcel else []), *self._waiting]
-        self._parcel = None
+        batches = [*([self._batch] if self._batch else []), *self._waiting]
+        self._batch = None
         self._waiting.clear()
-        for parcel in parcels:
-            if parcel.repeat:
-                self._waiting.append(parcel)
+        for batch in batches:
+            if batch.repeat:
+                self._waiting.append(batch)
             else:
-                parcel.lost = error
-                self._finished(parcel)
+                batch.lost = error
+                self._finished(batch)
 
     # Private
 
     def _next(self) -> None:
-        while self._parcel is None and self._waiting and self._connection and self._connection.is_open:
-            parcel = self._waiting.popleft()
-            if not parcel.wanted():
-                self._finished(parcel)
+        while self._batch is None and self._waiting and self._connection and self._connection.is_open:
+            batch = self._waiting.popleft()
+            if not batch.wanted():
+                self._finished(batch)
                 continue
-            self._parcel = parcel
+            self._batch = batch
             self._declared.clear()
             self._one_by_one = False
-            self._go_on(parcel)
+            self._go_on(batch)
 
-    def _go_on(self, parcel: Parcel) -> None:
+    def _go_on(self, batch: PublishBatch) -> None:
         """Send what is pending, or end."""
-        if not parcel.pending:
-            self._parcel = None
-            self._finished(parcel)
+        if not batch.pending:
+            self._batch = None
+            self._finished(batch)
             self._next()
         elif self._channel is None:
             if self._connection is None or not self._connection.is_open:
                 return  # `lost` follows
             self._connection.channel(on_open_callback=self._on_channel)
         else:
-            places = sorted(parcel.pending)
-            self._send(parcel, places[:1] if self._one_by_one else places)
+            places = sorted(batch.pending)
+            self._send(batch, places[:1] if self._one_by_one else places)
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel
@@ -160,10 +160,10 @@ class Lane:
         channel.confirm_delivery(self._on_confirm, callback=lambda _: self._on_ready(channel))
 
     def _on_ready(self, channel: Any) -> None:
-        if channel is self._channel and self._parcel is not None:
-            self._go_on(self._parcel)
+        if channel is self._channel and self._batch is not None:
+            self._go_on(self._batch)
 
-    def _send(self, parcel: Parcel, places: Sequence[int]) -> None:
+    def _send(self, batch: PublishBatch, places: Sequence[int]) -> None:
         self._returned.clear()
         channel = self._channel
         self._open = dict(zip(range(self._tag + 1, self._tag + len(places) + 1), places, strict=True))
@@ -171,7 +171,7 @@ class Lane:
         for place in places:
             if not channel.is_open:
                 return
-            item = parcel.items[place]
+            item = batch.items[place]
             channel.basic_publish("", item.place.queue, item.body, item.properties, mandatory=True)
 
     def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
@@ -190,43 +190,43 @@ class Lane:
         self._returned.update([next(same, similar[0])] if similar else [])
 
     def _on_confirm(self, frame: Any) -> None:
-        method, parcel = frame.method, self._parcel
+        method, batch = frame.method, self._batch
         tag = method.delivery_tag
         if method.multiple:
             tags = list(takewhile(lambda each: each <= tag, self._open))
         else:
             tags = [tag] if tag in self._open else []
-        if parcel is None or not tags:
+        if batch is None or not tags:
             return
         for each in tags:
             place = self._open.pop(each)
             if isinstance(method, pika.spec.Basic.Nack):
-                queue = parcel.items[place].place.queue
-                parcel.refuse(
+                queue = batch.items[place].place.queue
+                batch.refuse(
                     place, NotTakenError(f"queue {queue!r} refuses it; is it full, or without a majority?")
                 )
             elif place not in self._returned:
-                parcel.pending.discard(place)
-                self._known.add(parcel.items[place].place.queue)
+                batch.pending.discard(place)
+                self._known.add(batch.items[place].place.queue)
         if self._open:
             return
         if self._returned:
-            self._create(parcel)
+            self._create(batch)
         else:
-            self._go_on(parcel)
+            self._go_on(batch)
 
-    def _create(self, parcel: Parcel) -> None:
+    def _create(self, batch: PublishBatch) -> None:
         """Create the queues that turned out to be missing, then send to them what the broker returned."""
-        missing: dict[str, Place] = {}
-        for place in sorted(self._returned & parcel.pending):
-            target = parcel.items[place].place
+        missing: dict[str, QueueDeclaration] = {}
+        for place in sorted(self._returned & batch.pending):
+            target = batch.items[place].place
             if target.queue in self._declared or target.arguments is None:
-                parcel.refuse(place, NotTakenError(f"queue {target.queue!r} does not exist"))
+                batch.refuse(place, NotTakenError(f"queue {target.queue!r} does not exist"))
             else:
                 missing[target.queue] = target
-        self._declare(list(missing.values()), lambda: self._go_on(parcel))
+        self._declare(list(missing.values()), lambda: self._go_on(batch))
 
-    def _declare(self, places: Sequence[Place], then: Callable[[], None]) -> None:
+    def _declare(self, places: Sequence[QueueDeclaration], then: Callable[[], None]) -> None:
         if not places:
             then()
             return
@@ -241,7 +241,7 @@ class Lane:
             callback=lambda _: self._created(place.queue, rest, then),
         )
 
-    def _created(self, queue: str, rest: Sequence[Place], then: Callable[[], None]) -> None:
+    def _created(self, queue: str, rest: Sequence[QueueDeclaration], then: Callable[[], None]) -> None:
         log.info("queue_created", extra={"queue": queue})
         self._declare(rest, then)
 
@@ -252,16 +252,16 @@ class Lane:
         if not isinstance(reason, pika_errors.ChannelClosedByBroker):
             return  # the connection is lost, and says so itself
         self._open.clear()
-        parcel = self._parcel
-        if parcel is None:
+        batch = self._batch
+        if batch is None:
             return
-        if self._one_by_one or len(parcel.pending) == 1:
+        if self._one_by_one or len(batch.pending) == 1:
             text = reason.reply_text
             kind = TooLargeError if _MAX_MESSAGE_SIZE in text else NotTakenError
-            parcel.refuse(min(parcel.pending), kind(f"the broker refuses it: {text}"))
+            batch.refuse(min(batch.pending), kind(f"the broker refuses it: {text}"))
         self._one_by_one = True
         self._declared.clear()
-        self._go_on(parcel)
+        self._go_on(batch)
 
     def _items(self) -> Sequence[Item]:
-        return self._parcel.items if self._parcel is not None else ()
+        return self._batch.items if self._batch is not None else ()

@@ -1,4 +1,4 @@
-"""OffsetLedger: records the next offset of each partition in the transaction of the effects."""
+"""OffsetRecorder: records the next offset of each partition in the transaction of the effects."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Final
 
-from idempotent.checkers.sql.failures import FailureTable, Note
-from idempotent.checkers.sql.ledgers import Ledger
+from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
+from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.statements import limited_update
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Released, Verdict
 from idempotent.errors import ConfigurationError, StoreError
@@ -27,7 +27,7 @@ _WAIT: Final = Decision(
 )
 
 
-class OffsetLedger(Ledger):
+class OffsetRecorder(ClaimRecorder):
     """One row for each partition, in a table that belongs to the key table."""
 
     can_forget = False
@@ -93,20 +93,20 @@ class OffsetLedger(Ledger):
     def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
         return set(claims) if self.are_stored(driver, claims) else set()
 
-    def condemn(self, driver: DriverConnection, claim: Claim) -> Released:
+    def mark_committed_dead(self, driver: DriverConnection, claim: Claim) -> Released:
         # The commit has advanced the offset, and no stored key could wait for a person.
         del driver
         log.error("transaction_escaped", extra=about_key(claim.key))
         return Released(owned=True, dead=True)
 
-    def note_failure(self, driver: DriverConnection, note: Note) -> Released:
-        self.failures.count(driver, note)
-        return note.released
+    def record_failure(self, driver: DriverConnection, failed: FailedAttempt) -> Released:
+        self.failures.count(driver, failed)
+        return failed.released
 
-    def hold(self, driver: DriverConnection, note: Note) -> None:
+    def hold(self, driver: DriverConnection, failed: FailedAttempt) -> None:
         """Do nothing: one process at a time has the partition, and waits before it runs the message again."""
 
-    def bury(self, driver: DriverConnection, claim: Claim) -> None:
+    def mark_free_key_dead(self, driver: DriverConnection, claim: Claim) -> None:
         """Do nothing: an offset has no state; the adapter dead-letters the message and advances past it."""
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:

@@ -1,4 +1,4 @@
-"""ClaimDesk: the claim protocol around a checker's hooks: leases, lapses and unrecorded steps."""
+"""ClaimProtocol: the claim protocol around a checker's hooks: leases, lapses and unrecorded steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 
-class ClaimDesk:
+class ClaimProtocol:
     """Claims, completes and releases the keys of one checker for its consumers.
 
     Args:
@@ -62,7 +62,7 @@ class ClaimDesk:
             decision = self.hooks._claim(request)
             if type(decision) is not Decision:
                 decision = _checked(decision, Decision, "_claim")
-            if decision.alone and request.max_attempts is not None:
+            if decision.lapse_counts and request.max_attempts is not None:
                 decision = self._lapse_counted(decision, request.max_attempts)
         except IdempotentError:
             raise

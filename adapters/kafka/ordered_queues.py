@@ -1,4 +1,4 @@
-"""Lanes: which message of a partition is delivered next."""
+"""OrderedQueues: which message of a partition is delivered next."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Lane:
     """When the current offer is due; None without one."""
 
 
-class Lanes:
+class OrderedQueues:
     """The waiting messages, each in its lane, first in, first out.
 
     The first message of a lane blocks those behind it until it is due, so a failed message keeps its place. Not
@@ -63,16 +63,16 @@ class Lanes:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._queues: dict[Hashable, _Lane] = {}
         # (due, tie, lane, number of the offer); an offer is outdated unless it is its lane's last one.
         self._offers: list[tuple[float, int, _Lane, int]] = []
         self._ties = itertools.count()
 
     def add(self, record: Record) -> None:
         """Add a new message at the end of its lane."""
-        lane = self._lanes.get(record.lane)
+        lane = self._queues.get(record.lane)
         if lane is None:
-            lane = self._lanes[record.lane] = _Lane()
+            lane = self._queues[record.lane] = _Lane()
         lane.waiting.append(record)
         if len(lane.waiting) == 1:
             self._offer(lane)
@@ -95,18 +95,18 @@ class Lanes:
 
     def finish(self, record: Record) -> None:
         """Remove a taken message."""
-        lane = self._lanes[record.lane]
+        lane = self._queues[record.lane]
         lane.out -= 1
         if lane.waiting:
             if lane.offered != lane.waiting[0].due:  # most lanes have their offer already
                 self._offer(lane)
         elif not lane.out:
-            del self._lanes[record.lane]
+            del self._queues[record.lane]
 
     def retry_at(self, record: Record, due: float) -> None:
         """Return a taken message to its place; it may be taken again when it is `due`."""
         record.due = due
-        lane = self._lanes[record.lane]
+        lane = self._queues[record.lane]
         lane.out -= 1
         place = sum(1 for _ in itertools.takewhile(lambda other: other.offset < record.offset, lane.waiting))
         lane.waiting.insert(place, record)

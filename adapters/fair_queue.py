@@ -1,4 +1,4 @@
-"""Turns: arrived messages that wait for room, by subject."""
+"""FairQueue: arrived messages that wait for room, by subject."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """First in, first out within a subject; the subjects take turns, so that a slow one does not delay the others."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Losses: messages whose copies cost the connection, and when to try the next copy."""
+"""CopyBackoff: messages whose copies cost the connection, and when to try the next copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=600.0)
 _MOST: Final = 10_000
 
 
-class Losses:
+class CopyBackoff:
     """Waits between attempts to copy a message whose earlier copies cost the connection.
 
     ActiveMQ ends the connection over a frame larger than its `maxFrameSize`, mostly without a reason, and a copy is

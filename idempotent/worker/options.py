@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
 from idempotent.adapters.base import Adapter
-from idempotent.choices import function
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, MessageError
 from idempotent.keys import consumer_named
@@ -16,6 +15,7 @@ from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import OnExpiredLease
 from idempotent.registry import Registry
+from idempotent.validation import function
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter
