@@ -76,5 +76,5 @@ def _delivery(row):
 
 
 def _verdict(row):
-    details = {"lapsed": row.lapsed, "its lapse is an attempt": row.alone, "held": row.held}
+    details = {"lapsed": row.lapsed, "its lapse is an attempt": row.lapse_counts, "held": row.held}
     return ", ".join([f"`{row.verdict.name}`", *(name for name, holds in details.items() if holds)])

@@ -31,7 +31,7 @@ async def of_connection(message, connection: AsyncConnection): ...
     ],
 )
 def test_an_async_handler_takes_the_asynchronous_forms(function, kind):
-    assert handler_of(function, batch=False).takes is kind
+    assert handler_of(function, batch=False).session_type is kind
 
 
 async def of_sync(message, session: Session): ...

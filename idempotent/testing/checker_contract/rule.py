@@ -63,7 +63,7 @@ class Row:
         last_attempt: a lapse uses up the request's `max_attempts`. Only a key that is asked for alone is counted.
         verdict: the answer.
         lapsed: `Decision.lapsed`; None: either.
-        alone: `Decision.alone`; None: either.
+        lapse_counts: `Decision.lapse_counts`; None: either.
         held: `Decision.held`.
         after: the key after the answer.
     """
@@ -78,7 +78,7 @@ class Row:
     last_attempt: bool | None = None
     verdict: Verdict
     lapsed: bool | None = False
-    alone: bool | None = False
+    lapse_counts: bool | None = False
     held: bool = False
     after: After = After.UNCHANGED
 
@@ -108,9 +108,9 @@ _ACQUIRED, _TAKE_OVER = Verdict.ACQUIRED, Lapsed.TAKE_OVER
 # The first row that matches decides.
 RULE: Final = (
     Row(_FREE, verdict=_ACQUIRED, after=After.CLAIMED),
-    Row(_CLAIMED, mine=True, taken_over=True, verdict=_ACQUIRED, lapsed=True, alone=None),
+    Row(_CLAIMED, mine=True, taken_over=True, verdict=_ACQUIRED, lapsed=True, lapse_counts=None),
     Row(_CLAIMED, mine=True, verdict=_ACQUIRED),
-    Row(_FINAL, mine=True, verdict=_ACQUIRED, lapsed=None, alone=None),
+    Row(_FINAL, mine=True, verdict=_ACQUIRED, lapsed=None, lapse_counts=None),
     Row(_DONE, verdict=Verdict.DUPLICATE),
     Row(_DEAD, verdict=Verdict.DEAD),
     Row(_BACKOFF, verdict=Verdict.IN_PROGRESS, held=True),
@@ -120,7 +120,9 @@ RULE: Final = (
     Row(_LAPSED, on_lapsed=Lapsed.PARK, verdict=Verdict.DEAD, after=After.PARKED),
     Row(_LAPSED, in_group=True, on_lapsed=_TAKE_OVER, verdict=_ACQUIRED, lapsed=True, after=After.CLAIMED),
     Row(_LAPSED, on_lapsed=_TAKE_OVER, last_attempt=True, verdict=Verdict.DEAD, after=After.SPENT),
-    Row(_LAPSED, on_lapsed=_TAKE_OVER, verdict=_ACQUIRED, lapsed=True, alone=True, after=After.CLAIMED),
+    Row(
+        _LAPSED, on_lapsed=_TAKE_OVER, verdict=_ACQUIRED, lapsed=True, lapse_counts=True, after=After.CLAIMED
+    ),
 )
 
 
@@ -154,13 +156,13 @@ def faults_of(decision: Decision, stored: StoredKey | None, request: ClaimReques
     expected = {
         "verdict": row.verdict,
         "lapsed": row.lapsed,
-        "alone": row.alone,
+        "lapse_counts": row.lapse_counts,
         "held": row.held,
         "fingerprint": told and told.fingerprint,
         "result": told.result if told and row.verdict is Verdict.DUPLICATE else None,
         "reason": _reason(row, told),
     }
-    either = {name for name in ("lapsed", "alone") if expected[name] is None}
+    either = {name for name in ("lapsed", "lapse_counts") if expected[name] is None}
     given = {name: getattr(decision, name) for name in expected}
     faults = [
         f"{name} is {given[name]!r}, not {expected[name]!r}"

@@ -137,7 +137,7 @@ def test_a_key_that_may_still_be_rolled_back_is_not_taken_for_committed(sql_stor
     def look(message, session):
         levels.append(session.connection().get_isolation_level())
         seen.append(keys(checker))
-        (claim,) = checker.store.connections.run(checker._ledger.stored, [current_claim()]) or {None}
+        (claim,) = checker.store.connections.run(checker._recorder.stored, [current_claim()]) or {None}
         seen.append(claim)
 
     assert consumer_of(sql_store, checker, look).process(messages("1")[0]).outcome is Outcome.PROCESSED
