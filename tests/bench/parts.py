@@ -16,7 +16,7 @@ from tests.bench.crowd import contenders as crowds
 from tests.bench.crowd import working
 from tests.bench.crowd.calls import rounds_of
 from tests.bench.figures import Figure, Figures, What
-from tests.bench.outbox import relaying, sending
+from tests.bench.outbox import peer, relaying, sending
 from tests.bench.outbox.names import WAITING
 from tests.bench.spark_dedup import spark_figures
 from tests.support.services import PrivateServer
@@ -146,8 +146,12 @@ def _crowd_over(broker: str) -> Part:
     return measure
 
 
-def _outbox(where: str, start: Callable[[], PrivateServer]) -> Part:
-    """An outbox in one database, and relays to two brokers."""
+def _outbox(
+    where: str,
+    start: Callable[[], PrivateServer],
+    *others: Callable[[str, brokers.Place], relaying.RelayContender],
+) -> Part:
+    """An outbox in one database, and relays to two brokers: ours and others."""
 
     def measure(figures: Figures, effort: Effort, on_step: OnStep) -> None:
         with closing(_started(start(), on_step)) as server:
@@ -164,7 +168,7 @@ def _outbox(where: str, start: Callable[[], PrivateServer]) -> Part:
                     continue
                 on_step(f"start {broker}")
                 with brokers.open_place(broker, effort.messages) as place:
-                    to = where, server.url, broker, place
+                    to = where, broker, place, [one(server.url, place) for one in (relaying.ours, *others)]
                     figures.all += relaying.relayed(*to, _ROUNDS_END_TO_END, on_step)
                     figures.all += relaying.idle(*to, _IDLE_MESSAGES, on_step)
             on_step(f"{where}: reads")
@@ -226,7 +230,7 @@ PARTS: Final[dict[str, Part]] = {
     "async-rabbitmq": _crowd_over("RabbitMQ"),
     "async-kafka": _crowd_over("Kafka"),
     "outbox-mariadb": _outbox("MariaDB", servers.mariadb),
-    "outbox-postgresql": _outbox("PostgreSQL", servers.postgres),
+    "outbox-postgresql": _outbox("PostgreSQL", servers.postgres, peer.relay),
     "spark": _spark,
     "worker": _worker,
 }

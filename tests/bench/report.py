@@ -17,6 +17,7 @@ from tests.bench.machine import machine
 
 _MARKS: Final = {True: "pass", False: "FAIL", None: "-"}
 _COLORS: Final = {True: "green", False: "red", None: "dim"}
+_OURS: Final = ("Checker", "Relay", "run.")
 
 
 def shown(verdicts: Iterable[Verdict]) -> Table:
@@ -98,10 +99,10 @@ def _plots(folder: Path, figures: Figures) -> list[Path]:
         chosen.sort(key=lambda figure: figure.rate)
         labels = [f"{figure.who}{f', {figure.batch}' if figure.batch > 1 else ''}" for figure in chosen]
         picture, axes = plt.subplots(figsize=(9, 0.6 + 0.32 * len(chosen)), layout="constrained")
-        ours = [
-            "tab:blue" if "Checker" in figure.who or "run." in figure.who else "tab:gray" for figure in chosen
+        colors = [
+            "tab:blue" if any(word in figure.who for word in _OURS) else "tab:gray" for figure in chosen
         ]
-        bars = axes.barh(labels, [figure.rate for figure in chosen], color=ours)
+        bars = axes.barh(labels, [figure.rate for figure in chosen], color=colors)
         axes.bar_label(bars, [f"{figure.rate:,.0f}" for figure in chosen], padding=3, fontsize=8)
         axes.set_xscale("log")
         axes.margins(x=0.15)

@@ -20,6 +20,18 @@ from tests.bench.spark_dedup import IDENTITY, REDIS_BY_HAND
 
 SPARK_REDIS: Final = "run.dedup, Redis, unique"
 _SQL: Final = ("MariaDB", "PostgreSQL")
+UNREACHED: Final = (
+    "RedisChecker, batch 500, against a Lua batch by hand",
+    "SqlChecker on MariaDB, one at a time, against INSERT and UPDATE by hand",
+    "TransactionalSqlChecker, savepoints on MariaDB, batch 200, against one at a time",
+    "TransactionalSqlChecker, savepoints on PostgreSQL, batch 200, against one at a time",
+    "RedisChecker, 50 tasks, against idemkit's async at its best number of tasks",
+    "SqlChecker on MariaDB, 50 tasks, median of a call against that of one",
+    "SqlChecker on PostgreSQL, 50 tasks, median of a call against that of one",
+    "64 threads in a Worker, SqlChecker on MariaDB, against combine=False",
+    "Relay from PostgreSQL to Kafka, batch 500",
+)
+"""What failed in the run that docs/speed.md shows, which says why. A run in which nothing else fails has succeeded."""
 
 
 def targets() -> Iterator[Target]:

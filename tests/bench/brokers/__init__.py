@@ -1,6 +1,6 @@
 """End to end: messages that wait in a broker, consumed to the last one, with and without a checker."""
 
-from tests.bench.brokers.places import missing, open_place
+from tests.bench.brokers.places import Place, missing, open_place
 from tests.bench.brokers.rounds import BARE, BROKERS, BY_HAND, REDIS, SECOND_HALF, TRANSACTIONAL, measure
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "REDIS",
     "SECOND_HALF",
     "TRANSACTIONAL",
+    "Place",
     "measure",
     "missing",
     "open_place",

@@ -7,6 +7,8 @@ from typing import Final
 SENDS: Final = (0, 1, 10)
 WAITING: Final = (1_000, 1_000_000)
 BATCH: Final = 500
+RELAY: Final = "Relay"
+PEER: Final = "faststream-outbox"
 
 
 def with_outbox(where: str) -> str:
@@ -19,14 +21,14 @@ def sender(messages: int) -> str:
     return f"handler that sends {messages}"
 
 
-def relay_to(broker: str) -> str:
+def relay_to(broker: str, who: str = RELAY) -> str:
     """A relay with many messages to publish."""
-    return f"Relay to {broker}"
+    return f"{who} to {broker}"
 
 
-def idle_relay_to(broker: str) -> str:
+def idle_relay_to(broker: str, who: str = RELAY) -> str:
     """A relay with one message at a time, from the commit to the confirm."""
-    return f"Relay to {broker}, idle, from the commit to the confirm"
+    return f"{who} to {broker}, idle, from the commit to the confirm"
 
 
 def read_of(waiting: int) -> str:

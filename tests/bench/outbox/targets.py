@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tests.bench.figures import Figure, Figures, slower
+from tests.bench.figures import Figure, Figures, faster, slower
 from tests.bench.goals import Goal, Target
 from tests.bench.outbox.names import (
     BATCH,
+    PEER,
     SENDS,
     WAITING,
     idle_relay_to,
@@ -25,6 +26,7 @@ _RATES: Final = {
     "MariaDB": {"Kafka": 12_000, "RabbitMQ": 4_500},
 }
 _IDLE_MS: Final = 15
+_TIMES_THE_PEER: Final = 3
 # A read of a table that does not fit into the server's memory, or has a deeper index, may take some longer.
 _TIMES_OF_A_READ: Final = 2
 
@@ -37,6 +39,8 @@ def targets() -> Iterator[Target]:
     for where, rates in _RATES.items():
         for broker, rate in rates.items():
             yield from _of_relaying(where, broker, rate)
+    for broker in _RATES["PostgreSQL"]:  # the only database that the peer has
+        yield from _against_the_peer("PostgreSQL", broker)
     for where in _TIMES:
         yield _of_reading(where, *WAITING)
 
@@ -67,6 +71,27 @@ def _of_relaying(where: str, broker: str, rate: int) -> Iterator[Target]:
         _IDLE_MS,
         "ms",
         idle,
+    )
+
+
+def _against_the_peer(where: str, broker: str) -> Iterator[Target]:
+    yield Target(
+        f"Relay from {where} to {broker}, against {PEER}",
+        Goal.AT_LEAST,
+        _TIMES_THE_PEER,
+        "x the rate",
+        lambda f: faster(
+            _find(f, where, relay_to(broker), BATCH), _find(f, where, relay_to(broker, PEER), BATCH)
+        ),
+    )
+    yield Target(
+        f"idle Relay from {where} to {broker}, median from commit to confirm, against {PEER}",
+        Goal.AT_MOST,
+        1,
+        "x the time",
+        lambda f: slower(
+            _find(f, where, idle_relay_to(broker)), _find(f, where, idle_relay_to(broker, PEER))
+        ),
     )
 
 
