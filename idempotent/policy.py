@@ -13,6 +13,7 @@ from idempotent.errors import (
     HandlerTimeoutError,
     MessageError,
     OutboxError,
+    TransactionEscapedError,
 )
 from idempotent.validation import fraction, number, seconds
 
@@ -99,7 +100,8 @@ class ExceptionPolicy:
     found. `idempotent_for` wins. An exception group is harmless only if every member is; it is retried if at least one
     member is. A `MessageError`, such as that of `Message.json()`, is never retried: the message stays as it is. The
     end of a handler's time, or of a task that it awaited, is always retried: no application raised it. An
-    `OutboxError`, such as that of an outbox without its tables, is retried without counting an attempt.
+    `OutboxError`, such as that of an outbox without its tables, is retried without counting an attempt. A
+    `TransactionEscapedError` is never harmless, whatever `idempotent_for` has: the effect is lost, or unknown.
     """
 
     retry_for: tuple[type[BaseException], ...] = (Exception,)
@@ -107,7 +109,8 @@ class ExceptionPolicy:
 
     def classify(self, error: BaseException) -> Handling:
         """What the exception means to this consumer."""
-        if _matches(error, self.idempotent_for, all):
+        has_escaped = any(isinstance(link, TransactionEscapedError) for link in causes(error))
+        if not has_escaped and _matches(error, self.idempotent_for, all):
             return Handling.IGNORE
         if isinstance(error, OutboxError):
             return Handling.WAIT

@@ -803,6 +803,13 @@ FAULTS: Final = (
     ),
     # Transactions
     Fault(
+        "a handler that ends its transaction is ignored",
+        "idempotent/policy.py",
+        "        if not has_escaped and _matches(error, self.idempotent_for, all):\n",
+        "        if _matches(error, self.idempotent_for, all):\n",
+        "tests/checkers/sql/test_escapes.py -k 'cannot_end and ignored and sqlite'",
+    ),
+    Fault(
         "a handler commits its transaction",
         _WATCHING,
         "            watcher.commits()\n",

@@ -172,7 +172,9 @@ class HandlerTransactions:
                 "went on; let the exception pass, or use session.begin_nested() for work that may fail"
             )
         if transaction.doubt is Doubt.HIDDEN and self.escaped(claims):
-            raise TransactionEscapedError("a procedure has committed the transaction; remove its COMMIT")
+            raise TransactionEscapedError(
+                "a procedure, or a cursor of the driver, has committed the transaction; remove that COMMIT"
+            )
         transaction.release_guard()
 
     def _is_alive(self, transaction: HandlerTransaction, claims: Sequence[Claim]) -> bool:
@@ -251,8 +253,8 @@ def _in_transaction(decision: Decision, transaction: HandlerTransaction) -> Deci
     claim = decision.claim
     if claim is None:
         return decision
-    # A leased checker on the same table may have left a lapsed claim. Its attempt is not counted (so `alone` is not
-    # copied): that would need a second transaction, and this one has locked the key.
+    # A leased checker on the same table may have left a lapsed claim. Its attempt is not counted, so `lapse_counts` is
+    # not copied: that would need a second transaction, and this one has locked the key.
     return Decision(
         decision.verdict,
         Claim(

@@ -37,10 +37,12 @@ def swallow(function):
         function()
 
 
+@pytest.mark.parametrize("options", [{}, {"idempotent_for": (Exception,)}], ids=["retried", "ignored"])
 @pytest.mark.parametrize("escape", ESCAPES)
-def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, escape):
+def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, escape, options):
     checker = sql_store.transactional()
-    consumer = consumer_of(sql_store, checker, lambda _, session: ESCAPES[escape](session), max_attempts=9)
+    handle = ESCAPES[escape]
+    consumer = consumer_of(sql_store, checker, lambda _, session: handle(session), max_attempts=9, **options)
     result = consumer.process(messages("1")[0])
     assert isinstance(result.error, TransactionEscapedError)
     if escape == "raw cursor":  # the cursor bypasses SQLAlchemy: too late to prevent, but not to tell
