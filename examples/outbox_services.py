@@ -35,7 +35,7 @@ outbox = Outbox(engine)
 def book(message: Message, session: Session) -> None:
     order = message.json()
     session.execute(text("INSERT INTO orders VALUES (:id)"), {"id": order["id"]})
-    # Committed with the row above. The invoices of one customer keep their order.
+    # Committed with the row above. The invoices of one customer are published in their order.
     outbox.send(session, Message("shop.invoices", message.body), order_key=order["customer"])
 
 
