@@ -37,6 +37,6 @@ def test_every_order_is_shipped_once(spare, tmp_path):
     assert (service.returncode, errors) == (0, "")
     assert shipped == {"shipped order 1\n", "shipped order 2\n", "shipped order 3\n"}
     with sqlite3.connect(tmp_path / "orders.db") as database:
-        rows = database.execute('SELECT "order" FROM batches ORDER BY 1').fetchall()
+        rows = database.execute('SELECT "order" FROM parcels ORDER BY 1').fetchall()
     database.close()
     assert rows == [("1",), ("2",), ("3",)]

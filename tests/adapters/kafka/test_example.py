@@ -63,9 +63,9 @@ def test_the_example_ships_each_order_once_and_stops_when_told(broker, tmp_path)
     assert out.count("shipped order") == 10
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'orders.db'}")
     with engine.connect() as connection:
-        batches = connection.scalars(sa.text('SELECT "order" FROM batches')).all()
+        parcels = connection.scalars(sa.text('SELECT "order" FROM parcels')).all()
     engine.dispose()
-    assert sorted(batches) == sorted(ids)
+    assert sorted(parcels) == sorted(ids)
 
 
 @pytest.mark.slow
