@@ -28,7 +28,7 @@ class StepsContract(
     RacesContract,
     TransactionsContract,
 ):
-    """What claims, completions and releases promise, whoever makes them."""
+    """The tests of claims, completions and releases; threads and tasks both run them."""
 
 
 class CheckerContract(StepsContract, CellsContract, TasksContract):
