@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from idempotent.errors import IdempotentError, StoreError, described
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.fields import about_message
+from idempotent.observe.log_throttle import LogThrottle
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.calling import RETURNED
 from idempotent.worker.holds import MAX_CHECKS, InFlightDelivery
@@ -20,7 +22,7 @@ log = EventLog(__name__)
 # Whatever holds its key for longer than this, a person should know.
 _LONG_S: Final = 60.0
 _MOST_NAMED: Final = 10
-# A message that waits this often for a store that others can use is in trouble of its own.
+# After so many looks at a store that does not answer, a person should know.
 _WAITS_TOO_OFTEN: Final = MAX_CHECKS - 1
 
 
@@ -34,6 +36,7 @@ class MessageLog:
 
     def __init__(self, *, redact: bool) -> None:
         self._redact = redact
+        self._waits: defaultdict[tuple[str, Outcome, bool], LogThrottle] = defaultdict(LogThrottle)
 
     def not_acknowledged(self, consumer: AnyConsumer | None, message: Message, result: Result) -> None:
         """Log a delivery that was not acknowledged. `consumer`: None if no consumer has its subject."""
@@ -43,23 +46,40 @@ class MessageLog:
         )
         extra = self._about(consumer, message, result)
         if result.delayed:
-            log.info("message_waits", extra={**extra, "reason": _reason(result), "waited_s": 0.0})
+            more = self._waits[extra["consumer"], result.outcome, False].take()
+            if more is not None:
+                log.info(
+                    "message_waits",
+                    extra={**extra, "reason": _reason(result), "waited_s": 0.0, "more": more},
+                )
         elif result.action is Action.DELAY:
             log.warning("message_failed", extra=extra, exc_info=shown)
         else:
             log.warning("message_dead", extra=extra, exc_info=shown)
 
     def held(self, work: InFlightDelivery, result: Result) -> None:
-        """Log a delivery that waits for its key or its store."""
+        """Log a delivery that waits for its key or its store.
+
+        While a store is down all messages in flight ask again each second: of them one line a minute.
+        """
         waited_s = time.monotonic() - work.since
+        is_long = waited_s >= _LONG_S * (work.complaints + 1)
+        work.complaints += is_long
+        store_is_away = result.outcome is Outcome.UNAVAILABLE
+        warns = is_long or (store_is_away and work.checks >= _WAITS_TOO_OFTEN)
+        if warns and not store_is_away:
+            more: int | None = 0
+        else:
+            more = self._waits[work.consumer.name, result.outcome, warns].take()
+        if more is None:
+            return
         extra = {
             **self._about(work.consumer, work.delivery.message, result),
             "reason": _reason(result),
             "waited_s": round(waited_s, 1),
+            "more": more,
         }
-        is_long = waited_s >= _LONG_S * (work.complaints + 1)
-        if is_long or (result.outcome is Outcome.UNAVAILABLE and work.checks == _WAITS_TOO_OFTEN):
-            work.complaints += is_long
+        if warns:
             log.warning("message_waits", extra=extra)
         else:
             log.info("message_waits", extra=extra)

@@ -146,6 +146,30 @@ def test_a_message_that_waits_again_and_again_is_a_warning_with_the_reason(
     assert vars(warned[0])["reason"] == "the store did not answer, or refused: see error"
 
 
+def test_a_crowd_that_waits_for_its_store_is_a_line_and_a_number(
+    registry: Registry,
+    broker: MemoryBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("idempotent.processing.results.STORE_RETRY_S", 0.02)
+    caplog.set_level(logging.INFO)
+    claims = iter(range(300))
+
+    class Away(MemoryChecker):
+        def _claim(self, request: ClaimRequest):
+            if next(claims, None) is not None:
+                raise StoreUnavailableError("connection refused")
+            return super()._claim(request)
+
+    registry.consumer(SUBJECT, checker=Away())(lambda _: None)
+    publish(broker, *map(str, range(30)))
+    emptying(registry, broker).run()
+    waits = lines(caplog, "message_waits")
+    assert [line.levelno for line in waits] == [logging.INFO, logging.WARNING]
+    assert [vars(line)["more"] for line in waits] == [0, 0]
+
+
 def test_a_message_whose_key_is_held_for_a_long_time_is_a_warning_now_and_then(
     registry: Registry,
     broker: MemoryBroker,

@@ -115,7 +115,9 @@ class Deliveries:
     [(loop, "one") for loop in LOOPS] + [(LOOPS[0], how) for how in ("group", "savepoints", "batch")],
     indirect=["run"],
 )
-def test_what_is_interrupted_anywhere_runs_once_in_the_end(store, run, rounds, seed, closes, how, monkeypatch):
+def test_what_is_interrupted_anywhere_runs_once_in_the_end(
+    store, run, rounds, seed, closes, how, monkeypatch
+):
     if closes:
         # What is closed cannot wait for its connection: psycopg's warning, when it is garbage-collected, is no fault.
         # A filter of pytest would keep the warnings until the test's end, with their frames and other connections.
