@@ -15,6 +15,8 @@ log = EventLog(__name__)
 
 # So that a fleet does not reconnect at once.
 _JITTER: Final = 0.5
+# librdkafka too asks at least every five seconds; longer waits would leave a fleet idle after the broker is back.
+RECONNECT: Final = Backoff(initial_s=0.2, maximum_s=5.0)
 
 
 class Reconnecting:
@@ -31,7 +33,7 @@ class Reconnecting:
         self,
         where: str,
         *,
-        backoff: Backoff = Backoff(initial_s=0.2, maximum_s=30.0),  # noqa: B008 - frozen
+        backoff: Backoff = RECONNECT,
         fail_fast: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -23,7 +23,7 @@ from idempotent.adapters.copies import (
     returned_headers,
     text_of,
 )
-from idempotent.adapters.reconnecting import Reconnecting
+from idempotent.adapters.reconnecting import RECONNECT, Reconnecting
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
 from idempotent.message import Message
@@ -34,7 +34,6 @@ from idempotent.validation import check_types, choice
 _LOOK_S: Final = 0.1
 # A connection this short was probably ended by one of its own messages: back off.
 _SHORT_LIFE_S: Final = 1.0
-_BACKOFF: Final = Backoff(initial_s=0.2, maximum_s=30.0)
 
 
 class StompAdapter(Adapter):
@@ -94,7 +93,7 @@ class StompAdapter(Adapter):
         fail_fast: bool = False,
         accept_empty: bool = False,
         ca_file: str | None = None,
-        backoff: Backoff = _BACKOFF,
+        backoff: Backoff = RECONNECT,
     ) -> None:
         """Connect in `open`."""
         check_types(StompAdapter, locals())

@@ -25,7 +25,7 @@ from idempotent.adapters.rabbitmq.publisher import Publisher, item_for
 from idempotent.adapters.rabbitmq.server import server_at
 from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology
-from idempotent.adapters.reconnecting import Reconnecting, describe
+from idempotent.adapters.reconnecting import RECONNECT, Reconnecting, describe
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
@@ -95,7 +95,7 @@ class RabbitMqAdapter(Adapter):
         ca_file: str | None = None,
         cert_file: str | None = None,
         key_file: str | None = None,
-        backoff: Backoff = Backoff(initial_s=0.2, maximum_s=30.0),  # noqa: B008 - frozen
+        backoff: Backoff = RECONNECT,
     ) -> None:
         """Connect in `open`."""
         check_types(RabbitMqAdapter, locals())
