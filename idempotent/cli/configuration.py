@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,8 @@ from idempotent.errors import ConfigurationError, remember_word
 
 URL_VARIABLE: Final = "IDEMPOTENT_URL"
 _ENVIRONMENT: Final = "env:"
+# `transactional+env:VARIABLE`: what stands before the scheme may stay outside of the variable.
+_FROM_ENVIRONMENT: Final = re.compile(r"((?:[a-z]+\+)?)env:(.*)", re.DOTALL)
 
 
 def url_in(word: str) -> str:
@@ -24,16 +27,17 @@ def url_in(word: str) -> str:
     Raises:
         ConfigurationError: the variable is not set.
     """
-    if not word.startswith(_ENVIRONMENT):
+    found = _FROM_ENVIRONMENT.fullmatch(word)
+    if found is None:
         if word == os.environ.get(URL_VARIABLE):
             remember_word(word, f"{_ENVIRONMENT}{URL_VARIABLE}")
         return word
-    name = word.removeprefix(_ENVIRONMENT)
+    prefix, name = found.groups()
     url = os.environ.get(name, "")
     if not url:
         raise ConfigurationError(f"the environment variable {name!r} of {word} is not set")
-    remember_word(url, word)
-    return url
+    remember_word(url, f"{_ENVIRONMENT}{name}")
+    return f"{prefix}{url}"
 
 
 def defaults_in(path: Path, group: TyperGroup, context: typer.Context) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,16 @@ def test_a_checker_s_url_may_be_in_the_environment(cli, shop, monkeypatch):
     assert effects(shop) == ["1"]
 
 
+def test_what_makes_it_transactional_may_stay_outside_of_the_variable(cli, shop, monkeypatch, caplog):
+    monkeypatch.setenv("ORDERS_DB", URL)
+    file = write(shop / "orders.jsonl", ("1", {}))
+    given = (*broker(file), "--checker", "db=transactional+env:ORDERS_DB")
+    assert cli("run", "shop_consumers", *given, "--json").code == 0
+    assert "handler_outside_transaction" in caplog.text, "only a transactional checker says so"
+    missing = cli("run", "shop_consumers", *broker(file), "--checker", "db=transactional+env:NOT_HERE")
+    assert "'NOT_HERE'" in missing.err
+
+
 def test_so_may_the_broker_s_and_the_store_s(cli, shop, monkeypatch):
     file = write(shop / "orders.jsonl", ("1", {}))
     monkeypatch.setenv("SOURCE", f"file://{file}")

@@ -310,7 +310,7 @@ FAULTS: Final = (
     Fault(
         "advice forgets the variable that was typed for a URL",
         "idempotent/cli/configuration.py",
-        "    remember_word(url, word)\n",
+        '    remember_word(url, f"{_ENVIRONMENT}{name}")\n',
         "",
         "tests/cli/test_bad_input.py -k no_masked_password",
     ),
