@@ -79,7 +79,7 @@ def test_missing_tables_are_found_and_nothing_else_is_looked_at(cli, sql_store):
     answer = cli("doctor", "--url", sql_store.url, "--table", "not_there", "--json")
     assert answer.code == 1
     (hint,) = {line["hint"] for line in answer.lines if "migrate upgrade --url " in line["hint"]}
-    assert hint.endswith(f" --table not_there --create-missing (or, {IN_OWN_HISTORY.format('not_there')})")
+    assert f" --table not_there --create-missing (or, {IN_OWN_HISTORY.format('not_there')})" in hint
     assert "idempotent:idempotent@" not in answer.out
     assert not [line for line in answer.lines if "waits for a person" in line["what"]]
 

@@ -66,7 +66,7 @@ def _tables(store: SqlStore) -> Iterator[Finding]:
     for drift in drifts:
         match drift.kind:
             case DriftKind.MISSING_TABLE:
-                hint = f"restore it from a backup if it was lost; else type: {create}"
+                hint = f"type: {create}; if it was lost, restore it from a backup instead"
             case DriftKind.UNSEEN_TABLE:
                 hint = f"if it is not there for an administrator either, type: {create}"
             case _:

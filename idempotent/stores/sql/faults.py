@@ -221,8 +221,8 @@ def _missing(error: BaseException, engine: Engine, table: str, connection: Any) 
         )
     return SchemaError(
         f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
-        f"If it was lost, restore it from a backup, or have it created, empty. Type: {to_create(engine, table)} "
-        f"(or, {in_own_history([missing], table)}; `idempotent migrate check` shows what differs)"
+        f"Type: {to_create(engine, table)} (or, {in_own_history([missing], table)}; if it was lost, restore it from a "
+        "backup instead; `idempotent migrate check` shows what differs)"
     )
 
 
