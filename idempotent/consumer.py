@@ -128,14 +128,28 @@ class AnyConsumer:
             ConfigurationError: the checker does not support the consumer's options or handler, or the kill switch has
                 another form than it should.
         """
-        self._check(checker)
+        self.check_options(checker)
+        if isinstance(checker, TransactionHooks) and not self.handler.session_type:
+            log.warning(
+                "handler_outside_transaction",
+                extra={
+                    "consumer": self.name,
+                    "hint": "the handler takes no session, so its effect commits separately",
+                },
+            )
         disabled = _is_disabled(self.name)
         if disabled:
             log.warning("consumer_disabled", extra={"consumer": self.name, "variable": DISABLED_VARIABLE})
         checker.protocol.events.bind(self.name, self.observers)
         return Binding(self._keys, self.handler, self.options, checker, self.observers, disabled=disabled)
 
-    def _check(self, checker: AbstractIdempotentChecker) -> None:
+    def check_options(self, checker: AbstractIdempotentChecker) -> None:
+        """Refuse a checker that does not support the consumer's options or handler, and an unknown kill switch.
+
+        Raises:
+            ConfigurationError: one of these.
+        """
+        _is_disabled(self.name)
         transactional = isinstance(checker, TransactionHooks)
         kind = type(checker).__name__
         if isinstance(checker, TransactionHooks) and checker.is_async is not self.handler.is_async:
@@ -147,14 +161,6 @@ class AnyConsumer:
             )
         if self.handler.session_type and isinstance(checker, TransactionHooks):
             checker.check_argument(self.handler.session_type)
-        if transactional and not self.handler.session_type:
-            log.warning(
-                "handler_outside_transaction",
-                extra={
-                    "consumer": self.name,
-                    "hint": "the handler takes no session, so its effect commits separately",
-                },
-            )
         if transactional and self.options.on_store_error is OnStoreError.PROCESS:
             raise ConfigurationError(
                 f"{self.name}: on_store_error='process' cannot go with {kind}: without its database the "

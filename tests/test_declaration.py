@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from idempotent import Backoff, Outcome, Registry
-from idempotent.checkers import MemoryChecker, SqlChecker
+from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from tests.support.consumers import message
 
@@ -27,6 +27,16 @@ def test_a_checker_is_found_by_name_and_may_be_overridden():
     with registry.override("orders-db", MemoryChecker()):
         assert handle(message()).outcome is Outcome.PROCESSED
     assert handle(message()).outcome is Outcome.DUPLICATE
+
+
+def test_a_handler_outside_of_its_transaction_is_told_of_once(caplog, tmp_path):
+    registry = Registry()
+    checker = TransactionalSqlChecker(f"sqlite:///{tmp_path / 'a.db'}")
+    registry.consumer("orders", checker=checker)(lambda _: None)
+    registry.check()
+    assert registry.consumers["orders:default"].checker is checker
+    assert [line.event for line in caplog.records] == ["handler_outside_transaction"]
+    registry.close()
 
 
 def test_an_unknown_checker_is_an_error_that_lists_the_known():

@@ -231,7 +231,7 @@ class Registry:
                     "another group"
                 )
             if isinstance(named, AbstractIdempotentChecker) or "://" in named:
-                made.bind(self._resolve(named))
+                made.check_options(self._resolve(named))
             self._consumers[made.name] = made
             return made
 
