@@ -50,7 +50,7 @@ def _show(found: OutboxStats, oldest: float | None) -> None:
         say(f"The oldest of them was sent {oldest} s ago.")
     say(f"{count(found.delayed, 'delayed message')}.")
     say(
-        f"{count(found.relays, 'relay')} at work."
+        f"{count(found.relays, 'relay')} at work (one that was killed counts until its lease ends)."
         if found.relays
         else "[yellow]No relay is at work.[/yellow]"
     )

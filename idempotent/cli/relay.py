@@ -20,8 +20,8 @@ from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
 from idempotent.cli.terminal.logs import LogFormat, log_to
 from idempotent.cli.terminal.output import console, count, note
 from idempotent.errors import ConfigurationError, StoreUnavailableError
-from idempotent.observe import OutboxStats
 from idempotent.outbox import Outbox, Relay
+from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.answers import limit_answers
 from idempotent.worker.signals import on_stop_signal
 
@@ -106,7 +106,7 @@ def relay(
         )
         _run(running, opened, [*publishers], until_empty=until_empty)
         if until_empty:
-            _report(opened.store.stats())
+            _report(opened.store)
     finally:
         opened.close()
 
@@ -126,10 +126,11 @@ def _run(running: Relay, opened: Outbox, names: Sequence[str], *, until_empty: b
             time.sleep(_LOOK_S)
 
 
-def _report(stats: OutboxStats) -> None:
+def _report(store: OutboxStore) -> None:
     """Say what is left, which is held, or for a broker that was not named."""
+    stats = store.stats()
     if stats.held:
-        note(f"[yellow]{count(stats.held, 'message')} held.[/yellow] See: idempotent outbox list --held")
+        note(f"[yellow]{count(stats.held, 'message')} held.[/yellow] Type: {store.command('list', '--held')}")
     if stats.waiting:
         note(
             f"[yellow]{count(stats.waiting, 'message')} left.[/yellow] Was it sent with to=NAME, for --broker NAME=URL?"

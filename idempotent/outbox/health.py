@@ -83,7 +83,7 @@ def outbox_findings(store: OutboxStore, name: str) -> Iterator[Finding]:
         *denied,
         *_waiting(stats, name),
         *_unserved(unserved, name),
-        *_held(stats, name),
+        *_held(store, stats, name),
         *_dead(store, name),
     ]
     yield from found or [Finding(Level.OK, _figures(stats, name))]
@@ -172,12 +172,12 @@ def _unserved(unserved: Mapping[str, int], name: str) -> Iterator[Finding]:
         )
 
 
-def _held(stats: OutboxStats, name: str) -> Iterator[Finding]:
+def _held(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Finding]:
     if stats.held:
         yield Finding(
             Level.WARNING,
             f"{stats.held:,} messages are held in {name}, behind {stats.lanes:,} that a broker refuses",
-            "idempotent outbox list --held; mend the cause, then idempotent outbox retry",
+            f"{store.command('list', '--held')}; mend the cause, then {store.command('retry')}",
         )
 
 

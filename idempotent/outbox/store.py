@@ -15,6 +15,7 @@ from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.engines import AnyEngine, engine_from
+from idempotent.stores.sql.faults import options_for
 from idempotent.values import value
 
 
@@ -109,6 +110,10 @@ class OutboxStore:
             if engine.dialect.is_async
             else Connections(engine, table, waits_briefly=True)
         )
+
+    def command(self, *words: str) -> str:
+        """`idempotent outbox` with these words, for this outbox, as a person types it."""
+        return " ".join(["idempotent outbox", *words, options_for(self.connections.engine, self.table)])
 
     @cached_property
     def sql(self) -> Statements:

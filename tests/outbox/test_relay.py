@@ -1,6 +1,7 @@
 """A relay publishes what has committed, in the order of each order key, and deletes what the broker has confirmed."""
 
 import itertools
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -264,6 +265,7 @@ def test_relays_share_the_buckets_as_they_come_and_go(outbox, send, waiting, sql
 
 
 def test_a_relay_that_died_is_replaced_when_its_lease_has_ended(outbox, send, waiting, caplog):
+    caplog.set_level(logging.INFO)
     dead = relay(outbox, Picky(), lease_s=2.0)
     dead._lines[0].leases._look(time.monotonic())
     assert len(dead._lines[0].leases._buckets) == 64
@@ -273,6 +275,9 @@ def test_a_relay_that_died_is_replaced_when_its_lease_has_ended(outbox, send, wa
         until(lambda: adapter.bodies == ["1"])
         ended = "relay_leases_ended"
         until(lambda: sum(each.buckets for each in logged(caplog, ended)) == 64)
+    told = logged(caplog, "relay_buckets")
+    assert [(each.buckets, bool(each.hint)) for each in told] == [(64, False), (0, True), (64, False)]
+    assert "relay_stopped" in events(caplog)
 
 
 def test_it_waits_for_its_tables_and_goes_on(outbox, send, waiting, tables, sql_store, caplog):

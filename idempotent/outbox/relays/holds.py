@@ -118,6 +118,6 @@ class Holds:
                 "retry_in_s": refusal.delay_us / 1_000_000,
                 "error": refusal.reason,
                 "more": more,
-                "hint": "idempotent outbox list --held; mend the cause, then idempotent outbox retry ID, or drop ID",
+                "hint": f"mend the cause, then type: {self._store.command('retry', refusal.message.message_id)}",
             },
         )

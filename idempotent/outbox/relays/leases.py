@@ -25,6 +25,7 @@ _PRESENCES: Final = 2**31 - 1
 _CERTAIN: Final = 0.8
 # As `Statements.slots` says it.
 _LEFT_BEHIND: Final = 2
+_HINT: Final = "other relays have the rest; one that was killed keeps its buckets until its lease ends"
 
 
 class BucketLeases:
@@ -92,8 +93,7 @@ class BucketLeases:
             self._store.announce(self._slot, self._owner, self._lease_us)
         self._store.renew(self._owner, self._lease_us)
         relays = max(self._store.relays(), 1)
-        buckets = Statements.buckets
-        share = -(-len(buckets) // relays)
+        share = share_of(relays)
         mine = self._store.taken(self._owner)
         left_behind: set[int] = set()
         if len(mine) < share:
@@ -118,9 +118,16 @@ class BucketLeases:
             )
         if taken != self._shown:
             self._shown = taken
+            # What is left when all others have their share.
+            least = len(Statements.buckets) - (relays - 1) * share_of(relays)
             log.info(
                 "relay_buckets",
-                extra={"destination": self._destination, "buckets": len(taken), "relays": relays},
+                extra={
+                    "destination": self._destination,
+                    "buckets": len(taken),
+                    "relays": relays,
+                    "hint": None if len(taken) >= least else _HINT,
+                },
             )
 
     def _renew(self) -> None:
@@ -131,6 +138,11 @@ class BucketLeases:
                 more = self._told.take()
                 if more is not None:
                     log.warning("relay_renewal_failed", extra={"error": str(error), "more": more})
+
+
+def share_of(relays: int) -> int:
+    """The most buckets that one of so many relays has."""
+    return -(-len(Statements.buckets) // relays)
 
 
 class LeaseTable:

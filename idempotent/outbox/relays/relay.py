@@ -165,6 +165,7 @@ class Relay:
         running, self._running = self._running, None
         self.stop()  # before the listener, whose end takes a while
         running.__exit__(kind, error, traceback)
+        log.info("relay_stopped", extra={"destinations": [line.destination for line in self._lines]})
 
     def _end_lines(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """Stop the lines, and wait for them, unless a second signal came."""
