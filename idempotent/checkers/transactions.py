@@ -39,6 +39,7 @@ class TransactionHooks(ABC):
 
         Raises:
             StoreError: the store did not record the key.
+            TransactionEscapedError: the handler has committed its transaction before it raised.
         """
 
     @abstractmethod

@@ -7,7 +7,14 @@ import time
 from typing import Any, Final
 
 from idempotent.claims import Claim, ClaimRequest, Decision, new_owner
-from idempotent.errors import DoomedTransactionError, MessageError, MissingKeyError, StoreError, described
+from idempotent.errors import (
+    DoomedTransactionError,
+    MessageError,
+    MissingKeyError,
+    StoreError,
+    TransactionEscapedError,
+    described,
+)
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
@@ -355,6 +362,8 @@ def after_exception(
             yield STORE, binding.transactions.ignore, (request, claim)
         except StoreError as store_error:
             return unavailable(store_error)
+        except TransactionEscapedError as escaped:
+            return (yield from after_exception(binding, message, request, claim, escaped))
         return Result(Outcome.IGNORED, error=error)
     if handling is Handling.WAIT:
         yield from release_quietly(binding, message, claim)

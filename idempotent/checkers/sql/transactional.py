@@ -223,6 +223,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back the handler's writes, and record the key in a transaction of its own."""
         claim.transaction.close()
+        self._transactions.demand_none_escaped([claim])
         decision = self.protocol.claim(changed(request, owner=claim.owner))
         if decision.claim:
             self.protocol.complete(decision.claim)

@@ -171,10 +171,8 @@ class HandlerTransactions:
                 "the database undid the transaction after a statement that failed, or in a procedure, and the handler "
                 "went on; let the exception pass, or use session.begin_nested() for work that may fail"
             )
-        if transaction.doubt is Doubt.HIDDEN and self.escaped(claims):
-            raise TransactionEscapedError(
-                "a procedure, or a cursor of the driver, has committed the transaction; remove that COMMIT"
-            )
+        if transaction.doubt is Doubt.HIDDEN:
+            self.demand_none_escaped(claims)
         transaction.release_guard()
 
     def _is_alive(self, transaction: HandlerTransaction, claims: Sequence[Claim]) -> bool:
@@ -236,6 +234,13 @@ class HandlerTransactions:
     def escaped(self, claims: Sequence[Claim]) -> set[Claim]:
         """Claims committed although their transaction was not: a handler ended the transaction through a raw cursor."""
         return self._store.connections.run(self._recorder.stored, claims) if claims else set()
+
+    def demand_none_escaped(self, claims: Sequence[Claim]) -> None:
+        """Raise a TransactionEscapedError if a handler has committed these claims by itself."""
+        if self.escaped(claims):
+            raise TransactionEscapedError(
+                "a procedure, or a cursor of the driver, has committed the transaction; remove that COMMIT"
+            )
 
     def fault(self, error: BaseException) -> Fault | None:
         """The kind of a database error; None: the error does not come from the database."""

@@ -124,7 +124,7 @@ RESTARTS = {
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
 @pytest.mark.parametrize("options", [{}, {"savepoints": True}, {"strict": True}], ids=str)
-@pytest.mark.parametrize("then", ["goes on", "returns", "raises"])
+@pytest.mark.parametrize("then", ["goes on", "returns", "raises", "raises what is ignored"])
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_a_transaction_that_the_drivers_connection_ends_is_noticed(
     sql_store, restart, then, options, together
@@ -138,15 +138,20 @@ def test_a_transaction_that_the_drivers_connection_ends_is_noticed(
                 book(sql_store, session, Message("orders", id="stray"))
             elif then == "raises":
                 raise ValueError("no such customer")
+            elif then == "raises what is ignored":
+                raise LookupError
 
-    consumer = consumer_of(sql_store, sql_store.transactional(**options), end, max_attempts=9)
+    consumer = consumer_of(
+        sql_store, sql_store.transactional(**options), end, max_attempts=9, idempotent_for=(LookupError,)
+    )
     first = consumer.process_many(messages(*("1", "2", "3") if together else ("2",)))
     again = consumer.process_many(messages("1", "2", "3"))
     booked = sql_store.booked()
     assert "stray" not in booked
     assert max(booked.values()) == 1
     if restart.lower().startswith("rollback"):
-        assert outcomes(again)[1] == "failed"
+        # What is ignored is rolled back in any case.
+        assert outcomes(again)[1] == ("duplicate" if "ignored" in then else "failed")
         assert booked == {"1": 1, "3": 1}
     elif (
         together
