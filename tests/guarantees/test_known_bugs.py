@@ -533,7 +533,7 @@ def test_idemkit_contention_with_a_transaction_counts_as_no_attempt(sql_store):
     assert consumer.process(message()).outcome is Outcome.FAILED
     holder = sql_store.transactional().protocol.claim(consumer.binding.requests.of(message())).claim
     held = [consumer.process(message()).outcome for _ in range(3)]
-    holder.unit.close()
+    holder.transaction.close()
     assert held == [Outcome.IN_PROGRESS] * 3
     handle.errors = [OutOfStock()]
     assert consumer.process(message()).outcome is Outcome.DEAD, "its second attempt, not its fifth"
