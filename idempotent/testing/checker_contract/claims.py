@@ -1,11 +1,53 @@
-"""The contract of claiming, completing and releasing one key."""
+"""The contract of one key: who claims, completes and releases it, what is stored with it, and what tells it apart."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from idempotent.checkers.transactions import transactions_of
-from idempotent.claims import Completion, Guarantee, Verdict, new_owner
-from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, needs
+from idempotent.claims import ClaimRequest, Completion, Guarantee, Verdict, new_owner
+from idempotent.keys import Key, KeySpace
+from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, acquired, needs
 from idempotent.values import changed
+
+_RESULTS: Final = {
+    "null": b"null",
+    "zero": b"0",
+    "false": b"false",
+    "empty-text": b'""',
+    "empty-list": b"[]",
+    "empty-object": b"{}",
+    "text": '"\N{LATIN SMALL LETTER E WITH ACUTE}\N{GRINNING FACE}"'.encode(),
+    "bytes": bytes(range(256)),
+    "megabyte": b'"' + b"x" * 1_000_000 + b'"',
+}
+_OURS: Final = bytes(range(20))
+_OTHER: Final = bytes(range(20, 40))
+# Each family is a trap that some store or some way of joining key parts falls into.
+_IDS: Final[dict[str, tuple[str | bytes, ...]]] = {
+    "letter case": ("Order-1", "order-1", "ORDER-1", "stra\N{LATIN SMALL LETTER SHARP S}e", "strasse"),
+    "trailing blanks": ("order-1 ", "order-1  ", "order-1\t", "order-1\n", " order-1"),
+    "unicode form": ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}", "cafe"),
+    "NUL": ("a\x00b", "a\x00c", "a", "a\x00", "\x00", "\x00\x00"),
+    "emptiness": ("", "0", "None", "null"),
+    "length": ("x" * 255, "x" * 256, "x" * 255 + "y", "x" * 1_000_000, "x" * 999_999 + "y"),
+    "bytes": (b"\xff", b"\xfe", b"\xff\xff", "\N{LATIN SMALL LETTER Y WITH DIAERESIS}", "\udcff"),
+    "escapes": ("a%2Fb", "a/b", "a:b", "a%3Ab", "%", "%25", "'", "''", '"', "\\", "\\\\"),
+    "beyond the BMP": ("\N{GRINNING FACE}", "\N{GRINNING FACE WITH SMILING EYES}", "\ufffd"),
+}
+_PARTS: Final = (
+    ("a", "b", "c:d"),
+    ("a", "b:c", "d"),
+    ("a:b", "c", "d"),
+    ("a", "", "b"),
+    ("", "a", "b"),
+    ("ab", "", ""),
+    ("a", "b", ""),
+    ("", "ab", ""),
+    ("", "", "ab"),
+    ("A", "b", ""),
+    ("a ", "b", ""),
+)
 
 
 class ClaimsContract(ContractBase):
@@ -153,3 +195,91 @@ class ClaimsContract(ContractBase):
         self.finish(checker)
         checker.close()
         checker.close()
+
+
+class ContentContract(ContractBase):
+    """Results and fingerprints come back as they were given."""
+
+    def test_a_result_comes_back_to_the_byte(self) -> None:
+        checker = self.checker()
+        for name, result in _RESULTS.items():
+            self.finish(checker, name, result)
+        for name, result in _RESULTS.items():
+            assert self.ask(checker, name).result == result, name
+
+    def test_no_result_is_none(self) -> None:
+        checker = self.checker()
+        self.finish(checker)
+        decision = self.ask(checker)
+        assert decision.verdict is Verdict.DUPLICATE
+        assert decision.result is None
+
+    def test_a_group_stores_each_result_with_its_own_key(self) -> None:
+        checker = self.checker()
+        names = [*_RESULTS, "nothing"]
+        decisions = checker.protocol.claim_many([self.request(name) for name in names])
+        completions = [
+            Completion(acquired(decision), _RESULTS.get(name))
+            for name, decision in zip(names, decisions, strict=True)
+        ]
+        assert all(checker.protocol.complete_many(completions))
+        again = checker.protocol.claim_many([self.request(name) for name in names])
+        assert [decision.result for decision in again] == [_RESULTS.get(name) for name in names]
+
+    def test_a_release_forgets_the_fingerprint(self) -> None:
+        """A producer that corrects a message nobody has processed may send it again."""
+        checker = self.checker()
+        checker.protocol.release(self.acquire(checker, fingerprint=_OURS))
+        checker.lone.complete(self.acquire(checker, fingerprint=_OTHER))
+        assert self.ask(checker).fingerprint == _OTHER
+
+
+class KeysContract(ContractBase):
+    """Different keys are different, equal keys are equal."""
+
+    def test_keys_that_look_alike_are_different(self) -> None:
+        checker = self.checker()
+        keys = _confusable_keys()
+        for key in keys:
+            claim = acquired(checker.lone.claim(ClaimRequest(key)))
+            assert checker.lone.complete(claim, key.hash)
+        for key in keys:
+            decision = checker.lone.claim(ClaimRequest(key))
+            assert decision.verdict is Verdict.DUPLICATE, key
+            assert decision.result == key.hash, key
+
+    def test_keys_that_look_alike_are_different_in_one_group(self) -> None:
+        checker = self.checker()
+        keys = _confusable_keys()
+        claims = [
+            acquired(decision)
+            for decision in checker.protocol.claim_many([ClaimRequest(key) for key in keys])
+        ]
+        assert [claim.key for claim in claims] == keys
+        assert all(
+            answer.owned for answer in checker.protocol.release_many([(claim, None) for claim in claims])
+        )
+
+    def test_text_and_its_bytes_are_the_same_id(self) -> None:
+        checker = self.checker()
+        self.finish(checker, "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
+        again = self.ask(checker, "caf\N{LATIN SMALL LETTER E WITH ACUTE}".encode())
+        assert again.verdict is Verdict.DUPLICATE
+
+    def test_the_longest_names_of_consumers_are_kept_apart(self) -> None:
+        checker = self.checker()
+        # Topics of Kafka have up to 249 characters.
+        spaces = [KeySpace("t" * 248 + end, "g" * 249) for end in "ab"]
+        for space in spaces:
+            claim = acquired(checker.lone.claim(ClaimRequest(space.key("1"))))
+            assert checker.lone.complete(claim)
+            assert checker.lone.claim(ClaimRequest(space.key("1"))).verdict is Verdict.DUPLICATE
+
+
+def _confusable_keys() -> list[Key]:
+    ids = [message_id for family in _IDS.values() for message_id in family]
+    space = KeySpace("contract", "keys")
+    keys = [space.key(message_id) for message_id in ids]
+    keys += [KeySpace(subject, group).key(message_id) for subject, group, message_id in _PARTS]
+    assert len({key.hash for key in keys}) == len(keys)
+    return keys

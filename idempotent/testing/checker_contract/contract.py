@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from idempotent.testing.checker_contract.backoff import BackoffContract
-from idempotent.testing.checker_contract.cells import CellsContract
-from idempotent.testing.checker_contract.claims import ClaimsContract
-from idempotent.testing.checker_contract.content import ContentContract
-from idempotent.testing.checker_contract.failures import FailuresContract
+from idempotent.testing.checker_contract.claims import ClaimsContract, ContentContract, KeysContract
+from idempotent.testing.checker_contract.failures import BackoffContract, FailuresContract, LeasesContract
 from idempotent.testing.checker_contract.gc import GcContract
-from idempotent.testing.checker_contract.groups import GroupsContract
-from idempotent.testing.checker_contract.keys import KeysContract
-from idempotent.testing.checker_contract.leases import LeasesContract
+from idempotent.testing.checker_contract.groups import GroupsContract, TasksContract, TransactionsContract
 from idempotent.testing.checker_contract.races import RacesContract
-from idempotent.testing.checker_contract.tasks import TasksContract
-from idempotent.testing.checker_contract.transactions import TransactionsContract
+from idempotent.testing.checker_contract.rule import CellsContract
 
 
 class StepsContract(

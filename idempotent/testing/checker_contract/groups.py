@@ -1,12 +1,27 @@
-"""The contract of many keys at once: answers line up with questions, whatever the mix and the size."""
+"""The contract of many keys at once: in one call, in one transaction, and in tasks of an event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias, TypeVar
+
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Completion, Failure, KeyStatus, Lapsed, Released, Verdict, new_owner
-from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, needs
+from idempotent.consumer import AsyncConsumer
+from idempotent.message import Message
+from idempotent.outcomes import Outcome
+from idempotent.registry import Registry
+from idempotent.testing.checker_contract.base import Capability, ContractBase, acquired, needs, without
 from idempotent.values import changed
 
-_LARGE = 2500
+T = TypeVar("T")
+_Handler: TypeAlias = Callable[[Message], Coroutine[Any, Any, object]]
+
+_LARGE: Final = 2500
+_TASKS: Final = 20
+_LONGEST_S: Final = 60.0
 
 
 class GroupsContract(ContractBase):
@@ -252,3 +267,133 @@ class GroupsContract(ContractBase):
         released = checker.protocol.release_many([(claim, None) for claim in claims])
         assert [index for index, answer in enumerate(released) if not answer.owned] == [7]
         assert self.ask(checker, "m-2499").verdict is Verdict.ACQUIRED
+
+
+class TransactionsContract(ContractBase):
+    """The claims of one call end together, with the handlers' own writes."""
+
+    @without(Capability.RECORDED_CLAIMS)
+    def test_the_claims_of_a_group_live_in_one_transaction(self) -> None:
+        checker = self.checker()
+        decisions = checker.protocol.claim_many([self.request(name) for name in ("a", "b", "c")])
+        transactions = {id(acquired(decision).transaction) for decision in decisions}
+        assert len(transactions) == 1
+        checker.protocol.release_many([(acquired(decision), None) for decision in decisions])
+
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_group_that_fails_frees_all_its_keys_and_counts_the_failed_ones(self) -> None:
+        checker = self.checker()
+        a, b, c = (
+            acquired(d) for d in checker.protocol.claim_many([self.request(name) for name in ("a", "b", "c")])
+        )
+        assert checker.protocol.release_many([(a, None), (b, Failure("no", 100)), (c, None)]) == [
+            Released(owned=True),
+            Released(owned=True, attempts=1),
+            Released(owned=True),
+        ]
+        again = [
+            acquired(d) for d in checker.protocol.claim_many([self.request(name) for name in ("a", "b", "c")])
+        ]
+        assert all(checker.protocol.complete_many([Completion(claim) for claim in again]))
+
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_claim_that_waits_for_a_transaction_sees_how_it_ends(self) -> None:
+        """A duplicate whose original is about to commit must not run when it has."""
+        checker = self.checker()
+        claim = self.acquire(checker)
+        verdicts: list[Verdict] = []
+
+        def ask() -> None:
+            decision = self.ask(checker)
+            verdicts.append(decision.verdict)
+            if decision.claim is not None:
+                checker.protocol.release(decision.claim)
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        waiting.join(0.05)
+        assert checker.lone.complete(claim)
+        waiting.join()
+        assert verdicts in ([Verdict.DUPLICATE], [Verdict.IN_PROGRESS])
+
+    @needs(Capability.PARALLEL_CLAIMS)
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_failure_counts_although_a_copy_of_the_message_has_taken_the_key(self) -> None:
+        """After a rollback, a copy that waited for the key has it before the failure is noted."""
+        checker = self.checker()
+        first = self.acquire(checker)
+        checker.protocol.abandon(first)
+        copy = self.acquire(checker)
+        assert checker.protocol.release(first, Failure("no", 2)) == Released(owned=True, attempts=1)
+        checker.protocol.abandon(copy)
+        third = self.acquire(checker)
+        assert checker.protocol.release(copy, Failure("no", 2)) == Released(owned=True, attempts=2, dead=True)
+        assert checker.protocol.release(third, Failure("no", 2)) == Released(
+            owned=True, attempts=3, dead=True
+        )
+        assert self.ask(checker).verdict is Verdict.DEAD
+
+    @needs(Capability.PARALLEL_CLAIMS)
+    @without(Capability.RECORDED_CLAIMS)
+    def test_a_fatal_failure_is_dead_although_a_copy_of_the_message_has_taken_the_key(self) -> None:
+        checker = self.checker()
+        first = self.acquire(checker)
+        checker.protocol.abandon(first)
+        copy = self.acquire(checker)
+        assert checker.protocol.release(first, Failure("never", 100, fatal=True)).dead
+        assert checker.lone.complete(copy)
+        assert self.ask(checker).verdict is Verdict.DUPLICATE
+
+
+class TasksContract(ContractBase):
+    """Tasks of an event loop claim and complete, and a cancelled one leaves its key free."""
+
+    @needs(Capability.RECORDED_CLAIMS)
+    def test_tasks_process_their_messages_at_once(self) -> None:
+        everybody = asyncio.Barrier(_TASKS if self.has(Capability.PARALLEL_CLAIMS) else 1)
+
+        async def handle(message: Message) -> str:
+            await everybody.wait()
+            return str(message.id)
+
+        async def process_all() -> list[str]:
+            consumer = _consumer_of(handle, self.checker())
+            names = [str(number) for number in range(_TASKS)]
+            results = await asyncio.gather(*(consumer(Message("contract", id=name)) for name in names))
+            assert {result.outcome for result in results} == {Outcome.PROCESSED}
+            return [str(result.value) for result in results]
+
+        assert _run(process_all()) == [str(number) for number in range(_TASKS)]
+
+    @needs(Capability.RECORDED_CLAIMS)
+    def test_a_task_that_is_cancelled_in_its_handler_leaves_a_free_key(self) -> None:
+        runs: list[Message] = []
+
+        async def handle(message: Message) -> None:
+            runs.append(message)
+            if len(runs) == 1:
+                running.set()
+                await asyncio.sleep(_LONGEST_S)
+
+        running = asyncio.Event()
+
+        async def cancel_and_repeat() -> None:
+            consumer = _consumer_of(handle, self.checker())
+            task = asyncio.create_task(consumer.process(Message("contract", id="1")))
+            await running.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            result = await consumer.process(Message("contract", id="1"))
+            assert result.outcome is Outcome.PROCESSED
+
+        _run(cancel_and_repeat())
+        assert len(runs) == 2
+
+
+def _consumer_of(handler: _Handler, checker: AbstractIdempotentChecker) -> AsyncConsumer:
+    return Registry().consumer("contract", group="tasks", checker=checker)(handler)
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(main, _LONGEST_S))
