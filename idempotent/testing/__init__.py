@@ -10,10 +10,17 @@ if "pytest" in sys.modules:
         f"{__name__}.adapter_contract", f"{__name__}.checker_contract"
     )
 
-from idempotent.testing.abandoned import abandon_claim
 from idempotent.testing.adapter_contract import AdapterContract
 from idempotent.testing.checker_contract import Capability, CheckerContract
-from idempotent.testing.crashpoints import AckPoints, CrashPlan, arm, around, crash_points, reach
+from idempotent.testing.crashpoints import (
+    AckPoints,
+    CrashPlan,
+    abandon_claim,
+    arm,
+    around,
+    crash_points,
+    reach,
+)
 from idempotent.testing.duplicates import with_duplicates
 
 __all__ = [

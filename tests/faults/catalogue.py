@@ -1581,7 +1581,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a claim that a test abandons is renewed",
-        "idempotent/testing/abandoned.py",
+        "idempotent/testing/crashpoints.py",
         "    binding.protocol.abandon(decision.claim)\n",
         "",
         "tests/testing/test_abandoned.py -k short_lease",
