@@ -1872,7 +1872,7 @@ FAULTS: Final = (
     ),
     Fault(
         "Worker: an exit in a task that nothing awaits ends the loop of the others",
-        "idempotent/worker/handlers/own_loop.py",
+        "idempotent/worker/handlers/tasks.py",
         "        try:\n            loop.run_forever()\n        except (SystemExit, KeyboardInterrupt) as error:\n"
         "            self._on_exit(error)\n",
         "        loop.run_forever()\n",

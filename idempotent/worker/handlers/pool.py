@@ -9,9 +9,7 @@ from contextvars import Context
 
 from idempotent.consumer import AnyConsumer
 from idempotent.worker.handlers.handler_queue import Done
-from idempotent.worker.handlers.loop_watch import LoopWatch, blocked_after_s
-from idempotent.worker.handlers.own_loop import OwnLoop
-from idempotent.worker.handlers.tasks import HandlerTasks, LoopPlace
+from idempotent.worker.handlers.tasks import HandlerTasks, LoopPlace, LoopWatch, OwnLoop, blocked_after_s
 from idempotent.worker.handlers.threads import HandlerThreads
 from idempotent.worker.holds import InFlightDelivery
 

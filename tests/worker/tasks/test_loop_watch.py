@@ -16,8 +16,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Decision, Verdict
 from idempotent.observe import Observer
-from idempotent.worker.handlers.loop_watch import LoopWatch, blocked_after_s, where
-from idempotent.worker.handlers.own_loop import OwnLoop
+from idempotent.worker.handlers.tasks import LoopWatch, OwnLoop, blocked_after_s, where
 from tests.support.logs import events, logged
 from tests.support.stores import Store
 from tests.worker.running import SUBJECT, WAIT_S, Running, emptying, publish, until
