@@ -23,8 +23,8 @@ from idempotent.observe import Counters, Event, counters
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.testing.crashpoints import _Passings
-from idempotent.worker import python_gc
-from idempotent.worker.python_gc import relaxed_python_gc
+from idempotent.worker import process
+from idempotent.worker.process import relaxed_python_gc
 
 
 def test_no_two_claims_have_one_owner_in_threads_and_children():
@@ -142,7 +142,7 @@ def starts_a_loop():
 
 
 def relaxes_gc():
-    return python_gc._lock, lambda: relaxed_python_gc(1).__enter__()
+    return process._lock, lambda: relaxed_python_gc(1).__enter__()
 
 
 def publishes():

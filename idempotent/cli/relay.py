@@ -23,7 +23,7 @@ from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.outbox import Outbox, Relay
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.answers import limit_answers
-from idempotent.worker.signals import on_stop_signal
+from idempotent.worker.process import on_stop_signal
 
 _LOOK_S: Final = 0.1
 # A URL has a colon before its first equals sign.

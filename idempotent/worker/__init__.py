@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from idempotent.worker.summary import WorkerSummary
+from idempotent.worker.settling import WorkerSummary
 from idempotent.worker.worker import Worker
 
 __all__ = ["Worker", "WorkerSummary"]

@@ -1,7 +1,8 @@
-"""StoreWatch: asks whether the stores of a worker's consumers can take keys."""
+"""A worker's threads for its stores. StoreWatch: asks whether they take keys. ExpiredKeys: deletes expired ones."""
 
 from __future__ import annotations
 
+import random
 import secrets
 import threading
 import time
@@ -24,6 +25,9 @@ _LAST_WAIT_S: Final = 1.0
 _REMIND_S: Final = 60
 # No consumer has this name.
 _TRIALS: Final = KeySpace("idempotent", "trial")
+# Of the deletions.
+_FIRST_AFTER_S: Final = 60.0
+_JITTER: Final = 0.1
 
 
 class StoreWatch:
@@ -158,3 +162,49 @@ def _claim_a_key(checker: AbstractIdempotentChecker) -> None:
 
 def _silent() -> StoreUnavailableError:
     return StoreUnavailableError(f"the store did not answer within {_ANSWER_S:g} seconds")
+
+
+class ExpiredKeys:
+    """A context manager: inside, every checker deletes its expired keys, one process at a time.
+
+    Args:
+        checkers: the checkers whose keys are deleted.
+        interval_s: seconds from one round to the next, give or take a tenth; the first comes within a minute.
+            None: never.
+    """
+
+    def __init__(self, checkers: Collection[AbstractIdempotentChecker], interval_s: float | None) -> None:
+        """Start nothing yet."""
+        self._checkers = tuple(checkers)
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idempotent-gc", daemon=True)
+
+    def __enter__(self) -> None:
+        if self._interval_s is not None:
+            self._thread.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            # Its batches are short. If one takes longer, the lock in the store ends with its lease.
+            self._thread.join(_LAST_WAIT_S)
+
+    def _run(self) -> None:
+        assert self._interval_s is not None
+        # Workers that start together must not query the store together.
+        wait_s = min(_FIRST_AFTER_S, self._interval_s) * random.uniform(0.5, 1.0)
+        while not self._stopped.wait(wait_s):
+            for checker in self._checkers:
+                self._delete(checker)
+            wait_s = self._interval_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+    def _delete(self, checker: AbstractIdempotentChecker) -> None:
+        try:
+            deleted = checker.garbage_collect_alone()
+        except Exception as error:
+            # Expired keys only take disk space: messages continue, and the next round tries again.
+            log.warning("gc_failed", extra={"checker": type(checker).__name__, "error": str(error)})
+            return
+        if deleted is not None:
+            log.info("gc_done", extra={"checker": type(checker).__name__, "deleted": deleted})

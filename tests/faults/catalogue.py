@@ -677,7 +677,7 @@ FAULTS: Final = (
     ),
     Fault(
         "releases are counted among the completions that were not recorded",
-        "idempotent/worker/draining.py",
+        "idempotent/worker/worker.py",
         "completions = len(self) - releases",
         "completions = len(self)",
         "tests/worker/test_unrecorded.py -k no_effect",
@@ -789,7 +789,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a worker ends before its completions are recorded",
-        "idempotent/worker/draining.py",
+        "idempotent/worker/worker.py",
         "return waits and bool(self._pool.is_busy or self._unrecorded)",
         "return waits and bool(self._pool.is_busy)",
         "tests/worker/test_unrecorded.py -k test_a_completion_is_recorded_while",
@@ -1858,7 +1858,7 @@ FAULTS: Final = (
     ),
     Fault(
         "Worker: tasks run on at the end of the drain",
-        "idempotent/worker/draining.py",
+        "idempotent/worker/worker.py",
         "        self._pool.cancel()  # tasks",
         "        pass  # tasks",
         "tests/worker/tasks/test_stopping.py -k end_of_the_drain",
@@ -1901,9 +1901,9 @@ FAULTS: Final = (
     ),
     Fault(
         "Worker: a message that stops all others has as long as they",
-        "idempotent/worker/long_messages.py",
-        "(running_s, _LONG_S) if blocks_s is None else (blocks_s, _LONG_ALONE_S)",
-        "(running_s, _LONG_S)",
+        "idempotent/worker/message_log.py",
+        "(running_s, _TAKES_LONG_S) if blocks_s is None else (blocks_s, _TAKES_LONG_ALONE_S)",
+        "(running_s, _TAKES_LONG_S)",
         "tests/worker/test_long_messages.py -k waits_to_run_alone",
     ),
     Fault(

@@ -8,7 +8,7 @@ import sys
 from idempotent.adapters.base import Fences
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.outbox import Outbox, Relay
-from idempotent.worker.signals import on_stop_signal
+from idempotent.worker.process import on_stop_signal
 
 
 def say(line):

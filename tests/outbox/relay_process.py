@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from idempotent.adapters import adapter_from_url
 from idempotent.outbox import Outbox, Relay
-from idempotent.worker.signals import on_stop_signal
+from idempotent.worker.process import on_stop_signal
 from tests.project.house import ROOT
 
 

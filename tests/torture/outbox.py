@@ -22,7 +22,7 @@ from idempotent.message import Message
 from idempotent.outbox import Outbox, Relay
 from idempotent.testing.crashpoints import reach
 from idempotent.testing.only_publishing import OnlyPublishing
-from idempotent.worker.signals import on_stop_signal
+from idempotent.worker.process import on_stop_signal
 from tests.torture.journal import Journal, What
 from tests.torture.settings import Job
 from tests.torture.stores import ORDER_KEYS, counters_table

@@ -14,9 +14,9 @@ from tests.worker.running import SUBJECT, WAIT_S, Running, consumer_of, emptying
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("idempotent.worker.long_messages._LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr("idempotent.worker.long_messages._LONG_S", 0.2)
-    monkeypatch.setattr("idempotent.worker.long_messages._LONG_ALONE_S", 0.1)
+    monkeypatch.setattr("idempotent.worker.message_log._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("idempotent.worker.message_log._TAKES_LONG_S", 0.2)
+    monkeypatch.setattr("idempotent.worker.message_log._TAKES_LONG_ALONE_S", 0.1)
 
 
 @pytest.fixture

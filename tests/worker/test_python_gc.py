@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from idempotent.checkers import MemoryChecker
-from idempotent.worker.python_gc import relaxed_python_gc
+from idempotent.worker.process import relaxed_python_gc
 from tests.worker.running import SUBJECT, emptying, publish
 
 

@@ -1,19 +1,31 @@
-"""Runs a worker in a thread beside an event loop, and waits for it in a task of that loop."""
+"""What a worker does with its process: a thread beside an event loop, signals, Python's garbage collector."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from typing import Final
 
 from idempotent.errors import described
+from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 from idempotent.worker.handlers import LoopPlace
-from idempotent.worker.summary import WorkerSummary
+from idempotent.worker.settling import WorkerSummary
 
 log = EventLog(__name__)
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+# The objects of one message, from the broker's client to its result, with room for those of a handler.
+_OBJECTS_OF_ONE: Final = 64
+
+_lock: Final = free_in_child(threading.Lock())
+_wanted: Final[list[int]] = []
+_before: tuple[int, int, int] = gc.get_threshold()
 
 
 async def in_thread(
@@ -79,5 +91,57 @@ class _Running:
         self.ended.set_exception(error)
 
     def _tell(self, function: Callable[..., object], argument: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the loop is closed
             self._place.loop.call_soon_threadsafe(function, argument)
+
+
+@contextmanager
+def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on each of the signals; restore the handlers afterwards. Outside the main thread: do nothing.
+
+    Args:
+        stop: runs between two bytecodes of the main thread, which may hold any lock: it must take none.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may install handlers; the application calls Worker.stop()
+        return
+    before = {number: signal.signal(number, lambda _number, _frame: stop()) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: the handler was not installed from Python, and cannot be restored from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def relaxed_python_gc(messages: int) -> Iterator[None]:
+    """Inside, the objects of this many messages in flight start no collection.
+
+    They are freed by reference counting when their messages are settled. With the default threshold, 700, a batch of
+    500 starts a collection every 50 messages, finds most objects alive, and moves them to older generations until
+    Python examines all objects of the application again and again: a third of a worker's processor time.
+
+    A higher threshold of the application, or 0 (off), is kept. Workers of one process share the highest.
+
+    Args:
+        messages: the most that are in flight at once.
+    """
+    global _before  # noqa: PLW0603 - the threshold is one for the process
+    wanted = _OBJECTS_OF_ONE * messages
+    with _lock:
+        if not _wanted:
+            _before = gc.get_threshold()
+        _wanted.append(wanted)
+        _apply()
+    try:
+        yield
+    finally:
+        with _lock:
+            _wanted.remove(wanted)
+            _apply()
+
+
+def _apply() -> None:
+    first, *others = _before
+    gc.set_threshold(max([first, *_wanted]) if first else first, *others)
