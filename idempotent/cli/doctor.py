@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Annotated, Final
@@ -14,7 +13,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
+from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, in_words, seconds
 from idempotent.cli.redrive import REDRIVE
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, outbox_at, store_words
 from idempotent.cli.terminal.output import Unit, console, count, emit, plain, progress, say
@@ -24,8 +23,6 @@ from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
 from idempotent.stores.sql.answers import limit_answers
 
-_UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
 # Enough to see the retention of every active consumer; few enough to read in one go.
 _SAMPLE: Final = 2000
 _MARKS: Final = {
@@ -33,22 +30,6 @@ _MARKS: Final = {
     Level.WARNING: "[yellow]warning[/yellow]",
     Level.ERROR: "[bold red]error[/bold red]",
 }
-
-
-def seconds(text: str) -> float:
-    """The duration in seconds; a number alone counts seconds. Raises typer.BadParameter: not a duration."""
-    found = _FORM.fullmatch(text.lower())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a duration: write 90s, 15min, 12h, 14d or 2w")
-    return float(found[1]) * _UNITS[found[2] or "s"]
-
-
-def words(duration_s: float) -> str:
-    """The duration in the largest unit of which it has at least two."""
-    for unit, size in sorted(_UNITS.items(), key=lambda pair: -pair[1]):
-        if unit != "w" and duration_s >= 2 * size:
-            return f"{duration_s / size:.3g} {'days' if unit == 'd' else unit}"
-    return f"{duration_s:.3g} s"
 
 
 def doctor(
@@ -127,7 +108,7 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
         if shortest:
             yield Finding(
                 Level.OK,
-                f"keys are kept for {words(min(shortest.values()))} or more; "
+                f"keys are kept for {in_words(min(shortest.values()))} or more; "
                 "--redelivery-horizon checks whether that is enough",
             )
         return
@@ -136,11 +117,12 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
     for consumer, kept_s in sorted(shortest.items()):
         # The claim's two times come from one statement, but not always from one reading of the clock.
         if kept_s + 1 >= horizon_s:
-            yield Finding(Level.OK, f"{consumer}: keys are kept for {words(kept_s)}")
+            yield Finding(Level.OK, f"{consumer}: keys are kept for {in_words(kept_s)}")
         else:
             yield Finding(
                 Level.ERROR,
-                f"{consumer}: keys are kept for {words(kept_s)}, but messages can come again for {words(horizon_s)}",
+                f"{consumer}: keys are kept for {in_words(kept_s)}, but messages can come again for "
+                f"{in_words(horizon_s)}",
                 f"give its checker retention_s={horizon_s:.0f} or more",
             )
 

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from idempotent.checkers.urls import StoreKind, scheme_of
-from idempotent.cli.doctor import seconds
-from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
+from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, seconds
 from idempotent.cli.stores import checker_at
 from idempotent.cli.terminal.output import Unit, count, progress, tell
 from idempotent.schema import DEFAULT_TABLE

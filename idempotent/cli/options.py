@@ -1,15 +1,19 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the durations that they take."""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from idempotent.cli.configuration import URL_VARIABLE, url_in
 from idempotent.cli.keys.view import Status
 from idempotent.cli.terminal.logs import LogFormat
+
+_UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
 
 UrlOption: TypeAlias = Annotated[
     str,
@@ -144,3 +148,19 @@ def typed(context: typer.Context) -> set[str]:
     """The names of the options that the user has given, on the command line, in the environment or in a file."""
     sources = ((name, context.get_parameter_source(name)) for name in context.params)
     return {name for name, source in sources if source is not None and source.name != "DEFAULT"}
+
+
+def seconds(text: str) -> float:
+    """The duration in seconds; a number alone counts seconds. Raises typer.BadParameter: not a duration."""
+    found = _FORM.fullmatch(text.lower())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a duration: write 90s, 15min, 12h, 14d or 2w")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def in_words(duration_s: float) -> str:
+    """The duration in the largest unit of which it has at least two."""
+    for unit, size in sorted(_UNITS.items(), key=lambda pair: -pair[1]):
+        if unit != "w" and duration_s >= 2 * size:
+            return f"{duration_s / size:.3g} {'days' if unit == 'd' else unit}"
+    return f"{duration_s:.3g} s"
