@@ -14,9 +14,8 @@ from typing import Any, Protocol, TypeVar
 import typer
 from rich.console import Console
 
-from idempotent.cli.commands import flow
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.root import ExitsWithCode
+from idempotent.cli.root import ExitsWithCode, flow
 from idempotent.cli.terminal.output import emit
 from idempotent.errors import StoreError
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from idempotent.cli.commands import COMMANDS
+from idempotent.cli.root import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
