@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from idempotent.observe.counting import Counters, counters
+from idempotent.observe.counting import Counters, OutboxMeasures, counters, outboxes
 from idempotent.observe.events import Event, OutboxStats
 from idempotent.observe.observers import Observer, Observers
-from idempotent.observe.outboxes import OutboxMeasures, outboxes
 
 __all__ = [
     "Counters",

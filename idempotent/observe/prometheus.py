@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from idempotent.errors import MissingExtraError
-from idempotent.observe.counting import Counters, counters
-from idempotent.observe.outboxes import OutboxMeasures, outboxes
+from idempotent.observe.counting import Counters, OutboxMeasures, counters, outboxes
 from idempotent.outcomes import Outcome
 
 try:

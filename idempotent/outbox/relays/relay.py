@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from idempotent.checkers.rounds import Rounds
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.logs import EventLog
+from idempotent.observe.counting import outboxes
 from idempotent.observe.observers import Observer, Observers
-from idempotent.observe.outboxes import outboxes
 from idempotent.outbox.outbox import Outbox
 from idempotent.outbox.relays.line import Line, Settings
 from idempotent.outbox.relays.publishing import Doing
