@@ -12,7 +12,7 @@ from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.logs import EventLog
 from idempotent.message import received_message
-from idempotent.observe.fields import about_message
+from idempotent.observe.log_lines import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
 

@@ -44,7 +44,7 @@ from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.logs import EventLog
 from idempotent.message import Message
-from idempotent.observe.fields import about_message
+from idempotent.observe.log_lines import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.validation import check_types, choice
 

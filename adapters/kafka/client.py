@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from idempotent.errors import ConfigurationError, MissingExtraError
 from idempotent.logs import EventLog
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle
 
 try:
     from confluent_kafka import (

@@ -19,7 +19,7 @@ from idempotent.adapters.kafka.transactions.open_transaction import Refusal
 from idempotent.errors import OutputError
 from idempotent.logs import EventLog
 from idempotent.message import Message
-from idempotent.observe.fields import about_message
+from idempotent.observe.log_lines import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Backoff
 

@@ -20,7 +20,7 @@ from idempotent.adapters.reconnecting import describe
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
 from idempotent.message import Message
-from idempotent.observe.fields import about_message
+from idempotent.observe.log_lines import about_message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 

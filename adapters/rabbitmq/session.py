@@ -20,7 +20,7 @@ from idempotent.adapters.rabbitmq.reading import fault_in
 from idempotent.adapters.rabbitmq.topology import Topology, get
 from idempotent.errors import MessageError
 from idempotent.logs import EventLog
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle
 
 log = EventLog(__name__)
 

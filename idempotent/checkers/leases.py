@@ -17,7 +17,7 @@ from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
 from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
-from idempotent.observe.fields import about_key
+from idempotent.observe.log_lines import about_key
 
 log = EventLog(__name__)
 

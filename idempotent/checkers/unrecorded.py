@@ -15,8 +15,7 @@ from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
 from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
-from idempotent.observe.fields import about_key
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle, about_key
 from idempotent.values import value
 
 log = EventLog(__name__)

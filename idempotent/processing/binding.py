@@ -18,8 +18,7 @@ from idempotent.keys import HASH_BYTES, NO_KEY, Key, KeySpace, id_of
 from idempotent.logs import EventLog
 from idempotent.message import Message, Position
 from idempotent.observe.events import Event
-from idempotent.observe.fields import about_message
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle, about_message
 from idempotent.observe.observers import Observers
 from idempotent.policy import OnExpiredLease, causes
 from idempotent.processing.calling import AsyncCalls, Calls

@@ -10,7 +10,7 @@ from typing import Final
 
 from idempotent.errors import ConfigurationError
 from idempotent.logs import EventLog
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle
 
 log = EventLog(__name__)
 

@@ -12,8 +12,7 @@ from idempotent.consumer import AnyConsumer
 from idempotent.errors import IdempotentError, StoreError, described
 from idempotent.logs import EventLog
 from idempotent.message import Message
-from idempotent.observe.fields import about_message
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle, about_message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.calling import RETURNED
 from idempotent.processing.runs import runs

@@ -1553,7 +1553,7 @@ FAULTS: Final = (
     ),
     Fault(
         "an outage of the store writes a line for each message",
-        "idempotent/observe/log_throttle.py",
+        "idempotent/observe/log_lines.py",
         "            if now - self._last < _EVERY_S:\n",
         "            if False:\n",
         "tests/observe/test_sparse.py",

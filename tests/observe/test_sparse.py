@@ -5,7 +5,7 @@ import logging
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import StoreUnavailableError
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle
 from tests.support.logs import logged
 
 

@@ -13,7 +13,7 @@ from idempotent.adapters.kafka.outputs import Produced
 from idempotent.adapters.kafka.transactions.open_transaction import NO_LIMIT, OpenTransaction, Refusal, Step
 from idempotent.adapters.kafka.transactions.producer import TransactionalProducer
 from idempotent.logs import EventLog
-from idempotent.observe.fields import about_message
+from idempotent.observe.log_lines import about_message
 
 log = EventLog(__name__)
 _UPKEEP_S: Final = 0.05

@@ -17,7 +17,7 @@ from idempotent.claims import NOBODY, Claim, ClaimRequest, Completion, KeyStatus
 from idempotent.logs import EventLog
 from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
-from idempotent.observe.fields import about_key
+from idempotent.observe.log_lines import about_key
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.values import changed

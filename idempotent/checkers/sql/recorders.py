@@ -15,7 +15,7 @@ from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released
 from idempotent.logs import EventLog
 from idempotent.observe.counting import CountEvent
-from idempotent.observe.fields import about_key
+from idempotent.observe.log_lines import about_key
 from idempotent.stores.sql.cursor import DriverConnection
 
 log = EventLog(__name__)

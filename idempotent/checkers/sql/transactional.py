@@ -47,7 +47,7 @@ from idempotent.errors import (
 )
 from idempotent.keys import NO_KEY, Key
 from idempotent.logs import EventLog
-from idempotent.observe.fields import about_key
+from idempotent.observe.log_lines import about_key
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.engines import AnyEngine, is_async
 from idempotent.validation import flag, seconds

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from idempotent.logs import EventLog
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle
 from idempotent.outbox.entries import lane_of
 from idempotent.outbox.relays.deletions import Deletions
 from idempotent.outbox.relays.publishing import Publishing

@@ -10,7 +10,7 @@ from typing import Final
 
 from idempotent.errors import StoreError
 from idempotent.logs import EventLog
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle
 from idempotent.outbox.sql import Statements
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.connections import Connections

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import StoreError, described
 from idempotent.logs import EventLog
-from idempotent.observe.log_throttle import LogThrottle
+from idempotent.observe.log_lines import LogThrottle
 from idempotent.observe.observers import Observers
 from idempotent.outbox.outbox import Outbox
 from idempotent.outbox.relays.deletions import Deletions

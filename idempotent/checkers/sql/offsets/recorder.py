@@ -15,7 +15,7 @@ from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
 from idempotent.logs import EventLog
 from idempotent.message import Position
-from idempotent.observe.fields import about_key
+from idempotent.observe.log_lines import about_key
 from idempotent.schema import offsets_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect

@@ -1,4 +1,7 @@
-"""LogThrottle: lets a log line through once a minute, with the number of those it kept back."""
+"""What many lines of the log have in common: the fields that name a message or a key, and LogThrottle.
+
+docs/logging.md lists the fields.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,27 @@ from collections.abc import Callable
 from typing import Final
 
 from idempotent.forks import free_in_child
+from idempotent.keys import NO_KEY, Key
+from idempotent.message import Message
 
 _EVERY_S: Final = 60.0
 
 
+def about_key(key: Key) -> dict[str, object]:
+    """`consumer` and `key`, for a line that knows no message."""
+    if key is NO_KEY:
+        return {"consumer": None, "key": None}
+    return {"consumer": key.consumer, "key": str(key)}
+
+
+def about_message(message: Message) -> dict[str, object]:
+    """`message_id` and `position`, for a line that knows no consumer."""
+    position = None if message.position is None else str(message.position)
+    return {"message_id": message.id, "position": position}
+
+
 class LogThrottle:
-    """Decides about one kind of event that can happen a thousand times a second. Thread-safe.
+    """Lets one kind of event, which can happen a thousand times a second, through once a minute. Thread-safe.
 
     Args:
         clock: seconds.
