@@ -112,7 +112,7 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
         )
     scheme = scheme_of(url)
     make = scheme.checker_class()
-    url, of_url = _parted(url, keywords(make))
+    url, of_url = _parked(url, keywords(make))
     if scheme.kind is StoreKind.MEMORY and "?" in url:
         known = ", ".join(sorted(keywords(make)))
         raise ConfigurationError(f"unknown option in {scheme.start}; known: {known}")
@@ -124,7 +124,7 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
     return checker
 
 
-def _parted(url: str, kinds: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
+def _parked(url: str, kinds: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
     """The URL without the checker's own options, and these.
 
     Raises:

@@ -15,9 +15,9 @@ from idempotent.message import Message, Position
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.binding import Binding
+from idempotent.processing.group_run import GroupRun, Member, place_of
+from idempotent.processing.in_flight import in_flight
 from idempotent.processing.results import mismatch
-from idempotent.processing.running import GroupRun, Member, place
-from idempotent.processing.runs import runs
 from idempotent.processing.single import process_one, refused, store_failed, without_key
 from idempotent.processing.steps import CLAIM_MANY, STORE, Life
 
@@ -56,7 +56,7 @@ class _Group:
         firsts = self._firsts()
         if self._binding.checker.remembers.by_position:
             # Restore partition order: a held message may arrive after its successors.
-            firsts = iter(sorted(firsts, key=place))
+            firsts = iter(sorted(firsts, key=place_of))
         if self._binding.counts_starts and any(message.redelivered for message in self._messages):
             yield from self._run_again(list(firsts))
         else:
@@ -108,15 +108,15 @@ class _Group:
         if len(start) < _MIN_GROUP or always_alone:
             self._run.alone += [*start, *firsts]
         else:
-            runs.running[self._owner] = None
+            in_flight.running[self._owner] = None
             try:
-                if runs.alone is not None:
-                    yield from runs.beside(self._owner)
+                if in_flight.alone is not None:
+                    yield from in_flight.beside(self._owner)
                 claimed = yield from self._claim(chain(start, firsts))
                 if claimed:
                     yield from self._run.run(claimed)
             finally:
-                runs.running.pop(self._owner, None)
+                in_flight.running.pop(self._owner, None)
         for member in self._run.alone:
             self.results[member.index] = yield from self._process_alone(member)
 

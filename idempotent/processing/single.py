@@ -21,6 +21,7 @@ from idempotent.observe.events import Event
 from idempotent.outcomes import HOLD, Outcome, Result
 from idempotent.policy import Handling, OnMissingKey, OnStoreError
 from idempotent.processing.binding import Binding
+from idempotent.processing.in_flight import in_flight
 from idempotent.processing.results import (
     STORE_RETRY_S,
     answered,
@@ -30,7 +31,6 @@ from idempotent.processing.results import (
     raised_by_handler,
     unavailable,
 )
-from idempotent.processing.runs import runs
 from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life
 from idempotent.values import changed
 
@@ -51,11 +51,11 @@ def process_one(
         noted: the group has noted its start.
     """
     run = new_owner()
-    running = runs.running
+    running = in_flight.running
     running[run] = None
     try:
-        if runs.alone is not None:
-            yield from runs.beside(run)
+        if in_flight.alone is not None:
+            yield from in_flight.beside(run)
         try:
             request = (
                 binding.requests.of(message, run, beside=len(running) > 1)
@@ -102,7 +102,7 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
     """Process a message that may have killed a process, while nothing else runs in this one."""
     run = new_owner()
     try:
-        yield from runs.by_itself(run, message)
+        yield from in_flight.by_itself(run, message)
         raised = False
         try:
             result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
@@ -115,8 +115,8 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
             yield STORE, binding.transactions.forget_starts, ((request.key,),)
         return result
     finally:
-        runs.running.pop(run, None)
-        runs.end_alone(run)
+        in_flight.running.pop(run, None)
+        in_flight.end_alone(run)
         if binding.calls.began:
             binding.calls.began.pop(id(message), None)
 
@@ -257,7 +257,7 @@ def _begin(
                 claim = counted
     # Only the death that makes a message dead must be its own beyond doubt. Until then others need not wait for hours.
     if alone and not claim.is_last_attempt:
-        runs.share(message)
+        in_flight.share(message)
     return request, claim
 
 

@@ -2,7 +2,7 @@
 
 The rules of a message's life are written once, as generators: each yields the step that comes next, and gets its answer
 or its exception back. `drive` carries out the steps in a thread, `drive_async` in a task, for an `async def` handler;
-a `PartedLife` in a thread of a worker, which it leaves while it waits.
+a `ParkedLife` in a thread of a worker, which it leaves while it waits.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _close(life: Life[Any]) -> None:
         drive(life, Closed())
 
 
-class PartedLife(Generic[R]):
+class ParkedLife(Generic[R]):
     """Carries out steps in the calling thread, as `drive` does, up to a claim or a completion that has to wait.
 
     Then it is parked: when a round has answered, one of some threads goes on with it.

@@ -15,7 +15,7 @@ from idempotent.message import Message
 from idempotent.observe.log_lines import LogThrottle, about_message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.calling import RETURNED
-from idempotent.processing.runs import runs
+from idempotent.processing.in_flight import in_flight
 from idempotent.worker.handlers import HandlerPool
 from idempotent.worker.holds import MAX_CHECKS, InFlightDelivery
 
@@ -247,7 +247,7 @@ class LongMessages:
 
     def _is_long(self, works: list[InFlightDelivery], now: float) -> bool:
         first = works[0]
-        began, blocks_s = first.began, runs.blocked_s(first.delivery.message)
+        began, blocks_s = first.began, in_flight.blocked_s(first.delivery.message)
         running_s = None if began is None or began == RETURNED else now - began
         takes_s, long_s = (running_s, _TAKES_LONG_S) if blocks_s is None else (blocks_s, _TAKES_LONG_ALONE_S)
         if takes_s is None or takes_s < long_s:

@@ -267,7 +267,7 @@ def test_a_group_that_is_cancelled_while_it_is_recorded_has_processed_its_messag
 
 
 def test_a_group_that_is_cancelled_while_one_is_recorded_runs_no_other(run, blocking, monkeypatch):
-    monkeypatch.setattr("idempotent.processing.running._RECORD_EVERY_S", -1.0)
+    monkeypatch.setattr("idempotent.processing.group_run._RECORD_EVERY_S", -1.0)
 
     async def main():
         ran = []

@@ -13,7 +13,7 @@ from idempotent.checkers.combining import COMPLETE_ALONE, ParkedWaiter, Threads
 from idempotent.consumer import Consumer
 from idempotent.outcomes import Result
 from idempotent.processing.single import process_one
-from idempotent.processing.steps import COMPLETE, ENDED, PartedLife
+from idempotent.processing.steps import COMPLETE, ENDED, ParkedLife
 from idempotent.worker.handlers.handler_queue import Done, HandlerQueue
 from idempotent.worker.holds import InFlightDelivery
 
@@ -44,22 +44,22 @@ class HandlerThreads:
         self._ready: deque[ParkedWaiter] = deque()
         self._parked = 0
         self._places = 0
-        self._parts = False
+        self._parks = False
         self._idle = 0
         self._is_waking = False
         self._stopped = False
         self._threads: list[threading.Thread] = []
 
-    def start(self, number: int, context: Context, *, parts: bool = False) -> None:
+    def start(self, number: int, context: Context, *, parks: bool = False) -> None:
         """Start threads for so many handlers, each in a copy of the context.
 
         Args:
             number: handlers that run at once.
             context: the context variables that they see.
-            parts: lives may be parked.
+            parks: lives may be parked.
         """
         self._places = number
-        self._parts = parts and number > 1
+        self._parks = parks and number > 1
         # Daemons: a handler that never returns must not keep the process from ending.
         self._threads = [
             threading.Thread(
@@ -68,7 +68,7 @@ class HandlerThreads:
                 name=f"idempotent-handler-{index}",
                 daemon=True,
             )
-            for index in range(number + self._parts)
+            for index in range(number + self._parks)
         ]
         for thread in self._threads:
             thread.start()
@@ -159,7 +159,7 @@ class HandlerThreads:
         if not works:
             return ()
         self._places -= 1
-        life = self._running[id(works)] = HandlerLife(works, parts=self._parts)
+        life = self._running[id(works)] = HandlerLife(works, parks=self._parks)
         return (life,)
 
     def _resumed(self, answered: deque[ParkedWaiter], most: int) -> Sequence[HandlerLife]:
@@ -176,7 +176,7 @@ class HandlerThreads:
     def _wait(self) -> None:
         self._idle += 1
         try:
-            in_time = self._changed.wait(_LOOK_S if self._parts else None)
+            in_time = self._changed.wait(_LOOK_S if self._parks else None)
         finally:
             self._idle -= 1
             self._is_waking = False
@@ -200,29 +200,29 @@ class HandlerLife:
 
     Args:
         works: these.
-        parts: a single one may be parked.
+        parks: a single one may be parked.
 
     Attributes:
         has_place: it does not wait for its completion yet.
     """
 
-    __slots__ = ("_parted", "_parts", "has_place", "works")
+    __slots__ = ("_parked", "_parks", "has_place", "works")
 
-    def __init__(self, works: Sequence[InFlightDelivery], *, parts: bool) -> None:
+    def __init__(self, works: Sequence[InFlightDelivery], *, parks: bool) -> None:
         self.works = works
         self.has_place = True
-        self._parts = parts and len(works) == 1
-        self._parted: PartedLife[Result] | None = None
+        self._parks = parks and len(works) == 1
+        self._parked: ParkedLife[Result] | None = None
 
     def look(self) -> None:
         """See to it that its round begins, if it is parked and has waited for long."""
-        if self._parted is not None:
-            self._parted.look()
+        if self._parked is not None:
+            self._parked.look()
 
     def go_on(self, threads: Threads) -> Done | int:
         """Process the works, or go on with a single one. Returns the kind of the step for which it is parked now."""
         try:
-            life = self._parted or self._begin(threads)
+            life = self._parked or self._begin(threads)
             if life is None:
                 return Done(self.works, self._process())
             state = life.go_on()
@@ -233,12 +233,12 @@ class HandlerLife:
         except BaseException as error:  # the worker stops, and raises it from run()
             return Done(self.works, [], error)
 
-    def _begin(self, threads: Threads) -> PartedLife[Result] | None:
+    def _begin(self, threads: Threads) -> ParkedLife[Result] | None:
         binding = self._consumer.binding
-        if self._parts and binding.combiner is not None:
+        if self._parks and binding.combiner is not None:
             life = process_one(binding, self.works[0].delivery.message)
-            self._parted = PartedLife(life, binding.combiner, threads, self)
-        return self._parted
+            self._parked = ParkedLife(life, binding.combiner, threads, self)
+        return self._parked
 
     def _process(self) -> Sequence[Result]:
         messages = [work.delivery.message for work in self.works]

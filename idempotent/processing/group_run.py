@@ -43,7 +43,7 @@ class Member:
     """What the store records of the error; None: the consumer ignores it."""
 
 
-def place(member: Member) -> tuple[bytes, int]:
+def place_of(member: Member) -> tuple[bytes, int]:
     """The sort key of a member: the partition and offset of its message."""
     partition, position = member.request.partition, member.request.position
     return (partition.hash if partition else b"", position.offset if position else 0)

@@ -1,4 +1,4 @@
-"""Runs: what this process runs now, so that a message which may have killed one can run alone."""
+"""InFlight: what this process runs now, so that a message which may have killed one can run alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_LOOK_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 60.0
 
 
-class Runs:
+class InFlight:
     """The messages and groups that this process runs now.
 
     A process that dies takes all of them along, and only one can have been the cause. So whatever is delivered again
@@ -107,5 +107,5 @@ class Runs:
         return now - self._since if self._suspect is message and now < self._until else None
 
 
-runs: Final = Runs()
-in_child(runs.begin)
+in_flight: Final = InFlight()
+in_child(in_flight.begin)

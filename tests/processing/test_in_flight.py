@@ -11,7 +11,7 @@ import pytest
 from idempotent import Message, Outcome, Registry, current_claim
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import KeyStatus
-from idempotent.processing.runs import Runs
+from idempotent.processing.in_flight import InFlight
 
 SUSPECTS = ("s1", "s2")
 IDS = ["a", "s1", "b", "c", "s2", *map(str, range(19))]
@@ -164,7 +164,7 @@ def test_what_a_handler_gives_to_a_consumer_is_part_of_its_run(outer, inner):
 def test_others_wait_for_one_that_runs_alone_a_minute_unless_its_next_death_is_the_last(
     monkeypatch, died_alone, max_attempts, shares
 ):
-    monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("idempotent.processing.in_flight._LONGEST_WAIT_S", 0.3)
     scene, begun, gate = Scene(), threading.Event(), threading.Event()
 
     @Registry().consumer("orders", checker=scene.checker, max_attempts=max_attempts)
@@ -189,7 +189,7 @@ def test_others_wait_for_one_that_runs_alone_a_minute_unless_its_next_death_is_t
 
 @pytest.mark.parametrize("first", ["new", "lapsed"])
 def test_a_long_handler_is_waited_for_once(monkeypatch, first):
-    monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("idempotent.processing.in_flight._LONGEST_WAIT_S", 0.3)
     scene, begun, gate = Scene(), threading.Event(), threading.Event()
 
     @Registry().consumer("orders", checker=scene.checker)
@@ -203,14 +203,14 @@ def test_a_long_handler_is_waited_for_once(monkeypatch, first):
         long = pool.submit(consumer.process, Message("orders", id="long"))
         assert begun.wait(60)
         assert consumer.process(Message("orders", id="s1")).outcome is Outcome.PROCESSED
-        monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 3600.0)
+        monkeypatch.setattr("idempotent.processing.in_flight._LONGEST_WAIT_S", 3600.0)
         assert consumer.process(Message("orders", id="s2")).outcome is Outcome.PROCESSED
         gate.set()
         assert long.result(60).outcome is Outcome.PROCESSED
 
 
 def test_a_run_that_must_be_alone_waits_no_longer_than_a_minute_for_the_others(monkeypatch):
-    monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr("idempotent.processing.in_flight._LONGEST_WAIT_S", 0.3)
     scene = Scene()
     gate: Callable[[float], bool] = (opened := threading.Event()).wait
 
@@ -227,8 +227,8 @@ def test_a_run_that_must_be_alone_waits_no_longer_than_a_minute_for_the_others(m
 
 
 def test_a_handler_that_begins_again_keeps_its_minute(monkeypatch):
-    monkeypatch.setattr("idempotent.processing.runs._LONGEST_WAIT_S", 0.5)
-    alone, suspect = Runs(), Message("orders", id="s1")
+    monkeypatch.setattr("idempotent.processing.in_flight._LONGEST_WAIT_S", 0.5)
+    alone, suspect = InFlight(), Message("orders", id="s1")
     assert not list(alone.by_itself(b"s1", suspect))
     for _ in range(2):
         alone.share(suspect)
