@@ -163,18 +163,19 @@ def _process(
         return None
     try:
         if decision.lapsed or alone or binding.observers.watch_claims:
-            begun = yield from _begin(binding, message, request, decision, alone=alone)
-            if isinstance(begun, Result):
-                return begun
-            request, claim = begun
+            run = _Run(binding, message, request, claim)
+            result = yield from run.begin(decision, alone=alone)
+            if result is not None:
+                return result
+            request, claim = run.request, run.claim
         try:
             value = yield RUN, binding.calls.one, (claim, message)
         except BaseException as error:
-            return (yield from _handler_raised(binding, message, request, claim, error))
+            return (yield from _Run(binding, message, request, claim).handler_raised(error))
         try:
             owned = yield COMPLETE, binding.lone.complete, (claim, binding.encode(value, message))
         except Exception as error:
-            return (yield from _not_recorded(binding, message, request, claim, value, error))
+            return (yield from _Run(binding, message, request, claim).not_recorded(value, error))
     except DoomedTransactionError as error:
         binding.transaction_undone((message,), error)
         doomed = error
@@ -226,76 +227,152 @@ def _refused(
     return (yield from refused(binding, message, request, decision))
 
 
-def _begin(
-    binding: Binding, message: Message, request: ClaimRequest, decision: Decision, *, alone: bool
-) -> Life[Result | tuple[ClaimRequest, Claim]]:
-    """Show a claim to observers, count the attempt if it runs alone, and ask about the effect of a lapsed claim.
+class _Run:
+    """The run of a message whose key is claimed, apart from what every message needs, which is in `_process`.
 
-    Returns what to run the handler with, or the result without it.
+    Args:
+        binding: the consumer, bound to its checker.
+        message: the message.
+        request: the request that acquired its key.
+        claim: the claim.
     """
-    claim = decision.claim
-    assert claim is not None
-    if binding.observers.watch_claims:
-        binding.observers.claimed(binding.name, message, request, decision)
-    if alone and binding.counts_starts:
-        counted = yield from _count_start(binding, message, request, claim)
-        if isinstance(counted, Result):
-            return counted
-        log.warning("process_died", extra=_about_death(binding, message, counted))
-        request, claim = changed(request, counted=True), counted
-    if decision.lapsed:
-        binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
-        log.warning("lease_taken_over", extra=_about_death(binding, message, claim))
-        if callable(binding.options.on_expired_lease):
-            happened = yield from _ask_consumer(binding, message, claim)
-            if happened is not None:
-                return happened
-            if decision.lapse_counts:
-                counted = yield from _count_lapse(binding, message, request, decision)
-                if isinstance(counted, Result):
-                    return counted
-                claim = counted
-    # Only the death that makes a message dead must be its own beyond doubt. Until then others need not wait for hours.
-    if alone and not claim.is_last_attempt:
-        in_flight.share(message)
-    return request, claim
 
+    __slots__ = ("binding", "claim", "message", "request")
 
-def _count_start(
-    binding: Binding, message: Message, request: ClaimRequest, claim: Claim
-) -> Life[Result | Claim]:
-    """Count the attempt before the handler runs: a death of this process is its fault."""
-    arguments = (request, claim, binding.options.max_attempts)
-    try:
-        decision: Decision = yield STORE, binding.transactions.count_start, arguments
-    except StoreError as error:
+    def __init__(self, binding: Binding, message: Message, request: ClaimRequest, claim: Claim) -> None:
+        self.binding: Final = binding
+        self.message: Final = message
+        self.request = request
+        self.claim = claim
+
+    def begin(self, decision: Decision, *, alone: bool) -> Life[Result | None]:
+        """Show the claim to observers, count the attempt if it runs alone, and ask about the effect of a lapsed one.
+
+        Returns the result, if the handler is not to run.
+        """
+        binding = self.binding
         if binding.observers.watch_claims:
-            binding.observers.claimed(binding.name, message, request, error)
-        return unavailable(error)
-    if decision.claim is None:
-        return (yield from refused(binding, message, request, decision))
-    return decision.claim
+            binding.observers.claimed(binding.name, self.message, self.request, decision)
+        if alone and binding.counts_starts:
+            if (result := (yield from self._count_start())) is not None:
+                return result
+            log.warning("process_died", extra=self._about_death())
+        if decision.lapsed:
+            binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
+            log.warning("lease_taken_over", extra=self._about_death())
+            if callable(binding.options.on_expired_lease):
+                if (result := (yield from self._ask_consumer())) is not None:
+                    return result
+                if decision.lapse_counts and (result := (yield from self._count_lapse(decision))) is not None:
+                    return result
+        # Only the death that makes a message dead must be its own beyond doubt. Until then others need not wait for
+        # hours.
+        if alone and not self.claim.is_last_attempt:
+            in_flight.share(self.message)
+        return None
 
+    def _count_start(self) -> Life[Result | None]:
+        """Count the attempt before the handler runs: a death of this process is its fault."""
+        binding = self.binding
+        arguments = (self.request, self.claim, binding.options.max_attempts)
+        try:
+            decision: Decision = yield STORE, binding.transactions.count_start, arguments
+        except StoreError as error:
+            if binding.observers.watch_claims:
+                binding.observers.claimed(binding.name, self.message, self.request, error)
+            return unavailable(error)
+        if decision.claim is None:
+            return (yield from refused(binding, self.message, self.request, decision))
+        self.request, self.claim = changed(self.request, counted=True), decision.claim
+        return None
 
-def _ask_consumer(binding: Binding, message: Message, claim: Claim) -> Life[Result | None]:
-    """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
-    ask = binding.options.on_expired_lease
-    assert callable(ask)
-    try:
-        happened = _effect_happened((yield RUN, binding.calls.ask, (ask, claim.key)))
-        log.warning("expired_lease_answered", extra={**binding.about(message), "happened": happened})
-        if not happened:
-            return None
-        yield COMPLETE, binding.lone.complete, (claim,)
-    except Exception as error:
-        log.warning(
-            "expired_lease_not_resolved",
-            extra={**binding.about(message), "error": described(error)},
-        )
-        wait_s = binding.checker.lease_s or STORE_RETRY_S
-        yield STORE, binding.protocol.abandon, (claim,)
-        return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
-    return Result(Outcome.DUPLICATE)
+    def _ask_consumer(self) -> Life[Result | None]:
+        """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
+        binding, claim = self.binding, self.claim
+        ask = binding.options.on_expired_lease
+        assert callable(ask)
+        try:
+            happened = _effect_happened((yield RUN, binding.calls.ask, (ask, claim.key)))
+            log.warning("expired_lease_answered", extra={**self._about(), "happened": happened})
+            if not happened:
+                return None
+            yield COMPLETE, binding.lone.complete, (claim,)
+        except Exception as error:
+            log.warning(
+                "expired_lease_not_resolved",
+                extra={**self._about(), "error": described(error)},
+            )
+            wait_s = binding.checker.lease_s or STORE_RETRY_S
+            yield STORE, binding.protocol.abandon, (claim,)
+            return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
+        return Result(Outcome.DUPLICATE)
+
+    def _count_lapse(self, decision: Decision) -> Life[Result | None]:
+        """Count the lapse as an attempt, after the consumer said that the effect did not happen."""
+        binding = self.binding
+        try:
+            counted = yield STORE, binding.protocol.count_lapse, (decision, binding.options.max_attempts)
+        except StoreError as error:
+            yield STORE, binding.protocol.abandon, (self.claim,)
+            return unavailable(error)
+        if counted.claim is None:
+            return (yield from refused(binding, self.message, self.request, counted))
+        self.claim = counted.claim
+        return None
+
+    def _about(self) -> dict[str, object]:
+        """The fields of a log line."""
+        return self.binding.about(self.message)
+
+    def _about_death(self) -> dict[str, object]:
+        """The fields of a log line about a message whose process died."""
+        claim = self.claim
+        died = None if claim.attempt is None else claim.attempt - 1
+        counts = {"attempt": died, "max_attempts": self.binding.options.max_attempts}
+        return {**self._about(), **counts}
+
+    def handler_raised(self, error: BaseException) -> Life[Result]:
+        """The result of a handler that raised; DoomedTransactionError if the database was the reason."""
+        binding, message, claim = self.binding, self.message, self.claim
+        if not isinstance(error, Exception):
+            yield from interrupted(binding, message, claim)
+            raise error
+        if (yield STORE, binding.transactions.is_transient, (claim, error)):
+            yield from release_quietly(binding, message, claim)
+            raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
+        return (yield from self._failed(error))
+
+    def not_recorded(self, value: Any, error: Exception) -> Life[Result]:
+        """The result of a handler that returned, and whose key could not be completed."""
+        if isinstance(error, DoomedTransactionError):
+            raise error
+        if isinstance(error, StoreError):
+            self.binding.observers.count(self.binding.name, Event.COMPLETION_NOT_RECORDED)
+            return Result(Outcome.UNAVAILABLE, value=value, error=error, retry_after_s=STORE_RETRY_S)
+        return (yield from self._failed(error))
+
+    def _failed(self, error: Exception) -> Life[Result]:
+        """Complete the key if the consumer ignores the exception, else release it and count the attempt."""
+        binding, message, claim = self.binding, self.message, self.claim
+        handling = binding.options.exceptions.classify(error)
+        if handling is Handling.IGNORE:
+            try:
+                yield STORE, binding.transactions.ignore, (self.request, claim)
+            except StoreError as store_error:
+                return unavailable(store_error)
+            except TransactionEscapedError as escaped:
+                return (yield from self._failed(escaped))
+            return Result(Outcome.IGNORED, error=error)
+        if handling is Handling.WAIT:
+            yield from release_quietly(binding, message, claim)
+            return unavailable(error)
+        failure = failure_of(binding, message, error, handling, counted=self.request.counted)
+        try:
+            released = yield STORE, binding.protocol.release, (claim, failure)
+        except StoreError as store_error:
+            log.warning("failure_not_recorded", extra={**self._about(), "error": str(store_error)})
+            return failed(binding, error, failure, None)
+        return failed(binding, error, failure, released)
 
 
 def _effect_happened(answer: object) -> bool:
@@ -303,78 +380,6 @@ def _effect_happened(answer: object) -> bool:
     if not isinstance(answer, int):
         raise TypeError(f"on_expired_lease returned {answer!r}; return True if the effect happened, or False")
     return bool(answer)
-
-
-def _count_lapse(
-    binding: Binding, message: Message, request: ClaimRequest, decision: Decision
-) -> Life[Result | Claim]:
-    """Count the lapse as an attempt, after the consumer said that the effect did not happen.
-
-    Returns the claim to run with, or the result without a run.
-    """
-    assert decision.claim is not None
-    try:
-        counted = yield STORE, binding.protocol.count_lapse, (decision, binding.options.max_attempts)
-    except StoreError as error:
-        yield STORE, binding.protocol.abandon, (decision.claim,)
-        return unavailable(error)
-    return counted.claim or (yield from refused(binding, message, request, counted))
-
-
-def _about_death(binding: Binding, message: Message, claim: Claim) -> dict[str, object]:
-    """The fields of a log line about a message whose process died."""
-    died = None if claim.attempt is None else claim.attempt - 1
-    counts = {"attempt": died, "max_attempts": binding.options.max_attempts}
-    return {**binding.about(message), **counts}
-
-
-def _handler_raised(
-    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, error: BaseException
-) -> Life[Result]:
-    if not isinstance(error, Exception):
-        yield from interrupted(binding, message, claim)
-        raise error
-    if (yield STORE, binding.transactions.is_transient, (claim, error)):
-        yield from release_quietly(binding, message, claim)
-        raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
-    return (yield from after_exception(binding, message, request, claim, error))
-
-
-def _not_recorded(
-    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, value: Any, error: Exception
-) -> Life[Result]:
-    """The handler returned, and its key could not be completed."""
-    if isinstance(error, DoomedTransactionError):
-        raise error
-    if isinstance(error, StoreError):
-        binding.observers.count(binding.name, Event.COMPLETION_NOT_RECORDED)
-        return Result(Outcome.UNAVAILABLE, value=value, error=error, retry_after_s=STORE_RETRY_S)
-    return (yield from after_exception(binding, message, request, claim, error))
-
-
-def after_exception(
-    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, error: Exception
-) -> Life[Result]:
-    """Complete the key if the consumer ignores the exception, else release it and count the attempt."""
-    handling = binding.options.exceptions.classify(error)
-    if handling is Handling.IGNORE:
-        try:
-            yield STORE, binding.transactions.ignore, (request, claim)
-        except StoreError as store_error:
-            return unavailable(store_error)
-        except TransactionEscapedError as escaped:
-            return (yield from after_exception(binding, message, request, claim, escaped))
-        return Result(Outcome.IGNORED, error=error)
-    if handling is Handling.WAIT:
-        yield from release_quietly(binding, message, claim)
-        return unavailable(error)
-    failure = failure_of(binding, message, error, handling, counted=request.counted)
-    try:
-        released = yield STORE, binding.protocol.release, (claim, failure)
-    except StoreError as store_error:
-        log.warning("failure_not_recorded", extra={**binding.about(message), "error": str(store_error)})
-        return failed(binding, error, failure, None)
-    return failed(binding, error, failure, released)
 
 
 def count_lost(binding: Binding, message: Message, claim: Claim) -> None:

@@ -475,8 +475,8 @@ FAULTS: Final = (
     Fault(
         "an interrupted handler keeps its key",
         _PROCESSING,
-        "        yield from interrupted(binding, message, claim)\n        raise error\n",
-        "        raise error\n",
+        "            yield from interrupted(binding, message, claim)\n            raise error\n",
+        "            raise error\n",
         "tests/test_consumer.py -k test_what_is_no_exception_frees_the_key",
     ),
     Fault(
@@ -503,14 +503,14 @@ FAULTS: Final = (
     Fault(
         "others wait for hours for a handler that came back after a death",
         "idempotent/processing/single.py",
-        "if alone and not claim.is_last_attempt:",
+        "if alone and not self.claim.is_last_attempt:",
         "if False:",
         "tests/processing/test_in_flight.py -k next_death_is_the_last",
     ),
     Fault(
         "a message is made dead by a death that others may have caused",
         "idempotent/processing/single.py",
-        "if alone and not claim.is_last_attempt:",
+        "if alone and not self.claim.is_last_attempt:",
         "if alone:",
         "tests/processing/test_in_flight.py -k next_death_is_the_last",
     ),
@@ -552,7 +552,7 @@ FAULTS: Final = (
     Fault(
         "a message that kills its process is not logged",
         "idempotent/processing/single.py",
-        '        log.warning("process_died", extra=_about_death(binding, message, counted))\n',
+        '            log.warning("process_died", extra=self._about_death())\n',
         "",
         "tests/guarantees/deaths/test_deaths.py -k 'a_killer_dies and sqlite'",
     ),
@@ -1122,8 +1122,8 @@ FAULTS: Final = (
     Fault(
         "a message that kills its process in a transaction is not counted",
         _PROCESSING,
-        "    if alone and binding.counts_starts:\n        counted = ",
-        "    if False:\n        counted = ",
+        "if alone and binding.counts_starts:\n            if (result",
+        "if False:\n            if (result",
         "tests/guarantees/crash/test_killed.py -k 'in_a_transaction_is_dead and sqlite'",
     ),
     Fault(
@@ -1624,7 +1624,7 @@ FAULTS: Final = (
     Fault(
         "the answer about a lapsed lease is not logged",
         _PROCESSING,
-        """        log.warning("expired_lease_answered", extra={**binding.about(message), "happened": happened})\n""",
+        """            log.warning("expired_lease_answered", extra={**self._about(), "happened": happened})\n""",
         "",
         "tests/guarantees/test_nothing_gets_lost.py -k the_log_says",
     ),
