@@ -4,36 +4,54 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, Final, Literal
 
-from idempotent.adapters.activemq.connection import StompConnection, Subscription
-from idempotent.adapters.activemq.copy_backoff import CopyBackoff
-from idempotent.adapters.activemq.destinations import dead_letters_of, destination_of
+from idempotent.adapters.activemq.connection import Connecting, StompConnection, Subscription
 from idempotent.adapters.activemq.epoch import Epoch, Token
 from idempotent.adapters.activemq.frames import Frame, ours_in, place_of, send_frame, type_of
-from idempotent.adapters.activemq.options import AckMode, Address, StompSettings
-from idempotent.adapters.activemq.publishing import Publishing
-from idempotent.adapters.activemq.refusals import CopyLostError, LostError, RefusedError, UntrustedError
+from idempotent.adapters.activemq.options import (
+    AckMode,
+    Address,
+    StompSettings,
+    dead_letters_of,
+    destination_of,
+)
+from idempotent.adapters.activemq.refusals import CommitLostError, CopyLostError, LostError, RefusedError
+from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import (
+    KEY_HEADER,
     ORIGIN_HEADER,
     dead_letter_headers,
     delayed_headers,
     returned_headers,
     text_of,
+    without_ours,
 )
 from idempotent.adapters.reconnecting import RECONNECT, Reconnecting
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import AdapterError
+from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.policy import Backoff
 from idempotent.validation import check_types, choice
 
+log = EventLog(__name__)
+
 _LOOK_S: Final = 0.1
 # A connection this short was probably ended by one of its own messages: back off.
 _SHORT_LIFE_S: Final = 1.0
+_COPY_BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=600.0)
+_MOST_COPIES: Final = 10_000
+_TRANSACTION: Final = 500
+_NO_HEADERS: Final[Mapping[str, Any]] = {}
+# ActiveMQ's words for a frame that is larger than its `maxFrameSize`. It closes the connection then.
+_TOO_LARGE: Final = "maxFrameSize"
 
 
 class StompAdapter(Adapter):
@@ -291,78 +309,132 @@ class StompAdapter(Adapter):
         return True
 
 
-class Connecting:
-    """One attempt after the other, each with a new connection, when `Reconnecting` says that one is due.
+class CopyBackoff:
+    """Waits between attempts to copy a message whose earlier copies cost the connection.
+
+    ActiveMQ ends the connection over a frame larger than its `maxFrameSize`, mostly without a reason, and a copy is
+    larger than its original. Without a wait the redelivered message would end the next connection too, and with it
+    the deliveries of other messages.
 
     Args:
-        settings: of the broker and the subscriptions.
-        reconnecting: when the next attempt is due.
-        arrived: set when an attempt has ended.
+        clock: seconds; injectable for tests.
     """
 
-    def __init__(self, settings: StompSettings, reconnecting: Reconnecting, arrived: threading.Event) -> None:
-        self._settings = settings
-        self._reconnecting = reconnecting
-        self._arrived = arrived
-        self._attempt: _Attempt | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
-    def poll(self, subscriptions: Sequence[Subscription]) -> StompConnection | None:
-        """Return a new connection; None while an attempt is in progress or none is due. Starts a due attempt.
+    def lost_over(self, positions: Sequence[str]) -> None:
+        """Note that a connection was lost while copies of these messages were sent."""
+        for position in positions:
+            count = self._known.pop(position, (0, 0.0))[0] + 1
+            wait_s = _COPY_BACKOFF.delay_s(count)
+            self._known[position] = (count, self._clock() + wait_s)
+            log.error(
+                "copy_failed",
+                extra={
+                    "position": position,
+                    "error": "the connection was lost over it; is it larger than the broker's maxFrameSize?",
+                    "attempts": count,
+                    "next_try_s": wait_s,
+                },
+            )
+        while len(self._known) > _MOST_COPIES:
+            self._known.popitem(last=False)
+
+    def wait_s(self, position: str) -> float:
+        """Seconds until the next copy of the message may be sent; 0 if it may be sent now."""
+        return max(self._known.get(position, (0, 0.0))[1] - self._clock(), 0.0)
+
+    def copied(self, position: str) -> None:
+        """Note that the broker confirmed a copy of the message."""
+        self._known.pop(position, None)
+
+
+class Publishing:
+    """Publishes for an adapter.
+
+    Args:
+        where: the broker, without credentials.
+        connected: returns the connection, or waits for a new one; raises AdapterError when the wait was too long.
+        lose: called with the error of a lost connection.
+    """
+
+    def __init__(
+        self, where: str, connected: Callable[[], StompConnection], lose: Callable[[LostError], None]
+    ) -> None:
+        self._where = where
+        self._connected = connected
+        self._lose = lose
+
+    def publish(self, messages: Sequence[Message], ours: Mapping[str, Any] = _NO_HEADERS) -> None:
+        """Send messages, and return when the broker has confirmed all of them.
+
+        The broker syncs its disk once per transaction instead of once per message. A transaction that it refuses is
+        rolled back, and its messages are sent one by one.
+
+        Args:
+            messages: to be sent to their subjects.
+            ours: headers of this library that all of them get.
 
         Raises:
-            AdapterError: the next attempt would fail in the same way.
+            PublishError: the broker refused some of them, or did not answer.
         """
-        if self._attempt is None:
-            if self._reconnecting.wait_s == 0:
-                self._attempt = _Attempt(StompConnection(self._settings, self._arrived), subscriptions)
-                self._attempt.start(self._arrived)
-            return None
-        if not self._attempt.has_ended:
-            return None
-        attempt, self._attempt = self._attempt, None
-        if attempt.error is None:
-            self._reconnecting.succeeded()
-            return attempt.connection
-        if isinstance(attempt.error, LostError) or type(attempt.error) is RefusedError:
-            self._reconnecting.failed(attempt.error)
-            return None
-        if isinstance(attempt.error, UntrustedError) and self._reconnecting.was_connected:
-            # A certificate that is being replaced; a worker that ran goes on when it is.
-            self._reconnecting.failed(attempt.error)
-            return None
-        raise attempt.error
-
-    def cancel(self) -> None:
-        """Abort the attempt in progress."""
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
-
-
-class _Attempt:
-    def __init__(self, connection: StompConnection, subscriptions: Sequence[Subscription]) -> None:
-        self.connection = connection
-        self.error: Exception | None = None
-        self.has_ended = False
-        self._subscriptions = subscriptions
-        self._thread: threading.Thread | None = None
-
-    def start(self, arrived: threading.Event) -> None:
-        self._thread = threading.Thread(
-            target=self._run, args=(arrived,), name="idempotent-stomp-connect", daemon=True
-        )
-        self._thread.start()
-
-    def cancel(self) -> None:
-        self.connection.abort()
-        if self._thread is not None:
-            self._thread.join(1.0)
-
-    def _run(self, arrived: threading.Event) -> None:
+        answers = Answers(messages)
+        frames = answers.made(partial(_frame, ours=ours))
+        unsent = frames.copy()
         try:
-            self.connection.open(self._subscriptions)
-        except Exception as error:
-            self.error = error
-            self.connection.abort()
-        self.has_ended = True
-        arrived.set()
+            while unsent:
+                part = dict(islice(unsent.items(), _TRANSACTION))
+                is_together = self._together(part, answers)
+                for place, frame in part.items():
+                    if not is_together:
+                        self._alone(place, frame, answers)
+                    del unsent[place]
+        except AdapterError as error:
+            answers.lose(unsent, error)
+        answers.check()
+
+    def _together(self, frames: Mapping[int, Frame], answers: Answers) -> bool:
+        """Send messages in one transaction. False: none of them was sent."""
+        if len(frames) == 1:
+            return False
+        connection = self._connected()
+        try:
+            connection.transact(list(frames.values()), f"{len(frames)} messages")
+        except RefusedError:
+            return False
+        except CommitLostError as error:
+            self._lose(error)
+            answers.lose(frames, self._silent(error))
+        except LostError as error:
+            self._lose(error)
+            return False
+        return True
+
+    def _alone(self, place: int, frame: Frame, answers: Answers) -> None:
+        connection = self._connected()
+        try:
+            connection.confirm([frame], f"a message to {frame.headers['destination']}")
+        except RefusedError as error:
+            answers.refuse(place, error)
+        except LostError as error:
+            self._lose(error)
+            if _TOO_LARGE in str(error):
+                answers.refuse(place, error)
+            else:
+                answers.lose([place], self._silent(error))
+
+    def _silent(self, error: LostError) -> str:
+        return f"{self._where} did not confirm a message: {error}"
+
+
+def _frame(message: Message, ours: Mapping[str, Any] = _NO_HEADERS) -> Frame:
+    headers = {**without_ours(message.headers), **ours}
+    if message.id is not None:
+        headers[KEY_HEADER] = message.id
+    try:
+        destination = destination_of(message.subject)
+    except ConfigurationError as error:
+        raise AdapterError(f"cannot publish: {error}") from None
+    return send_frame(destination, message.body, headers)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from idempotent.adapters.activemq.destinations import dead_letters_of
+from idempotent.adapters.activemq.options import dead_letters_of
 from idempotent.adapters.copies import KEY_HEADER, take_ours
 from idempotent.errors import AdapterError, UndecodableMessageError
 from idempotent.logs import EventLog

@@ -1,4 +1,4 @@
-"""The settings of StompAdapter, checked."""
+"""The settings of StompAdapter and the destinations of its subjects, checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from idempotent.adapters.activemq.destinations import is_topic
 from idempotent.errors import ConfigurationError
 
 _PORTS: Final = {"stomp": 61613, "stomp+ssl": 61612}
@@ -21,6 +20,9 @@ _MOST_OF_PREFETCH_DUPS_OK_TOPIC: Final = 0.5
 # With its default `maxPageSize` a broker sends no more than this without an acknowledgement, whatever the prefetch.
 # Tried on 5.17: a larger group always waits for its timeout.
 _PAGE: Final = 200
+_QUEUE: Final = "/queue/"
+_TOPIC: Final = "/topic/"
+_WILDCARDS: Final = frozenset({"*", ">"})
 
 
 class AckMode(Enum):
@@ -169,3 +171,38 @@ def _context(ca_file: str | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
         raise ConfigurationError(f"cannot read the certificates in {ca_file}: {error}") from error
+
+
+def destination_of(subject: str) -> str:
+    """`/queue/NAME`, unless the subject is a destination already.
+
+    Raises:
+        ConfigurationError: the subject does not name one queue or one topic.
+    """
+    destination = subject if subject.startswith((_QUEUE, _TOPIC)) else f"{_QUEUE}{subject}"
+    name = _name_of(destination)
+    if _WILDCARDS & set(name.split(".")) or "," in name:
+        # A copy is sent to its destination, and a wildcard would also match the queue of the dead letters.
+        raise ConfigurationError(
+            f"{subject!r} names several destinations; write a consumer for each one, or forward their messages to one "
+            "queue in activemq.xml (compositeQueue)"
+        )
+    if not name.strip() or "?" in name or name.startswith(("/", "queue://", "topic://")):
+        raise ConfigurationError(
+            f"{subject!r} is not the name of a queue or topic; write NAME, /queue/NAME or /topic/NAME, without options"
+        )
+    return destination
+
+
+def is_topic(destination: str) -> bool:
+    """Whether a destination is a topic, where a message without a subscriber is lost."""
+    return destination.startswith(_TOPIC)
+
+
+def dead_letters_of(destination: str) -> str:
+    """The default destination for dead letters: always a queue, because a topic keeps no messages."""
+    return f"{_QUEUE}{_name_of(destination)}.dead"
+
+
+def _name_of(destination: str) -> str:
+    return destination.removeprefix(_QUEUE).removeprefix(_TOPIC)

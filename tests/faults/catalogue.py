@@ -1466,14 +1466,14 @@ FAULTS: Final = (
     ),
     Fault(
         "ActiveMQ: the messages of a transaction that was rolled back count as confirmed",
-        "adapters/activemq/publishing.py",
+        "adapters/activemq/adapter.py",
         "        except RefusedError:\n            return False\n",
         "        except RefusedError:\n            return True\n",
         "tests/adapters/activemq/test_refusals.py -k test_of_messages_published_together",
     ),
     Fault(
         "ActiveMQ: a message without an answer counts as confirmed",
-        "adapters/activemq/publishing.py",
+        "adapters/activemq/adapter.py",
         "                answers.lose([place], self._silent(error))\n",
         "                pass\n",
         "tests/adapters/activemq/test_refusals.py -k 'silent_broker or ends_the_connection'",

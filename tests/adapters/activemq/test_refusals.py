@@ -94,7 +94,7 @@ def test_a_body_that_the_broker_does_not_take_is_an_error_and_the_next_one_goes_
 def test_of_messages_published_together_the_forbidden_ones_are_named_and_each_other_arrives_once(
     spare, name, count, monkeypatch
 ):
-    monkeypatch.setattr("idempotent.adapters.activemq.publishing._TRANSACTION", 50)
+    monkeypatch.setattr("idempotent.adapters.activemq.adapter._TRANSACTION", 50)
     server = spare(PrivateActiveMq, "accounts")
     good = [Message(name, b"x", id=str(number)) for number in range(count)]
     locked = Message("locked.graves", id="locked")

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from idempotent import Outcome, Registry, Result
-from idempotent.adapters.activemq.copy_backoff import CopyBackoff
+from idempotent.adapters.activemq.adapter import CopyBackoff
 from idempotent.checkers import MemoryChecker
 from tests.adapters.activemq.member import left, receive, send, until_left, work_until
 from tests.adapters.activemq.opening import opened
