@@ -1,4 +1,4 @@
-"""The parts of confluent-kafka that are used, and clients whose errors do not show their configuration."""
+"""The parts of confluent-kafka that are used; clients that hide their configuration; and what their errors mean."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ __all__ = [
     "Uuid",
     "error_of",
     "is_fatal",
+    "is_for_good",
     "make_client",
+    "why_unreachable",
 ]
 
 Raw: TypeAlias = "KafkaMessage[Any, Any]"
@@ -65,8 +67,8 @@ _INTERVAL: Final = "statistics.interval.ms"
 _STATISTICS_MS: Final = 2_000
 # Codes of errors that the client library itself raises: public, despite their names.
 ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
-AUTHENTICATION: Final = KafkaError._AUTHENTICATION  # noqa: SLF001
-SSL: Final = KafkaError._SSL  # noqa: SLF001
+_AUTHENTICATION: Final = KafkaError._AUTHENTICATION  # noqa: SLF001
+_SSL: Final = KafkaError._SSL  # noqa: SLF001
 OF_THE_TOPIC: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -88,6 +90,9 @@ OF_THE_BATCH: Final = frozenset(
     }
 )
 """Errors with which the broker refuses a whole batch for good, because of one of its records."""
+# Untrusted certificates need a person; a starting broker causes other TLS errors.
+_UNTRUSTED: Final = "certificate"
+_HANDSHAKE: Final = "SSL_HANDSHAKE"
 # librdkafka's own log; without a logger it goes to standard error.
 _library_log = logging.getLogger("idempotent.adapters.kafka.adapter.librdkafka")
 
@@ -154,3 +159,32 @@ def error_of(error: BaseException | KafkaError) -> str:
     inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
     text = inner.str() if isinstance(inner, KafkaError) else str(inner)
     return " ".join(str(text).split())
+
+
+def is_for_good(error: KafkaError) -> bool:
+    """Whether another attempt would fail in the same way."""
+    return error.code() == _AUTHENTICATION or _is_untrusted(error)
+
+
+def why_unreachable(last: KafkaError | None, *, was_up: bool = False) -> str:
+    """The client's last error of a broker that does not answer, and what to check if it never did."""
+    if last is None:
+        return "no answer"
+    text = error_of(last)
+    if last.code() == ALL_BROKERS_DOWN:
+        # The library also says this of brokers that went down, and of ports that close connections at once.
+        return text if was_up else f"{text}; does the port want TLS or a login? See security_protocol"
+    if last.code() == _AUTHENTICATION:
+        return f"{text}; check sasl_username, sasl_password and sasl_mechanism"
+    if _is_untrusted(last):
+        return f"{text}; check ssl_ca_location and the host name"
+    if _HANDSHAKE in text and "PLAINTEXT" not in text:
+        # Sometimes the library's own text names PLAINTEXT already.
+        return f"{text}; is it a PLAINTEXT port? See security_protocol"
+    return text
+
+
+def _is_untrusted(error: KafkaError) -> bool:
+    text = error_of(error)
+    # The library says it of the connection, too, with another code.
+    return _UNTRUSTED in text and (error.code() == _SSL or _HANDSHAKE in text)

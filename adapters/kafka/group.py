@@ -19,10 +19,11 @@ from idempotent.adapters.kafka.client import (
     Raw,
     error_of,
     is_fatal,
+    is_for_good,
     make_client,
+    why_unreachable,
 )
 from idempotent.adapters.kafka.commits import Commits
-from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.logs import EventLog

@@ -19,9 +19,10 @@ from idempotent.adapters.kafka.client import (
     Producer,
     error_of,
     is_fatal,
+    is_for_good,
     make_client,
+    why_unreachable,
 )
-from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
 from idempotent.adapters.kafka.records import ANY_PARTITION, Headers, Outgoing
 from idempotent.logs import EventLog
 

@@ -1277,7 +1277,7 @@ FAULTS: Final = (
     ),
     Fault(
         "Kafka: a slow transaction keeps its producer",
-        "adapters/kafka/transactions/producer.py",
+        "adapters/kafka/transactions/transactions.py",
         "if time.monotonic() - began > self._retry_s:",
         "if time.monotonic() - began > 1000 * self._retry_s:",
         "tests/adapters/kafka/transactions/test_late_requests.py",

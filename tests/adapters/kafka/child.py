@@ -6,7 +6,7 @@ from typing import Any
 
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.adapters.kafka.transactions.producer import TransactionalProducer
+from idempotent.adapters.kafka.transactions.transactions import TransactionalProducer
 from idempotent.checkers import AttemptChecker
 
 GROUP = "billing"

@@ -9,8 +9,7 @@ from idempotent import Message, Outcome, Registry, Result
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka import group as kafka_group
-from idempotent.adapters.kafka.client import KafkaError
-from idempotent.adapters.kafka.reasons import is_for_good, why_unreachable
+from idempotent.adapters.kafka.client import KafkaError, is_for_good, why_unreachable
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, PublishError
 from idempotent.testing.adapter_contract import AdapterContract, until

@@ -7,7 +7,6 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.adapters.kafka import copies as kafka_copies
 from idempotent.errors import AdapterError, PublishError
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
@@ -72,7 +71,9 @@ def test_a_message_that_cannot_be_sent_is_named_and_takes_no_other_with_it(broke
 
 
 def test_a_dead_letter_that_is_too_large_waits_for_a_topic_that_takes_it(broker, opened, caplog, monkeypatch):
-    monkeypatch.setattr(kafka_copies, "_BACKOFF", Backoff(initial_s=0.2, maximum_s=1.0))
+    monkeypatch.setattr(
+        "idempotent.adapters.kafka.adapter._COPY_BACKOFF", Backoff(initial_s=0.2, maximum_s=1.0)
+    )
     topic = f"orders-{secrets.token_hex(6)}"
     # As large as the original, so that our headers do not fit.
     broker.make(topic, **{"max.message.bytes": "20000"})

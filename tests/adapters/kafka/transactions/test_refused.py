@@ -9,7 +9,6 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters.copies import REASON_HEADER
-from idempotent.adapters.kafka import copies as kafka_copies
 from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.line import Line
@@ -82,7 +81,9 @@ def test_an_output_that_is_too_large_takes_none_with_it_that_shares_its_batch(br
 def test_outputs_that_nobody_takes_hold_back_their_partition_alone_until_their_letter_is_safe(
     broker, caplog, monkeypatch
 ):
-    monkeypatch.setattr(kafka_copies, "_BACKOFF", Backoff(initial_s=0.2, maximum_s=1.0))
+    monkeypatch.setattr(
+        "idempotent.adapters.kafka.adapter._COPY_BACKOFF", Backoff(initial_s=0.2, maximum_s=1.0)
+    )
     line = Line(broker, 2)
     line.send(10)
     nowhere = f"nowhere-{secrets.token_hex(6)}"
