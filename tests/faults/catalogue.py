@@ -1354,7 +1354,7 @@ FAULTS: Final = (
     ),
     Fault(
         "RabbitMQ: deliveries that wait keep others away",
-        "adapters/rabbitmq/acks.py",
+        "adapters/rabbitmq/session.py",
         "                wanted = 2 * size\n",
         "                wanted = size\n",
         "tests/adapters/rabbitmq/test_working.py -k test_deliveries_that_wait_do_not_keep_others_away",
@@ -1368,7 +1368,7 @@ FAULTS: Final = (
     ),
     Fault(
         "RabbitMQ: a policy deletes the delay queue of a worker that lives",
-        "adapters/rabbitmq/keeping.py",
+        "adapters/rabbitmq/adapter.py",
         "            if queue in self._delays:\n",
         "            if False:\n",
         "tests/adapters/rabbitmq/test_keeping.py -k 'policy and classic'",

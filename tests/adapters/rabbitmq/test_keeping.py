@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import pytest
 
 from idempotent import Message
-from idempotent.adapters.rabbitmq import keeping
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import DEAD, failed
 from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
@@ -42,7 +41,7 @@ def deleted(caplog):
 def test_a_policy_expires_spares_what_waits_while_a_worker_lives(
     tuned_rabbitmq, monkeypatch, caplog, queue_type
 ):
-    monkeypatch.setattr(keeping, "_LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr("idempotent.adapters.rabbitmq.adapter._LOOK_EVERY_S", 0.3)
     tuned_rabbitmq.tune("quorum_tick_interval", TICK_MS)
     rabbit = Rabbit(tuned_rabbitmq.url)
     queue, unused = rabbit.name(), rabbit.name("unused")
@@ -69,7 +68,7 @@ def test_a_policy_expires_spares_what_waits_while_a_worker_lives(
 
 
 def test_a_message_that_is_looked_at_often_comes_back_at_its_time(rabbit, queue, monkeypatch):
-    monkeypatch.setattr(keeping, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("idempotent.adapters.rabbitmq.adapter._LOOK_EVERY_S", 0.02)
     adapter = rabbit.adapter()
     adapter.open([consumer_of(queue)])
     rabbit.send(Message(queue, id="1"))
@@ -84,7 +83,7 @@ def test_a_message_that_is_looked_at_often_comes_back_at_its_time(rabbit, queue,
 
 @pytest.mark.parametrize("which", ["retry.30000", "dead"])
 def test_a_deleted_queue_is_said_with_the_number_of_its_messages(rabbit, queue, monkeypatch, caplog, which):
-    monkeypatch.setattr(keeping, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("idempotent.adapters.rabbitmq.adapter._LOOK_EVERY_S", 0.05)
     adapter = rabbit.adapter()
     adapter.open([consumer_of(queue)])
     rabbit.send(Message(queue, id="1"))
