@@ -12,8 +12,7 @@ from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_speculation
 from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, KeyFilter, PartitionFilter, statuses
 from idempotent.adapters.spark.tasks.handle import RunHandle
-from idempotent.adapters.spark.tasks.handlers import Handlers
-from idempotent.adapters.spark.tasks.replay import BatchReplay
+from idempotent.adapters.spark.tasks.handlers import BatchReplay, Handlers
 from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys, first_of_each
 from idempotent.errors import ConfigurationError
 

@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from idempotent.adapters.spark.columns import HASH_COLUMN, names_of
 from idempotent.adapters.spark.deduplication import one_per_key
-from idempotent.adapters.spark.keys import key_hash, with_hash
+from idempotent.adapters.spark.keys import HASH_COLUMN, key_hash, names_of, with_hash
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict

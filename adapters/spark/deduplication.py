@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.adapters.spark.columns import (
+from idempotent.adapters.spark.keys import (
     HASH_COLUMN,
     PAYLOAD_COLUMN,
     STATUS_COLUMN,
@@ -13,8 +13,8 @@ from idempotent.adapters.spark.columns import (
     names_of,
     quoted,
     refuse_reserved,
+    with_hash,
 )
-from idempotent.adapters.spark.keys import with_hash
 from idempotent.adapters.spark.tasks.filters import BatchFilter
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import ConfigurationError

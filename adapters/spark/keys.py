@@ -1,4 +1,4 @@
-"""Key hashes: the same 20 bytes for the same key, whether Spark's JVM computes them or Python does."""
+"""Key hashes, the same 20 bytes whether Spark's JVM computes them or Python does; and the columns for such values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from idempotent.adapters.spark.columns import HASH_COLUMN, quoted
 from idempotent.adapters.spark.ledger.claims import HASH_BYTES
 from idempotent.errors import ConfigurationError, MissingKeyError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+HASH_COLUMN: Final = "_idem_key"
+"""The hash of a row's key."""
+PAYLOAD_COLUMN: Final = "_idem_payload"
+"""The fingerprint of a row's payload."""
+STATUS_COLUMN: Final = "_idem"
+"""The verdict of `emit="status"`; the only one that a caller sees."""
+STAYS_COLUMN: Final = "_idem_stays"
+"""Whether a row is kept when a frame has several rows with its key."""
+_RESERVED: Final = frozenset({HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN, STAYS_COLUMN})
 _JVM_TYPES: Final = frozenset({"string", "binary", "tinyint", "smallint", "int", "bigint", "date"})
 
 
@@ -70,6 +78,30 @@ def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
     hashed = F.unhex(F.substring(F.sha2(whole, 256), 1, 2 * HASH_BYTES))
     null_key = F.raise_error(F.lit(f"null key: a row has no value in one of {', '.join(key)}"))
     return df.withColumn(HASH_COLUMN, F.coalesce(hashed, null_key.cast("binary")))
+
+
+def names_of(key: str | Sequence[str]) -> list[str]:
+    """Column names as a list; a single name may be given as plain text."""
+    return [key] if isinstance(key, str) else list(key)
+
+
+def quoted(name: str) -> str:
+    """A column name for Spark, with any characters in it."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def refuse_reserved(columns: Sequence[str]) -> None:
+    """Refuse a frame that already has one of this package's columns.
+
+    Raises:
+        ConfigurationError: the frame has a column with a reserved name.
+    """
+    # Spark ignores the case of column names.
+    taken = [name for name in columns if name.lower() in _RESERVED]
+    if taken:
+        raise ConfigurationError(
+            f"columns named {', '.join(taken)} are this package's own: rename or drop them"
+        )
 
 
 @lru_cache(maxsize=8)

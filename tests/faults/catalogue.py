@@ -1951,14 +1951,14 @@ FAULTS: Final = (
     ),
     Fault(
         "runs, SQL: a driver that was taken over claims",
-        "adapters/spark/ledger/sql/runs.py",
+        "adapters/spark/ledger/sql.py",
         "WHERE token = ? AND epoch = ? AND state",
         "WHERE token = ? AND epoch >= ? AND state",
         f"{_RUNS} -k 'TestSqlite and test_a_fenced_driver_can_change_nothing'",
     ),
     Fault(
         "runs, Redis: a driver that was taken over claims",
-        "adapters/spark/ledger/redis/claim.lua",
+        "adapters/spark/ledger/lua/claim.lua",
         "local open = run[1] == '1' and run[2] == ARGV[3]",
         "local open = run[1] == '1'",
         f"{_RUNS} -k 'TestRedis and test_a_fenced_driver_can_change_nothing'",
@@ -1979,7 +1979,7 @@ FAULTS: Final = (
     ),
     Fault(
         "runs, SQL: PREPARE does not count",
-        "adapters/spark/ledger/sql/store.py",
+        "adapters/spark/ledger/sql.py",
         "return on.claims.marked(db, token, epoch) == owned and on.runs.change(db, token, change)",
         "return on.runs.change(db, token, change)",
         f"{_RUNS} -k 'TestSqlite and test_prepare_refuses_another_number'",

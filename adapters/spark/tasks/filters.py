@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.columns import HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN
+from idempotent.adapters.spark.keys import HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN
 from idempotent.adapters.spark.ledger.run_claims import Decision, RunClaims, Verdict
 from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
 from idempotent.adapters.spark.tasks.ledgers import claims_for

@@ -7,8 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.columns import names_of
-from idempotent.adapters.spark.keys import key_hash
+from idempotent.adapters.spark.keys import key_hash, names_of
 from idempotent.errors import ConfigurationError
 
 T = TypeVar("T")

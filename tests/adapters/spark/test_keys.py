@@ -17,8 +17,7 @@ from idempotent.adapters.spark import (
     idempotent_partitions,
     key_hash,
 )
-from idempotent.adapters.spark.columns import HASH_COLUMN
-from idempotent.adapters.spark.keys import with_hash
+from idempotent.adapters.spark.keys import HASH_COLUMN, with_hash
 from idempotent.errors import ConfigurationError, MissingKeyError
 from tests.adapters.spark.support.commands import commands_during
 from tests.adapters.spark.support.frames import ROWS

@@ -12,7 +12,7 @@ from tests.adapters.spark.ledger.contract.base import keys
 
 LEASE_S = 60.0
 ATTEMPT = b"a" * 16
-MODULES = ("sql.runs", "sql.claims", "sql.insert_if_absent", "sql.garbage")
+MODULES = ("sql", "sql_claims")
 
 
 @pytest.fixture(params=["sqlite", "mysql", "postgres", "redis"])

@@ -12,7 +12,7 @@ _MODULES = (
     "idempotent.adapters.spark.ledger.sql",
     "idempotent.adapters.spark.api",
     "idempotent.adapters.spark.tasks.filters",
-    "idempotent.adapters.spark.tasks.replay",
+    "idempotent.adapters.spark.tasks.handlers",
     "idempotent.adapters.spark.api",
 )
 
