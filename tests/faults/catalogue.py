@@ -2227,21 +2227,21 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: messages of a savepoint that was rolled back are sent",
-        "idempotent/outbox/sends.py",
+        "idempotent/outbox/outbox.py",
         "if gone not in each.inside]",
         "if True]",
         f"{_OUTBOX}/sending/test_send.py -k savepoint",
     ),
     Fault(
         "outbox: what was written in a savepoint that was rolled back is lost",
-        "idempotent/outbox/sends.py",
+        "idempotent/outbox/outbox.py",
         "                each.written_inside = ()\n",
         "                pass\n",
         f"{_OUTBOX}/sending/test_send.py -k flushed",
     ),
     Fault(
         "outbox: a transaction that only sends is not committed",
-        "idempotent/outbox/sends.py",
+        "idempotent/outbox/outbox.py",
         "            session.begin()\n",
         "            pass\n",
         f"{_OUTBOX}/sending/test_send.py -k only_sends",
@@ -2262,7 +2262,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: what is sent in the flush of a commit is lost",
-        "idempotent/outbox/sends.py",
+        "idempotent/outbox/outbox.py",
         "    _committing.add(session)\n",
         "    pass\n",
         f"{_OUTBOX}/sending/test_odd_sessions.py -k first_while_it_commits",
@@ -2290,7 +2290,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a refused message lets the later ones of its order key pass",
-        "idempotent/outbox/relays/holds.py",
+        "idempotent/outbox/relays/settling.py",
         "        return message.lane\n",
         "        return lane_of(message.destination, None, message.message_id)\n",
         f"{_OUTBOX}/test_relay.py -k holds_its_order_key",
@@ -2346,14 +2346,14 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: what could not be deleted is forgotten when more is published",
-        "idempotent/outbox/relays/deletions.py",
+        "idempotent/outbox/relays/settling.py",
         "                begun.result()\n                self._published.clear()\n",
         "                self._published.clear()\n",
         f"{_OUTBOX}/test_watching.py -k does_not_delete",
     ),
     Fault(
         "outbox: doctor does not say that no relay is at work",
-        "idempotent/outbox/health.py",
+        "idempotent/outbox/admin.py",
         "    if unpublished and not stats.relays:\n",
         "    if False:\n",
         "tests/cli/outbox/test_doctor.py -k without_a_relay",
@@ -2409,7 +2409,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a held message is deleted only by its own hold",
-        "idempotent/outbox/relays/holds.py",
+        "idempotent/outbox/relays/settling.py",
         "        self._deletions.add(published.accepted)\n",
         "        self._store.delete([message.number for message in published.accepted])\n",
         f"{_OUTBOX}/test_watching.py -k held_message_that",

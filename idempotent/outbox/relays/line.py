@@ -16,10 +16,9 @@ from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
 from idempotent.observe.observers import Observers
 from idempotent.outbox.outbox import Outbox
-from idempotent.outbox.relays.deletions import Deletions
-from idempotent.outbox.relays.holds import Holds
 from idempotent.outbox.relays.leases import BucketLeases
 from idempotent.outbox.relays.publishing import Activity, Doing, Publishing
+from idempotent.outbox.relays.settling import Deletions, Holds
 from idempotent.outbox.store import OutboxStore, Waiting
 from idempotent.policy import Backoff
 from idempotent.values import value
