@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from idempotent.adapters.base import Adapter, Delivery
 from idempotent.adapters.files import FileAdapter
-from idempotent.adapters.memory import MemoryAdapter
-from idempotent.adapters.memory.broker import DeadLetter, MemoryBroker
+from idempotent.adapters.memory import DeadLetter, MemoryAdapter, MemoryBroker
 from idempotent.adapters.urls import adapter_from_url
 
 __all__ = [

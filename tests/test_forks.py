@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from idempotent import Message
-from idempotent.adapters.memory import MemoryBroker
+from idempotent.adapters.memory import MemoryBroker, named_broker
 from idempotent.adapters.memory import broker as memory_broker
-from idempotent.adapters.memory.broker import named_broker
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.checkers.side_calls import SideThreads

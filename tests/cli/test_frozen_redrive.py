@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent import Message
-from idempotent.adapters.memory.broker import named_broker
+from idempotent.adapters.memory import named_broker
 from idempotent.cli import stores
 from idempotent.migrations import upgrade
 from tests.support.services import PrivateMariaDb, PrivatePostgres

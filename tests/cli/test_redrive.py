@@ -6,8 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent import Message, Worker
-from idempotent.adapters.memory import MemoryAdapter
-from idempotent.adapters.memory.broker import named_broker
+from idempotent.adapters.memory import MemoryAdapter, named_broker
 from idempotent.checkers import SqlChecker
 from idempotent.claims import UNKNOWN_EFFECT
 from idempotent.migrations import upgrade
