@@ -10,7 +10,7 @@ from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters.files import FileAdapter
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
-from idempotent.checkers.memory.admin import MemoryKeyAdmin
+from idempotent.checkers.memory import MemoryKeyAdmin
 from idempotent.claims import KeyStatus
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.keys import KeySpace

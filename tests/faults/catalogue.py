@@ -910,7 +910,7 @@ FAULTS: Final = (
     # Backoff
     Fault(
         "memory: a failure frees the key at once",
-        "idempotent/checkers/memory/keys.py",
+        "idempotent/checkers/memory.py",
         "        if not delay_s:",
         "        if delay_s >= 0:",
         "tests/guarantees/test_backoff.py -k 'hurry and memory'",

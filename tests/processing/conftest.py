@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from idempotent.checkers.memory.checker import MemoryBacked
+from idempotent.checkers.memory import MemoryBacked
 from tests.processing.shop import LEASED, TRANSACTIONAL, Shop, open_shop
 from tests.processing.tasks import BLOCKING, CHECKERS, LOOPS, BlockingChecker
 

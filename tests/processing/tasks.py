@@ -14,7 +14,7 @@ from idempotent import AsyncConsumer, Message, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.awaiting import Awaiting, InThreads
 from idempotent.checkers.combining import Combiner
-from idempotent.checkers.memory.checker import MemoryBacked
+from idempotent.checkers.memory import MemoryBacked
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
 from idempotent.observe.observers import Observer
 

@@ -6,7 +6,7 @@ import pytest
 
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
-from idempotent.checkers.memory.keys import MemoryKeys
+from idempotent.checkers.memory import MemoryKeys
 from idempotent.stores.sql import cursor
 
 MEMORY = (MemoryKeys.claim, MemoryKeys.complete)

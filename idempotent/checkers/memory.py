@@ -1,24 +1,32 @@
-"""MemoryKeys: the claim protocol in one dict under one lock. The reference implementation for every store."""
+"""MemoryChecker and AttemptChecker: keys in one dict of this process, the reference implementation for every store."""
 
 from __future__ import annotations
 
+import builtins
 import math
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Final
 
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
+from idempotent.checkers.awaiting import Awaiting, InLoop
+from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.judging import Change, StoredKey, done_expiry, judge, known
 from idempotent.claims import (
     NOBODY,
     UNKNOWN_EFFECT,
     Claim,
     ClaimRequest,
+    Completion,
     Decision,
     Failure,
     KeyStatus,
     Released,
+    Remembers,
     Verdict,
 )
 from idempotent.errors import StoreError
@@ -26,6 +34,7 @@ from idempotent.forks import free_in_child
 from idempotent.keys import Key
 from idempotent.validation import function, whole
 
+DEFAULT_MAX_KEYS: Final = 1_000_000
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _ACQUIRED: Final = Verdict.ACQUIRED
 _DONE: Final = KeyStatus.DONE
@@ -58,7 +67,7 @@ class Attempts:
 
 
 class MemoryKeys:
-    """The keys of one checker, and the attempts of those that failed. Thread-safe.
+    """The claim protocol in one dict under one lock: keys, and the attempts of those that failed. Thread-safe.
 
     `MemoryChecker` documents the arguments.
 
@@ -268,3 +277,177 @@ def _is_garbage(entry: Entry, now: float) -> bool:
     if entry.expires_at >= now or entry.status is KeyStatus.IN_PROGRESS_PARK:
         return False
     return not (entry.status.in_progress and entry.lease_until >= now)
+
+
+class MemoryKeyAdmin(KeyAdmin):
+    """The keys in memory.
+
+    Args:
+        keys: the checker's keys.
+    """
+
+    def __init__(self, keys: MemoryKeys) -> None:
+        self._keys = keys
+
+    def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
+        with self._keys.lock:
+            hashes = sorted(self._keys.entries)
+        for hashed in hashes:
+            if limit is not None and limit <= 0:
+                return
+            with self._keys.lock:
+                entry = self._keys.entries.get(hashed)
+                record = entry and self._record(entry)
+            if record and selection.matches(record):
+                limit = None if limit is None else limit - 1
+                yield record
+
+    def get(self, key: Key) -> KeyRecord | None:
+        with self._keys.lock:
+            entry = self._keys.entries.get(key.hash)
+            return self._record(entry) if entry else None
+
+    def stats(self) -> builtins.list[KeyStats]:
+        return counted(self.list(KeyFilter()))
+
+    def reopen(self, record: KeyRecord) -> bool:
+        with self._keys.lock:
+            if self._unchanged(record) is None:
+                return False
+            del self._keys.entries[record.hash]
+            self._keys.attempts.pop(record.hash, None)
+            return True
+
+    def mark_done(self, record: KeyRecord) -> bool:
+        with self._keys.lock:
+            entry = self._unchanged(record)
+            if entry is None or entry.status is KeyStatus.DONE:
+                return False
+            self._keys.finish(entry)
+            return True
+
+    def _unchanged(self, seen: KeyRecord) -> Entry | None:
+        """The entry, if it has not changed since and has no live lease."""
+        entry = self._keys.entries.get(seen.hash)
+        if entry is None:
+            return None
+        now = self._record(entry)
+        if (now.fence, now.status, now.update_at_us) != (seen.fence, seen.status, seen.update_at_us):
+            return None
+        idle = now.held or now.lapsed or not now.status.in_progress or now.lease_until_us is None
+        return entry if idle else None
+
+    def _record(self, entry: Entry) -> KeyRecord:
+        noted = self._keys.attempts.get(entry.key.hash)
+        leased = entry.status.in_progress and math.isfinite(entry.lease_until)
+        return KeyRecord(
+            hash=entry.key.hash,
+            text=entry.key.text,
+            status=entry.status,
+            fence=entry.fence,
+            lease_until_us=_microseconds(entry.lease_until) if leased else None,
+            update_at_us=_microseconds(entry.update_at),
+            expires_at_us=_microseconds(entry.expires_at) if math.isfinite(entry.expires_at) else None,
+            attempts=noted.count if noted else 0,
+            last_error=noted.error if noted else None,
+            result=entry.result,
+            now_us=_microseconds(self._keys.clock()),
+            held=entry.owner == NOBODY and entry.status.in_progress,
+        )
+
+
+def _microseconds(seconds: float) -> int:
+    return int(seconds * 1_000_000)
+
+
+class MemoryBacked(AbstractIdempotentChecker):
+    """A checker over `MemoryKeys`; the subclass defines completion."""
+
+    def __init__(
+        self,
+        *,
+        lease_s: float | None = DEFAULT_LEASE_S,
+        retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
+        max_keys: int = DEFAULT_MAX_KEYS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        self.keys: Final = MemoryKeys(
+            lease_s=lease_s,
+            retention_s=self.retention_s,
+            dead_retention_s=dead_retention_s,
+            max_keys=max_keys,
+            clock=clock,
+        )
+
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        return InLoop(self.protocol)
+
+    def admin(self) -> KeyAdmin:
+        return MemoryKeyAdmin(self.keys)
+
+    def _claim(self, request: ClaimRequest) -> Decision:
+        return self.keys.claim(request)
+
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
+        return self.keys.release(claim, failure)
+
+    def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
+        return [self.keys.renew(claim) for claim in claims]
+
+    def _excuse_many(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self.keys.excuse(claim)
+
+    def _garbage_collect(self, limit: int) -> int:
+        return self.keys.collect(limit)
+
+
+class MemoryChecker(MemoryBacked):
+    """Keys in this process's memory: for tests, demos and effects that die with the process.
+
+    Args:
+        lease_s: seconds a claim lasts without renewal; None: it never lapses.
+        retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
+            that time was left then.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
+        max_keys: the most keys remembered. When they are reached, the oldest done or dead keys, a hundredth of
+            `max_keys`, are forgotten before they expire.
+        clock: seconds since the epoch; injectable for tests.
+
+    Raises:
+        ConfigurationError: a duration or `max_keys` is not positive.
+    """
+
+    def _complete(self, completion: Completion) -> bool:
+        return self.keys.complete(completion.claim, completion.result)
+
+
+class AttemptChecker(MemoryBacked):
+    """Lets every delivery run, for consumers where another system decides which messages are done.
+
+    Use it with Kafka's transactions (`KafkaAdapter(semantics="exactly_once")`): if a checker remembered a message whose
+    transaction is aborted later, the next delivery would be a duplicate, and its outputs would be lost. With any other
+    semantics, effects happen again with every delivery.
+
+    The position identifies a message, for adapters that give one (Kafka), so messages that were sent twice both run.
+    Two deliveries of one position do not run at the same time. Attempts are counted and dead messages stay dead while
+    this process lives.
+
+    Args:
+        lease_s: see `MemoryChecker`.
+        retention_s: seconds the attempts of a failed message are remembered.
+        dead_retention_s: see `MemoryChecker`.
+        max_keys: the most messages in progress or failed.
+        clock: see `MemoryChecker`.
+
+    Raises:
+        ConfigurationError: a duration or `max_keys` is not positive.
+    """
+
+    remembers = Remembers.NOTHING
+
+    def _complete(self, completion: Completion) -> bool:
+        return self.keys.forget(completion.claim)
