@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from idempotent.checkers.rounds import Rounds
+from idempotent.checkers.side_calls import Rounds
 from idempotent.claims import Claim
 from idempotent.errors import StoreBusyError, StoreError
 from idempotent.forks import free_in_child, generation

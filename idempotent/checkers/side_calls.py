@@ -1,10 +1,11 @@
-"""SideCall: a call whose answer a task awaits. Signal: how the task hears of it. SideThreads: where it runs."""
+"""Threads beside those of the callers: SideThreads make the SideCalls that tasks await, Rounds repeat a call."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
@@ -197,3 +198,34 @@ def _run(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         function(*arguments)
     except Exception as error:
         log.exception("side_call_failed", extra={"error": described(error)})
+
+
+class Rounds:
+    """Calls `work` every `interval_s` seconds in a daemon thread, which starts now.
+
+    It ends when `work` returns False, when `stop` is called, and when the object of the method is collected.
+
+    Args:
+        work: a bound method, kept by a weak reference.
+        name: the thread's name.
+        interval_s: seconds before each round.
+    """
+
+    def __init__(self, work: Callable[[], bool], name: str, interval_s: float) -> None:
+        self._stopped: Final = free_in_child(threading.Event())
+        arguments = (weakref.WeakMethod(work), self._stopped, interval_s)
+        threading.Thread(target=_repeat, args=arguments, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Start no more rounds."""
+        self._stopped.set()
+
+
+def _repeat(
+    work_ref: weakref.WeakMethod[Callable[[], bool]], stopped: threading.Event, interval_s: float
+) -> None:
+    while not stopped.wait(interval_s):
+        work = work_ref()
+        if work is None or not work():
+            return
+        del work

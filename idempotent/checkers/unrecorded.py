@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from idempotent.checkers.rounds import Rounds
+from idempotent.checkers.side_calls import Rounds
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Verdict
 from idempotent.errors import StoreError
 from idempotent.forks import free_in_child, generation

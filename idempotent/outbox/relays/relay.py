@@ -12,7 +12,7 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from idempotent.checkers.rounds import Rounds
+from idempotent.checkers.side_calls import Rounds
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.counting import outboxes
