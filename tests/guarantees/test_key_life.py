@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from idempotent.checkers.combining import line
+from idempotent.checkers.combining import combiner
 from idempotent.checkers.combining.combiner import combines
 from idempotent.claims import NOBODY, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
@@ -342,7 +342,7 @@ async def in_one_round(checker, completions, requests):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", SHARED)
 def test_store_and_model_agree_on_what_tasks_do(kind, request, monkeypatch):
-    monkeypatch.setattr(line, "MOST_DIRECT", 1)  # one call under way makes others wait
+    monkeypatch.setattr(combiner, "MOST_DIRECT", 1)  # one call under way makes others wait
     for store in open_store(kind, request, reuse=True):
         checker = AwaitedChecker(store.leased(lease_s=LONG_S, retention_s=LONG_S))
         machine = partial(KeyLife, checker, Hands(store, checker))

@@ -2,14 +2,14 @@
 
 import pytest
 
-from idempotent.checkers.combining import line
+from idempotent.checkers.combining import combiner
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    monkeypatch.setattr(line, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(combiner, "_PATIENCE_S", 600.0)
 
 
 @pytest.fixture(autouse=True)
 def turns(monkeypatch):
-    monkeypatch.setattr(line, "MOST_DIRECT", 1)
+    monkeypatch.setattr(combiner, "MOST_DIRECT", 1)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from idempotent import Message, Outcome, Registry
-from idempotent.checkers.combining import line
+from idempotent.checkers.combining import combiner
 from idempotent.claims import Verdict
 from idempotent.errors import StoreError, StoreUnavailableError
 from tests.checkers.combining.rounds import Calls, held, request, until
@@ -243,7 +243,7 @@ def test_an_error_of_the_store_is_an_object_of_its_own_for_each_caller(shared_st
 
 
 def test_a_leader_that_hangs_is_replaced_by_the_next_thread(shared_store, monkeypatch):
-    monkeypatch.setattr(line, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(combiner, "_PATIENCE_S", 0.2)
     checker, calls = shared_store.leased(), Calls()
     with held(checker) as first:
         calls.start("hangs", checker.lone.claim, request("hangs"))
@@ -251,7 +251,7 @@ def test_a_leader_that_hangs_is_replaced_by_the_next_thread(shared_store, monkey
         for number in range(5):
             calls.start(f"k{number}", checker.lone.claim, request(f"k{number}"))
         until(lambda: len(calls.answers) == 5)
-        monkeypatch.setattr(line, "_PATIENCE_S", 600.0)
+        monkeypatch.setattr(combiner, "_PATIENCE_S", 600.0)
         calls.start("no longer behind it", checker.lone.claim, request("no longer behind it"))
         until(lambda: "no longer behind it" in calls.answers)
         assert "hangs" not in calls.answers

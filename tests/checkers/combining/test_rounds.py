@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from idempotent.checkers.combining import line
+from idempotent.checkers.combining import combiner
 from idempotent.claims import Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.errors import StoreBusyError, StoreError
 from tests.checkers.combining.rounds import SPACE, Calls, held, request, until
@@ -34,7 +34,7 @@ def test_calls_that_arrive_during_a_statement_go_together_in_the_next_one(shared
 
 def test_few_calls_are_made_each_by_itself_and_more_wait_for_a_round(shared_store, monkeypatch):
     """SQLite writes one transaction at a time: a second call beside the first would wait for its file."""
-    monkeypatch.setattr(line, "MOST_DIRECT", 3)
+    monkeypatch.setattr(combiner, "MOST_DIRECT", 3)
     direct = 1 if shared_store.kind == "sqlite" else 3
     checker, calls = shared_store.leased(), Calls()
     inside, go, rounds = [], threading.Event(), []

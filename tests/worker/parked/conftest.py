@@ -2,9 +2,9 @@
 
 import pytest
 
-from idempotent.checkers.combining import line
+from idempotent.checkers.combining import combiner
 
 
 @pytest.fixture(autouse=True)
 def turns(monkeypatch):
-    monkeypatch.setattr(line, "MOST_DIRECT", 1)
+    monkeypatch.setattr(combiner, "MOST_DIRECT", 1)

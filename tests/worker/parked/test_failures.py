@@ -11,7 +11,7 @@ import pytest
 
 from idempotent import Message, Outcome
 from idempotent.adapters import MemoryBroker
-from idempotent.checkers.combining import ParkedWaiter, line
+from idempotent.checkers.combining import ParkedWaiter, combiner
 from idempotent.claims import ClaimRequest, Verdict
 from idempotent.keys import KeySpace
 from idempotent.worker.handlers import threads
@@ -219,7 +219,7 @@ def test_an_interrupted_round_of_another_thread_loses_no_parked_life(
 def test_a_leader_that_hangs_is_replaced(
     shared_store: Store, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(combiner, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(threads, "_LOOK_S", 0.1)
     crowd, calls = Crowd(shared_store.leased(), broker), Calls()
     crowd.gates = {"slow": (gate := Gate())}
