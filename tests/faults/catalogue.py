@@ -437,7 +437,7 @@ FAULTS: Final = (
     ),
     Fault(
         "Redis: answers that nobody read are the next call's",
-        "idempotent/stores/redis/connections.py",
+        "idempotent/stores/redis/scripts.py",
         "            connection.disconnect()\n            self.close()\n            raise",
         "            self._idle.put(connection)\n            raise",
         "tests/checkers/redis/test_streams.py -k an_interruption_meanwhile",
@@ -607,7 +607,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a connection to a Redis that has become a replica is kept",
-        "idempotent/stores/redis/connections.py",
+        "idempotent/stores/redis/scripts.py",
         "leaves = leaves or (",
         "leaves = False and (",
         "tests/checkers/redis/test_moved_primary.py -k 'READONLY and direct'",
