@@ -5,7 +5,6 @@ Either the library runs the migrations (`upgrade`), or the application's own Ale
 Checkers never create or alter tables.
 """
 
-from idempotent.migrations.autogenerate import ignore_dedup_tables
 from idempotent.migrations.drift import Drift, DriftKind, check
 from idempotent.migrations.own_history import (
     create_dedup_table,
@@ -14,6 +13,7 @@ from idempotent.migrations.own_history import (
     drop_dedup_table,
     drop_outbox_tables,
     drop_run_tables,
+    ignore_dedup_tables,
 )
 from idempotent.migrations.runner import current, downgrade, upgrade
 

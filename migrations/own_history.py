@@ -1,13 +1,27 @@
-"""The parts of the library's tables as functions for an application's own Alembic history."""
+"""For an application's own Alembic history: create and drop the library's tables there, or have it ignore them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from alembic import op
 from alembic.operations import Operations
+from sqlalchemy import MetaData
 
 from idempotent.migrations.drift import refuse_foreign
 from idempotent.migrations.versions import r0001_create_tables as initial
-from idempotent.schema import DEFAULT_TABLE, validate_table_name
+from idempotent.schema import (
+    DEFAULT_TABLE,
+    dedup_tables,
+    outbox_tables,
+    run_tables,
+    validate_table_name,
+    version_name,
+)
+
+IncludeObject = Callable[[Any, str | None, Any, bool, Any], bool]
+"""The signature of Alembic's ``include_object`` hook: object, name, type, reflected, compare_to."""
 
 
 def create_dedup_table(*, table: str = DEFAULT_TABLE) -> None:
@@ -74,6 +88,34 @@ def drop_outbox_tables(*, table: str = DEFAULT_TABLE) -> None:
         ConfigurationError: the table name is invalid.
     """
     _drop(table, initial.define_outbox)
+
+
+def ignore_dedup_tables(*tables: str, include_object: IncludeObject | None = None) -> IncludeObject:
+    """Return an ``include_object`` hook with which autogenerate neither creates, alters nor drops the library's tables.
+
+    Use it in env.py: ``context.configure(..., include_object=ignore_dedup_tables())``.
+
+    Args:
+        tables: the names in use, by default ``deduplicate_tbl``; their failures, offsets, runs, run claims, outbox and
+            version tables are covered too.
+        include_object: the application's own hook, called for everything else.
+
+    Raises:
+        ConfigurationError: a table name is invalid.
+    """
+    ours = MetaData()
+    names = tables or (DEFAULT_TABLE,)
+    for table in names:
+        for define in (dedup_tables, run_tables, outbox_tables):
+            define(ours, table)
+    covered = {*ours.tables, *map(version_name, names)}
+
+    def hook(item: Any, name: str | None, type_: Any, reflected: bool, compare_to: Any) -> bool:  # noqa: FBT001 - Alembic calls it so
+        if type_ == "table" and name in covered and item.schema is None:
+            return False
+        return include_object is None or include_object(item, name, type_, reflected, compare_to)
+
+    return hook
 
 
 def _create(table: str, part: initial.Part) -> None:
