@@ -140,7 +140,7 @@ def test_drivers_of_stores_are_imported_by_the_stores_alone():
 
 def test_events_are_counted_by_observers_alone():
     """What is added to the process-wide counters is missed by a registry with observers of its own."""
-    readers = {f"{PACKAGE}.observe", f"{PACKAGE}.observe.prometheus", f"{PACKAGE}.registry.registry"}
+    readers = {f"{PACKAGE}.observe", f"{PACKAGE}.observe.prometheus", f"{PACKAGE}.registry"}
     assert_holds(
         f"{module}, line {node.lineno}: imports counters; count with observers"
         for module, path in product().items()

@@ -18,7 +18,7 @@ from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.streaming import foreach_batch
 from idempotent.errors import ConfigurationError
 from idempotent.outbox.relays.relay import Relay
-from idempotent.registry.decorating import ConsumerSettings
+from idempotent.registry import ConsumerSettings
 from tests.project.house import ROOT
 from tests.typing.checkers import Report, run_mypy, run_pyright
 

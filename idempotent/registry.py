@@ -1,16 +1,34 @@
-"""Registry: a set of consumers and their checkers."""
+"""Registry: a set of consumers and their checkers. `consumer` is the decorator of a default one."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager
+from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Literal, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Protocol,
+    SupportsFloat,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
+from idempotent.message import Message
 from idempotent.observe.counting import counters
 from idempotent.observe.observers import Observer, Observers
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
@@ -23,8 +41,13 @@ from idempotent.processing.options import (
     check_options,
     exceptions,
 )
-from idempotent.registry.decorating import BatchDecorator, ConsumerSettings, Decorator, refuse_consumer
 from idempotent.validation import choice, flag, function, seconds_or_none, text, whole
+
+if TYPE_CHECKING:
+    # At run time a consumer without a session does not need SQLAlchemy.
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
 
 # The stores count attempts in 32 bits.
 _MOST_ATTEMPTS: Final = 2**31 - 1
@@ -75,9 +98,7 @@ class Registry:
         self._checkers[name] = made
         return made
 
-    def override(
-        self, name: str, checker: AbstractIdempotentChecker
-    ) -> contextlib.AbstractContextManager[None]:
+    def override(self, name: str, checker: AbstractIdempotentChecker) -> AbstractContextManager[None]:
         """Use another checker under a name from now on; leaving the returned context undoes that. For tests.
 
         Raises:
@@ -219,7 +240,7 @@ class Registry:
         )
 
         def decorate(handled: Callable[..., Any]) -> AnyConsumer:
-            refuse_consumer(handled)
+            _refuse_consumer(handled)
             handler = handler_of(handled, batch=batch)
             check_options(handler, options)
             made = (AsyncConsumer if handler.is_async else Consumer)(
@@ -294,6 +315,136 @@ def _checker(given: object) -> AbstractIdempotentChecker | str:
         "a checker is an instance, such as MemoryChecker(), a registered name, or a URL, not of type "
         f"{type(given).__name__}"
     )
+
+
+def _refuse_consumer(handled: object) -> None:
+    """Refuse a consumer, or its method, as a handler: the outer one would hide the inner one's failure.
+
+    Raises:
+        ConfigurationError: it is one, perhaps within a partial or a wrapper.
+    """
+    inner: Any = handled
+    while isinstance(inner, partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner, stop=lambda each: isinstance(each, AnyConsumer))
+    inner = getattr(inner, "__self__", inner)
+    if isinstance(inner, AnyConsumer):
+        raise ConfigurationError(
+            f"{inner.name} is a consumer already: decorate its plain handler, {inner.handler.name}, which is its "
+            "__wrapped__"
+        )
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The options of `@consumer` that have the same type for every handler; `Registry.consumer` documents each."""
+
+    group: str
+    key: KeyFunction | None
+    retry_for: Exceptions
+    idempotent_for: Exceptions
+    max_attempts: int
+    backoff: Backoff | None
+    on_missing_key: OnMissingKey | Literal["reject", "process"]
+    on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"]
+    on_store_error: OnStoreError | Literal["retry", "process"]
+    fingerprint: KeyFunction | None
+    store_result: bool
+    concurrency: int | None
+    handler_timeout_s: float | None
+
+
+class Ordered(Protocol):
+    """A number, a text, a date."""
+
+    def __lt__(self, other: Any, /) -> bool:
+        """Compare."""
+
+
+class Dataclass(Protocol):
+    """A dataclass, such as `Message`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+if TYPE_CHECKING:
+    Returned: TypeAlias = (
+        Sized | SupportsFloat | Ordered | Dataclass | Enum | AbstractContextManager[Any, Any] | None
+    )
+    """What a plain handler may return.
+
+    Types cannot say "all but coroutines and generators", so this names what is finished: texts, numbers, containers,
+    dates, dataclasses, enums, results of statements. A handler that returns another class is annotated `-> Any`.
+    """
+    Awaited: TypeAlias = Coroutine[Any, Any, object]
+    """What a call of an `async def` handler returns."""
+
+    PlainHandler = TypeVar(
+        "PlainHandler",
+        bound=Callable[[Message], Returned]
+        | Callable[[Message, Session], Returned]
+        | Callable[[Message, Connection], Returned],
+    )
+    AsyncHandler = TypeVar(
+        "AsyncHandler",
+        bound=Callable[[Message], Awaited]
+        | Callable[[Message, AsyncSession], Awaited]
+        | Callable[[Message, AsyncConnection], Awaited],
+    )
+    PlainBatchHandler = TypeVar(
+        "PlainBatchHandler",
+        bound=Callable[[list[Message]], Returned]
+        | Callable[[list[Message], Session], Returned]
+        | Callable[[list[Message], Connection], Returned],
+    )
+    AsyncBatchHandler = TypeVar(
+        "AsyncBatchHandler",
+        bound=Callable[[list[Message]], Awaited]
+        | Callable[[list[Message], AsyncSession], Awaited]
+        | Callable[[list[Message], AsyncConnection], Awaited],
+    )
+    # A handler above takes every Session. One that takes only a class derived from it fits none of them.
+    OwnSession = TypeVar("OwnSession", bound=Session | Connection)
+    OwnAsyncSession = TypeVar("OwnAsyncSession", bound=AsyncSession | AsyncConnection)
+    PlainReturn = TypeVar("PlainReturn", bound=Returned)
+    AsyncReturn = TypeVar("AsyncReturn")
+
+
+class Decorator(Protocol):
+    """Makes a consumer of a handler that takes one message.
+
+    For type checkers and editors; `idempotent.processing.handler` refuses the same handlers at run time.
+    """
+
+    # The plain ones first: what a handler with `-> Any` returns fits both, and an `async def` fits no plain one.
+    @overload
+    def __call__(self, handler: PlainHandler, /) -> Consumer[PlainHandler]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Message, OwnSession], PlainReturn], /
+    ) -> Consumer[Callable[[Message, OwnSession], PlainReturn]]: ...
+    @overload
+    def __call__(self, handler: AsyncHandler, /) -> AsyncConsumer[AsyncHandler]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Message, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]], /
+    ) -> AsyncConsumer[Callable[[Message, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]]]: ...
+
+
+class BatchDecorator(Protocol):
+    """Makes a consumer of a handler that takes a list of messages: `batch=True`."""
+
+    @overload
+    def __call__(self, handler: PlainBatchHandler, /) -> Consumer[PlainBatchHandler]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[list[Message], OwnSession], PlainReturn], /
+    ) -> Consumer[Callable[[list[Message], OwnSession], PlainReturn]]: ...
+    @overload
+    def __call__(self, handler: AsyncBatchHandler, /) -> AsyncConsumer[AsyncBatchHandler]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[list[Message], OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]], /
+    ) -> AsyncConsumer[Callable[[list[Message], OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]]]: ...
 
 
 default_registry: Final = Registry()
