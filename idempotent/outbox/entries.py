@@ -13,7 +13,7 @@ from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.outbox.headers import encoded_headers
-from idempotent.schema.outbox import DESTINATION_LENGTH, ID_LENGTH, LANE_BYTES
+from idempotent.schema import DESTINATION_LENGTH, ID_LENGTH, LANE_BYTES
 from idempotent.validation import seconds
 
 BUCKETS: Final = 64

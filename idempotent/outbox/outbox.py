@@ -28,8 +28,7 @@ from idempotent.outbox.inserts import Home, Inserts, autocommits, no_transaction
 from idempotent.outbox.store import OutboxStore
 from idempotent.outbox.wakes import Notifier
 from idempotent.processing.calling import claim_if_any, inside_handler, inside_leased_batch
-from idempotent.schema import DEFAULT_TABLE, outbox_name, validate_table_name
-from idempotent.schema.outbox import ID_LENGTH
+from idempotent.schema import DEFAULT_TABLE, ID_LENGTH, outbox_name, validate_table_name
 from idempotent.stores.sql.engines import AnyEngine
 from idempotent.validation import flag
 

@@ -22,7 +22,7 @@ from idempotent.outbox.relays.line import Line, Settings
 from idempotent.outbox.relays.publishing import Doing
 from idempotent.outbox.wakes import Listener, can_listen
 from idempotent.policy import Backoff
-from idempotent.schema.outbox import LANE_BYTES
+from idempotent.schema import LANE_BYTES
 from idempotent.validation import choice, flag, seconds, whole
 from idempotent.worker.health_file import CONNECTING, READY, STORE, HealthFile, checked_health_file
 

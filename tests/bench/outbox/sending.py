@@ -17,7 +17,7 @@ from idempotent import Message
 from idempotent.checkers import TransactionalSqlChecker
 from idempotent.outbox import Outbox, outbox_tables
 from idempotent.outbox.entries import BUCKETS
-from idempotent.schema.outbox import OutboxTables
+from idempotent.schema import OutboxTables
 from tests.bench.brokers.places import BODY
 from tests.bench.checkers import contender, engine_at, writes_one
 from tests.bench.contest import Contender
