@@ -1092,7 +1092,7 @@ FAULTS: Final = (
     ),
     Fault(
         "an offset is taken before its turn",
-        "idempotent/checkers/sql/offsets/recorder.py",
+        "idempotent/checkers/sql/offsets.py",
         "while count < len(run) and run[count][1].expected == run[count - 1][1].offset + 1:",
         "while count < len(run):",
         "tests/checkers/sql/test_offsets.py",

@@ -1,4 +1,4 @@
-"""OffsetRecorder: records the next offset of each partition in the transaction of the effects."""
+"""OffsetChecker: stores no keys, only the next offset of each partition, in the transaction of the effects."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Final
 
+from idempotent.admin import KeyAdmin
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.statements import limited_update
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Released, Verdict
+from idempotent.checkers.sql.transactional import InTransactions
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Released, Remembers, Verdict
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
 from idempotent.logs import EventLog
@@ -25,6 +27,75 @@ log = EventLog(__name__)
 _WAIT: Final = Decision(
     Verdict.IN_PROGRESS, retry_after_s=0.1, reason="an earlier message of its partition is not done"
 )
+
+
+class OffsetTable:
+    """The table `<table>_offsets`. Offsets only grow, and every change is conditioned on the stored one.
+
+    Args:
+        dialect: the properties of the database.
+        table: validated name of the key table to which it belongs.
+    """
+
+    def __init__(self, dialect: SqlDialect, table: str) -> None:
+        self._dialect = dialect
+        name = dialect.quoted(offsets_name(table))
+        self._returns = dialect.name == "postgresql"
+        text, now = dialect.markers, dialect.now_us
+        conflict = "ON DUPLICATE KEY UPDATE key_hash = key_hash"
+        if dialect.name != "mysql":
+            conflict = "ON CONFLICT (key_hash) DO NOTHING"
+        self._begin: Final = text(
+            f"INSERT INTO {name} (update_at, key_hash, k, next_offset) VALUES ({now}, ?, ?, ?) {conflict}"
+        )
+        change, where = (
+            f"next_offset = ?, owner = ?, update_at = {now}",
+            "key_hash = ? AND next_offset BETWEEN ? AND ?",
+        )
+        self._advance: Final = lru_cache(maxsize=8)(partial(limited_update, dialect, name, change, where))
+        read = f"SELECT next_offset, owner FROM {name} WHERE key_hash = ?"
+        self._read: Final = text(read)
+        # In a transaction, a plain read may return the row as it was when the transaction began.
+        self._read_newest: Final = text(f"{read}{dialect.locking_read}")
+
+    def begin(self, connection: DriverConnection, starts: Mapping[Key, int]) -> dict[Key, int]:
+        """The next offset of each partition. One that is not stored yet is stored with its offset in `starts`."""
+        offsets = {}
+        for key in sorted(starts, key=lambda key: key.hash):
+            text = self._dialect.storable(connection, key.text)
+            execute(connection, self._begin, (key.hash, text, starts[key]))
+            ((offset, _),) = query(connection, self._read, (key.hash,))
+            offsets[key] = int(offset)
+        return offsets
+
+    def advance(
+        self,
+        connection: DriverConnection,
+        key: Key,
+        between: tuple[int, int],
+        to: int,
+        owner: bytes,
+        wait_s: float,
+    ) -> bool:
+        """Advance a partition, if its next offset lies in `between`, both ends included. Returns whether it did.
+
+        Args:
+            connection: a driver connection in a transaction.
+            key: the partition's key.
+            between: the lowest and highest next offset at which it may be.
+            to: its new next offset.
+            owner: the owner token of the claim.
+            wait_s: the longest wait for another transaction that advances it, in seconds.
+        """
+        params = (to, owner, key.hash, *between)
+        if self._returns:
+            return query(connection, self._advance(wait_s), params)[0][0] is not None
+        return execute(connection, self._advance(wait_s), params) == 1
+
+    def read(self, connection: DriverConnection, key: Key, *, newest: bool = False) -> Row | None:
+        """(next offset, owner of the last change) of a partition; None: `begin` has not stored it."""
+        rows: Sequence[Row] = query(connection, self._read_newest if newest else self._read, (key.hash,))
+        return rows[0] if rows else None
 
 
 class OffsetRecorder(ClaimRecorder):
@@ -140,70 +211,62 @@ def _following(run: list[tuple[ClaimRequest, Position]]) -> list[tuple[ClaimRequ
     return run[:count]
 
 
-class OffsetTable:
-    """The table `<table>_offsets`. Offsets only grow, and every change is conditioned on the stored one.
+class OffsetChecker(InTransactions):
+    """Stores one row for each partition instead of each message, for adapters that read partitions in order (Kafka).
+
+    The next offset advances in the transaction of the handler's writes, so a message that is read again is recognised
+    by its offset. On assignment the adapter starts at the stored offset, whatever the broker has committed.
+
+    A message that its producer sent twice has two offsets and runs twice; use `TransactionalSqlChecker` where producers
+    resend. Messages of a partition take effect in order: one that fails delays those after it until it is processed
+    or dead. Results are not stored.
 
     Args:
-        dialect: the properties of the database.
-        table: validated name of the key table to which it belongs.
+        engine_or_url: as for `TransactionalSqlChecker`; the database of the handlers' writes.
+        table: name of the key table; offsets are in `<table>_offsets`. `idempotent.migrations.upgrade` makes both.
+        retention_s: seconds the attempts of a failed message are remembered.
+        lock_timeout_s: seconds a message waits for another transaction that advances its partition.
+        strict: see `TransactionalSqlChecker`.
+
+    Raises:
+        ConfigurationError: an invalid URL, table name or duration.
+        MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(self, dialect: SqlDialect, table: str) -> None:
-        self._dialect = dialect
-        name = dialect.quoted(offsets_name(table))
-        self._returns = dialect.name == "postgresql"
-        text, now = dialect.markers, dialect.now_us
-        conflict = "ON DUPLICATE KEY UPDATE key_hash = key_hash"
-        if dialect.name != "mysql":
-            conflict = "ON CONFLICT (key_hash) DO NOTHING"
-        self._begin: Final = text(
-            f"INSERT INTO {name} (update_at, key_hash, k, next_offset) VALUES ({now}, ?, ?, ?) {conflict}"
-        )
-        change, where = (
-            f"next_offset = ?, owner = ?, update_at = {now}",
-            "key_hash = ? AND next_offset BETWEEN ? AND ?",
-        )
-        self._advance: Final = lru_cache(maxsize=8)(partial(limited_update, dialect, name, change, where))
-        read = f"SELECT next_offset, owner FROM {name} WHERE key_hash = ?"
-        self._read: Final = text(read)
-        # In a transaction, a plain read may return the row as it was when the transaction began.
-        self._read_newest: Final = text(f"{read}{dialect.locking_read}")
+    remembers = Remembers.POSITIONS
+    recorder_type = OffsetRecorder
+    _recorder: OffsetRecorder
 
-    def begin(self, connection: DriverConnection, starts: Mapping[Key, int]) -> dict[Key, int]:
-        """The next offset of each partition. One that is not stored yet is stored with its offset in `starts`."""
-        offsets = {}
-        for key in sorted(starts, key=lambda key: key.hash):
-            text = self._dialect.storable(connection, key.text)
-            execute(connection, self._begin, (key.hash, text, starts[key]))
-            ((offset, _),) = query(connection, self._read, (key.hash,))
-            offsets[key] = int(offset)
-        return offsets
+    def admin(self) -> KeyAdmin:
+        """An OffsetChecker keeps no keys.
 
-    def advance(
-        self,
-        connection: DriverConnection,
-        key: Key,
-        between: tuple[int, int],
-        to: int,
-        owner: bytes,
-        wait_s: float,
-    ) -> bool:
-        """Advance a partition, if its next offset lies in `between`, both ends included. Returns whether it did.
-
-        Args:
-            connection: a driver connection in a transaction.
-            key: the partition's key.
-            between: the lowest and highest next offset at which it may be.
-            to: its new next offset.
-            owner: the owner token of the claim.
-            wait_s: the longest wait for another transaction that advances it, in seconds.
+        Raises:
+            ConfigurationError: always.
         """
-        params = (to, owner, key.hash, *between)
-        if self._returns:
-            return query(connection, self._advance(wait_s), params)[0][0] is not None
-        return execute(connection, self._advance(wait_s), params) == 1
+        raise ConfigurationError(
+            "an OffsetChecker keeps the offsets of partitions, not keys; for the keys in the same tables "
+            "leave offsets+ out of the URL"
+        )
 
-    def read(self, connection: DriverConnection, key: Key, *, newest: bool = False) -> Row | None:
-        """(next offset, owner of the last change) of a partition; None: `begin` has not stored it."""
-        rows: Sequence[Row] = query(connection, self._read_newest if newest else self._read, (key.hash,))
-        return rows[0] if rows else None
+    def begin(self, starts: Mapping[Key, int]) -> dict[Key, int]:
+        """The next offset to read in each partition. One that is not stored yet starts at its offset in `starts`.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        return self.store.connections.run_atomically(self._recorder.offsets.begin, starts)
+
+    def skip(self, partition: Key, position: Position) -> bool:
+        """Advance past a message that will not be processed, such as a dead letter whose copy is confirmed.
+
+        Returns whether it was the next message of its partition.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        to, between = position.offset + 1, (position.expected, position.offset)
+        return self.store.connections.run_atomically(
+            lambda driver: self._recorder.offsets.advance(
+                driver, partition, between, to, bytes(16), self.lock_timeout_s
+            )
+        )
