@@ -467,7 +467,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a group whose coroutine is closed while it is claimed keeps its locks",
-        "idempotent/checkers/sql/greenlets.py",
+        "idempotent/checkers/sql/transactional.py",
         "return await greenlet_spawn(self._protocol.claim_many, requests)",
         "return await self.call(self._protocol.claim_many, requests)",
         "tests/checkers/sql/asynchronous/test_interrupts.py -k 'interrupted_anywhere and closed and group and few'",

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.util import greenlet_spawn
 
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
+from idempotent.checkers.protocol import ClaimProtocol
+from idempotent.checkers.side_calls import ended
 from idempotent.checkers.sql.admin import SqlKeyAdmin
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
 from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.failures import FailedAttempt
-from idempotent.checkers.sql.greenlets import InGreenlets
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
 from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.recorders import ClaimRecorder, KeyRecorder
@@ -49,6 +52,7 @@ from idempotent.keys import NO_KEY, Key
 from idempotent.logs import EventLog
 from idempotent.observe.log_lines import about_key
 from idempotent.schema import DEFAULT_TABLE
+from idempotent.stores.sql.bridge import nothing_awaited
 from idempotent.stores.sql.engines import AnyEngine, is_async
 from idempotent.validation import flag, seconds
 from idempotent.values import changed
@@ -65,6 +69,8 @@ _LONGEST_LOCK_S: Final = 7 * 86400.0
 Database: TypeAlias = (
     "Engine | AsyncEngine | URL | str | sessionmaker[Session] | async_sessionmaker[AsyncSession]"
 )
+
+T = TypeVar("T")
 
 
 class InTransactions(AbstractIdempotentChecker, TransactionHooks):
@@ -119,7 +125,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
             raise ConfigurationError(
                 f"this {type(self).__name__} has a synchronous engine, and no async handlers"
             )
-        return InGreenlets(self.protocol)
+        return _InGreenlets(self.protocol)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -436,3 +442,34 @@ def _other_engine(factory: sessionmaker[Session], engine: Engine) -> object:
         with contextlib.suppress(Exception):  # it may need more to answer, such as the context of a request
             binds.append(factory().get_bind())
     return next((bind for bind in binds if bind is not engine), None)
+
+
+class _InGreenlets(Awaiting):
+    """Runs each step in a greenlet of the calling task; its statements are awaited on the task's event loop.
+
+    A step that is cancelled closes its transaction, and terminates its connection: it may hold an unread answer.
+
+    Args:
+        protocol: the checker's protocol.
+    """
+
+    def __init__(self, protocol: ClaimProtocol) -> None:
+        self._protocol: Final = protocol
+
+    async def claim(self, request: ClaimRequest) -> Decision:
+        return await greenlet_spawn(self._protocol.claim, request)
+
+    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+        return await greenlet_spawn(self._protocol.claim_many, requests)
+
+    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+        return await self.call(self._protocol.complete, claim, result)
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        # A task of its own: a cancellation must not reach the driver in the middle of a COMMIT.
+        return await ended(asyncio.ensure_future(greenlet_spawn(function, *arguments)))
+
+    def later(self, function: Callable[..., object], *arguments: Any) -> None:
+        # Not later, but now: what would be awaited fails, and the transaction's connection is terminated.
+        with nothing_awaited(), contextlib.suppress(Exception):
+            function(*arguments)
