@@ -11,13 +11,19 @@ from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 from idempotent.checkers.sql.sessions import Sessions
-from idempotent.checkers.sql.watching import WatchedTransaction, listen, unwatch, watch
+from idempotent.checkers.sql.watching import (
+    TransactionEnd,
+    WatchedTransaction,
+    classify_transaction_end,
+    listen,
+    unwatch,
+    watch,
+)
 from idempotent.errors import ConfigurationError, DoomedTransactionError, TransactionEscapedError
 from idempotent.stores.sql.cursor import execute
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.faults import Fault, fault_of
-from idempotent.stores.sql.transaction_ends import TransactionEnd, classify_transaction_end
 
 _GUARD: Final = "idempotent_guard"
 _IN_FAILED_TRANSACTION: Final = "25P02"
