@@ -119,7 +119,7 @@ FAULTS: Final = (
     ),
     Fault(
         "SQL: decisions of a group in another order",
-        "idempotent/checkers/sql/claiming.py",
+        "idempotent/checkers/sql/keytable.py",
         "return [decisions[request.key.hash] for request in requests]",
         "return [decisions[r.key.hash] for r in sorted(requests, key=lambda r: r.key.hash)]",
         f"{_CONTRACT}/test_sqlite.py -k test_verdicts_line_up",
@@ -154,7 +154,7 @@ FAULTS: Final = (
     ),
     Fault(
         "MariaDB: every key of a group is ours",
-        "idempotent/checkers/sql/claiming.py",
+        "idempotent/checkers/sql/keytable.py",
         "elif fence := insert_id(connection, statement, params):",
         "elif fence := insert_id(connection, statement, params) or 1:",
         f"{_CONTRACT}/test_mysql.py -k test_verdicts_line_up",

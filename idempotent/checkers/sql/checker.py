@@ -12,10 +12,9 @@ from sqlalchemy.engine import URL
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.admin import SqlKeyAdmin
-from idempotent.checkers.sql.claiming import AT_ONCE
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.health import sql_findings
-from idempotent.checkers.sql.keytable import KeyTable, key_hash
+from idempotent.checkers.sql.keytable import AT_ONCE, KeyTable, key_hash
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict

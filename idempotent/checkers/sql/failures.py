@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import DIED_ERROR, Claim, Failure, Released
 from idempotent.keys import Key
 from idempotent.schema import failures_name
 from idempotent.stores.sql.cursor import DriverConnection, execute, query
-from idempotent.stores.sql.dialects import SqlDialect
+from idempotent.stores.sql.dialects import MAX_ROWS, SqlDialect
 
 
 @dataclass(slots=True)

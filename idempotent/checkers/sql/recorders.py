@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
-from idempotent.checkers.sql.claiming import ClaimMode
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
-from idempotent.checkers.sql.keytable import KeyTable, key_hash
+from idempotent.checkers.sql.keytable import ClaimMode, KeyTable, key_hash
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released

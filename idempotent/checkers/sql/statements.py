@@ -15,8 +15,6 @@ from idempotent.claims import KeyStatus
 from idempotent.stores.sql.dialects import Conflict, SqlDialect
 
 MICROSECONDS: Final = 1_000_000
-# 4 parameters a row: below SQLite's 32,766 and PostgreSQL's 65,535, and well inside a MySQL packet.
-MAX_ROWS: Final = 1000
 IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _SAVED_LIMIT: Final = "idempotent.lock_timeout"
 # The statement itself restores lock_timeout, because the application may have set one for the handler's statements.

@@ -16,6 +16,8 @@ from sqlalchemy.engine import Dialect
 from idempotent.stores.sql.cursor import NUMBERED, DriverConnection
 from idempotent.stores.sql.engines import marker_of
 
+# 4 parameters a row: below SQLite's 32,766 and PostgreSQL's 65,535, and well inside a MySQL packet.
+MAX_ROWS: Final = 1000
 # The server's clock when the statement acts, not when the statement or its transaction began: a claim that waited for
 # a lock must not go back in time. Only SYSDATE tells it, in the session's zone; the second difference, of when the
 # statement began, removes that. If summer time began or ended meanwhile, this is an hour wrong: so statements that may

@@ -10,12 +10,12 @@ import pytest
 from idempotent import Message, Registry
 from idempotent.checkers import checker_from_url
 from idempotent.checkers.sql.keytable import PART_BYTES, parts_of
-from idempotent.checkers.sql.statements import MAX_ROWS
 from idempotent.claims import Claim, ClaimRequest, Completion, new_owner
 from idempotent.keys import KeySpace
 from idempotent.migrations import upgrade
 from idempotent.observe.counting import Counters
 from idempotent.observe.events import Event
+from idempotent.stores.sql.dialects import MAX_ROWS
 from tests.support.services import PrivateMariaDb
 from tests.support.stores import open_store
 
