@@ -1546,7 +1546,7 @@ FAULTS: Final = (
     ),
     Fault(
         "the key of a handler that took half the retention expires with its claim",
-        "idempotent/checkers/sql/recorders.py",
+        "idempotent/checkers/sql/transactions.py",
         " or took_s > self._durations.retention_s / 2",
         "",
         "tests/checkers/sql/test_transactional.py -k 'half_the_retention and sqlite'",

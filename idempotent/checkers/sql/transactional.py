@@ -25,11 +25,15 @@ from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
 from idempotent.checkers.sql.health import sql_findings
-from idempotent.checkers.sql.recorders import ClaimRecorder, KeyRecorder
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
-from idempotent.checkers.sql.transactions import HandlerTransactions
+from idempotent.checkers.sql.transactions import (
+    AsyncHandlerTransactions,
+    ClaimRecorder,
+    HandlerTransactions,
+    KeyRecorder,
+)
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import (
     DIED_ERROR,
@@ -103,7 +107,8 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self.strict: Final = flag(strict, "strict")
         durations = Durations(None, self.retention_s, self.dead_retention_s)
         self._recorder = self.recorder_type(self.store, durations, self.protocol.events.count)
-        self._transactions: Final = _kind_of(self.store)(self.store, self._recorder, sessions, strict=strict)
+        kind = AsyncHandlerTransactions if self.is_async else HandlerTransactions
+        self._transactions: Final = kind(self.store, self._recorder, sessions, strict=strict)
         # What this process has noted and counted, and will take back when the run ends or the process stops in order.
         self._noted: Final[dict[bytes, Key]] = {}
         self._counted: Final[dict[bytes, Key]] = {}
@@ -332,15 +337,6 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self._transactions.close()
         self._gc_leader.close()
         self.store.close()
-
-
-def _kind_of(store: SqlStore) -> type[HandlerTransactions]:
-    if not store.is_async:
-        return HandlerTransactions
-    # Imported here: SQLAlchemy's asyncio part takes a while, and most checkers do without.
-    from idempotent.checkers.sql.asynchronous.handler_transaction import AsyncHandlerTransactions
-
-    return AsyncHandlerTransactions
 
 
 class TransactionalSqlChecker(InTransactions):

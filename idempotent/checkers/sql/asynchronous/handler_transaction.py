@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction
-from idempotent.checkers.sql.transactions import HandlerTransactions
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision
 from idempotent.errors import ConfigurationError, TransactionEscapedError
 from idempotent.stores.sql.awaited import AwaitedConnection
 from idempotent.stores.sql.bridge import Bridge, may_await, running_loop
-from idempotent.stores.sql.loops import LoopConnections
 
 if TYPE_CHECKING:
     from idempotent.stores.sql.detached import DetachedConnections
@@ -136,31 +132,3 @@ class AsyncHandlerTransaction(HandlerTransaction):
         if self._session is not None:
             with contextlib.suppress(Exception):
                 self._sessions.close(self._session)
-
-
-class AsyncHandlerTransactions(HandlerTransactions):
-    """Begins and ends them in the caller's greenlet, or for a plain thread on the store's private loop."""
-
-    _kind = LoopConnections
-
-    def open(self, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
-        return self._store.bridge.run(super().open, requests, wait_s)
-
-    def open_empty(self) -> Claim:
-        return self._store.bridge.run(super().open_empty)
-
-    def forget(self, claim: Claim) -> None:
-        self._store.bridge.run(super().forget, claim)
-
-    def _begin(self) -> AsyncHandlerTransaction:
-        dialect = self._store.connections.dialect
-        assert isinstance(self.sessions, AsyncSessions)
-        return AsyncHandlerTransaction(
-            self._store.bridge, self._connections, dialect, self.sessions, strict=self._strict
-        )
-
-    def commit(self, completions: Sequence[Completion]) -> None:
-        self._store.bridge.run(super().commit, completions)
-
-    def is_undone(self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception) -> bool:
-        return self._store.bridge.run(super().is_undone, transaction, claims, error)
