@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from idempotent.admin import KeyFilter
-from idempotent.checkers.sql import admin as sql_admin
+from idempotent.checkers.sql import store as sql_store
 from idempotent.claims import ClaimRequest, Failure, KeyStatus, Verdict
 from idempotent.keys import KeySpace, key_from_text
 from idempotent.policy import Backoff
@@ -219,7 +219,7 @@ def test_a_new_life_of_a_key_is_not_the_one_that_was_seen(store, admin):
 
 @pytest.mark.parametrize("kind", SQL)
 def test_pages_of_any_size_show_every_key_once(kind, request, monkeypatch):
-    monkeypatch.setattr(sql_admin, "PAGE", 7)
+    monkeypatch.setattr(sql_store, "PAGE", 7)
     for store in open_store(kind, request, reuse=True):
         checker = store.leased()
         for start in range(0, 50, 25):

@@ -204,7 +204,7 @@ FAULTS: Final = (
     ),
     Fault(
         "doctor: a database that keeps idle transactions is called healthy",
-        "idempotent/checkers/sql/health.py",
+        "idempotent/checkers/sql/checker.py",
         "if limit_s < _PROBED_AFTER_S:",
         "if True:",
         "tests/cli/test_doctor.py -k keeps_the_transaction",
@@ -980,7 +980,7 @@ FAULTS: Final = (
     ),
     Fault(
         "a person may not reopen a key that waits for its retry",
-        "idempotent/checkers/sql/admin.py",
+        "idempotent/checkers/sql/store.py",
         " OR owner = {nobody})",
         ")",
         "tests/checkers/test_admin.py -k 'waits_for_its_retry and sqlite'",

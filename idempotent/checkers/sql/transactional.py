@@ -19,15 +19,13 @@ from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import ended
-from idempotent.checkers.sql.admin import SqlKeyAdmin
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
-from idempotent.checkers.sql.checker import SqlChecker
+from idempotent.checkers.sql.checker import SqlChecker, sql_findings
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
-from idempotent.checkers.sql.health import sql_findings
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
-from idempotent.checkers.sql.store import SqlStore
+from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
 from idempotent.checkers.sql.transactions import (
     AsyncHandlerTransactions,
     ClaimRecorder,
