@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from idempotent import Message
+from idempotent.adapters import memory
 from idempotent.adapters.memory import MemoryBroker, named_broker
-from idempotent.adapters.memory import broker as memory_broker
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.checkers.side_calls import SideThreads
@@ -150,7 +150,7 @@ def publishes():
 
 
 def names_a_broker():
-    return memory_broker._naming, lambda: named_broker("forked")
+    return memory._naming, lambda: named_broker("forked")
 
 
 def counts_crash_points():
