@@ -122,7 +122,7 @@ def starts_renewing():
 def stops_renewing():
     checker = MemoryChecker()
     checker.protocol._keeper.hold([Claim(NO_KEY, 1)])
-    return checker.protocol._keeper._rounds._stopped._cond, checker.close
+    return checker.protocol._keeper._repeating._stopped._cond, checker.close
 
 
 def stops_retrying():

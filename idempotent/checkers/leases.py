@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from idempotent.checkers.side_calls import Rounds
+from idempotent.checkers.side_calls import RepeatingThread
 from idempotent.claims import Claim
 from idempotent.errors import StoreBusyError, StoreError
 from idempotent.forks import free_in_child, generation
@@ -80,7 +80,7 @@ class LeaseKeeper:
         self._count = count
         self._patience_s = max(lease_s * _PATIENCE, _SHORTEST_PATIENCE_S)
         self._held: dict[Claim, Since] = {}
-        self._rounds: Rounds | None = None
+        self._repeating: RepeatingThread | None = None
         self._start_lock = free_in_child(threading.Lock())
         self._hanging: list[threading.Thread] = []
         self._refused_at = -math.inf
@@ -96,7 +96,7 @@ class LeaseKeeper:
         since = [time.monotonic()]
         for claim in claims:
             held[claim] = since
-        if self._rounds is None and claims:
+        if self._repeating is None and claims:
             self._start()
 
     def drop(self, claims: Sequence[Claim]) -> None:
@@ -116,21 +116,21 @@ class LeaseKeeper:
         """Stop renewing everything."""
         self._held.clear()
         with self._start_lock:
-            if self._rounds is not None:
-                self._rounds.stop()
-                self._rounds = None  # a claim that is held after this starts new ones
+            if self._repeating is not None:
+                self._repeating.stop()
+                self._repeating = None  # a claim that is held after this starts new ones
 
     def _forget_parent(self) -> None:
         # After fork() the thread is gone and the claims are the parent's.
         self._held = {}
-        self._rounds = None
+        self._repeating = None
         self._hanging = []
         self._generation = generation.number  # last: until then every thread repeats this
 
     def _start(self) -> None:
         with self._start_lock:
-            if self._rounds is None:
-                self._rounds = Rounds(self._round, "idempotent-leases", self._lease_s / 3)
+            if self._repeating is None:
+                self._repeating = RepeatingThread(self._round, "idempotent-leases", self._lease_s / 3)
 
     def _round(self) -> bool:
         """Renew all leases, in another thread if the first one gets no answer."""
@@ -154,7 +154,7 @@ class LeaseKeeper:
 
     def _renew_all(self) -> None:
         self._renew_part(list(self._held.items()), time.monotonic() + self._lease_s / 3)
-        if self._rounds is None:  # closed meanwhile: a connection that was made for this would stay open
+        if self._repeating is None:  # closed meanwhile: a connection that was made for this would stay open
             self._reconnect()
 
     def _renew_part(self, held: Sequence[tuple[Claim, Since]], until: float) -> None:

@@ -1,4 +1,4 @@
-"""Threads beside those of the callers: SideThreads make the SideCalls that tasks await, Rounds repeat a call."""
+"""Threads beside those of callers: SideThreads make the SideCalls that tasks await, a RepeatingThread repeats one."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _run(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         log.exception("side_call_failed", extra={"error": described(error)})
 
 
-class Rounds:
+class RepeatingThread:
     """Calls `work` every `interval_s` seconds in a daemon thread, which starts now.
 
     It ends when `work` returns False, when `stop` is called, and when the object of the method is collected.

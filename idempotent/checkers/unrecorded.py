@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from idempotent.checkers.side_calls import Rounds
+from idempotent.checkers.side_calls import RepeatingThread
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Verdict
 from idempotent.errors import StoreError
 from idempotent.forks import free_in_child, generation
@@ -57,7 +57,7 @@ class Unrecorded:
         self._count = count
         self.steps: dict[bytes, Step] = {}
         self._lock: Final = free_in_child(threading.Lock())
-        self._rounds: Rounds | None = None
+        self._repeating: RepeatingThread | None = None
         self._refused = LogThrottle()
         self._generation = generation.number
 
@@ -77,8 +77,8 @@ class Unrecorded:
             for step in steps:
                 if step.claim.key is not NO_KEY:
                     self.steps[step.claim.key.hash] = step
-            if self._rounds is None and self.steps:
-                self._rounds = Rounds(self._round, "idempotent-unrecorded", _RETRY_S)
+            if self._repeating is None and self.steps:
+                self._repeating = RepeatingThread(self._round, "idempotent-unrecorded", _RETRY_S)
         completions = sum(isinstance(step, Completion) for step in steps)
         if completions:
             log.warning("completion_not_recorded", extra={"keys": completions})
@@ -109,16 +109,16 @@ class Unrecorded:
         """Retry every step once more, for a few seconds at most, and stop the thread."""
         self.offer_all(_CLOSE_S)
         with self._lock:
-            if self._rounds is not None:
-                self._rounds.stop()
-                self._rounds = None
+            if self._repeating is not None:
+                self._repeating.stop()
+                self._repeating = None
 
     def _round(self) -> bool:
         self.offer_all()
         with self._lock:
-            is_closed = self._rounds is None
+            is_closed = self._repeating is None
             if not self.steps:
-                self._rounds = None  # the next one that is remembered starts new ones
+                self._repeating = None  # the next one that is remembered starts new ones
         if is_closed:  # a connection that was made for this would stay open
             self._reconnect()
         return bool(self.steps)
@@ -149,7 +149,7 @@ class Unrecorded:
     def _forget_parent(self) -> None:
         # After fork() the thread is gone and the steps are the parent's.
         self.steps = {}
-        self._rounds = None
+        self._repeating = None
         self._generation = generation.number
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.sql.transactional import InTransactions
+from idempotent.checkers.sql.transactional import TransactionalBase
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.configuration import URL_VARIABLE
 from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError, url_word
@@ -82,7 +82,7 @@ def outbox_at(url: str, table: str | None) -> Outbox:
 
 def limit_waits(checker: AbstractIdempotentChecker) -> None:
     """Let a command fail that waits for a store that is frozen or locked. Redis has a limit already."""
-    if isinstance(checker, (SqlChecker, InTransactions)):
+    if isinstance(checker, (SqlChecker, TransactionalBase)):
         limit_answers(checker.store.engine, ANSWER_TIMEOUT_S)
 
 
@@ -100,7 +100,7 @@ def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
     """`checker_from_url`, but a missing SQLite file is an error, and connecting has a short timeout."""
     demand_file(url, options.get("table"))
     checker = checker_from_url(url, **options)
-    if isinstance(checker, (SqlChecker, InTransactions)):
+    if isinstance(checker, (SqlChecker, TransactionalBase)):
         _limit_connecting(checker.store.engine)
     return checker
 

@@ -650,7 +650,7 @@ FAULTS: Final = (
     Fault(
         "a renewal that ends after close() leaves its connection open",
         "idempotent/checkers/leases.py",
-        "if self._rounds is None:  # closed meanwhile",
+        "if self._repeating is None:  # closed meanwhile",
         "if False:  # closed meanwhile",
         "tests/guarantees/test_closing.py -k 'renewal and sqlite'",
     ),
@@ -2198,14 +2198,14 @@ FAULTS: Final = (
     # What commits with an effect is published, and nothing else
     Fault(
         "outbox: a message is deleted before the broker has it",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "        published = self._publishing.publish([message for",
         "        self._deletions.add(wave)\n        published = self._publishing.publish([message for",
         f"{_OUTBOX}/test_relay.py -k did_not_answer",
     ),
     Fault(
         "outbox: a batch has two messages of one order key",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "        after[message.lane] = number + 1\n",
         "        after[message.lane] = number\n",
         f"{_OUTBOX}/test_relay.py -k did_not_answer",
@@ -2269,7 +2269,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: what follows an unanswered message goes on",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "        return not published.refused and published.error is None\n",
         "        return True\n",
         f"{_OUTBOX}/test_odd_brokers.py -k answers_again",
@@ -2318,21 +2318,21 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a relay gives its buckets to the next one before it has deleted",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "        self._deletions.finish()\n        return goes_on\n",
         "        return goes_on\n",
         f"{_OUTBOX}/test_relay.py -k keeps_its_buckets",
     ),
     Fault(
         "outbox: with small batches the last read looks at the busy buckets alone",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         " else self._read(buckets)\n",
         " else []\n",
         f"{_OUTBOX}/test_relay.py -k small_batches",
     ),
     Fault(
         "outbox: behind fences the next message is published before the last one is deleted",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "self._deletions.add if self._publishing.has_fences else self._deletions.begin\n",
         "self._deletions.begin\n",
         f"{_OUTBOX}/test_fenced.py -k behind_fences",
@@ -2360,7 +2360,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: the health file is `ready` while the database is away",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "            self._store_answers = False\n",
         "",
         f"{_OUTBOX}/test_watching.py -k health_file",
@@ -2388,7 +2388,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a message is published again before it can be deleted",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "        self._deletions.finish()\n        buckets",
         "        buckets",
         f"{_OUTBOX}/test_watching.py -k does_not_delete",
@@ -2402,7 +2402,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: relays with different brokers share their buckets",
-        "idempotent/outbox/relays/line.py",
+        "idempotent/outbox/relays/destination.py",
         "BucketLeases(store, destination, owner, settings.lease_s)",
         'BucketLeases(store, "", owner, settings.lease_s)',
         f"{_OUTBOX}/test_several_brokers.py -k with_different_brokers",

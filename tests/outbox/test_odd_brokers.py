@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent.observe import Observer
-from idempotent.outbox.relays.line import _MOST_WAVES
+from idempotent.outbox.relays.destination import _MOST_WAVES
 from tests.outbox.picky import Picky, relay, until
 from tests.support.logs import events, logged
 
@@ -87,13 +87,13 @@ def test_a_relay_whose_lease_has_ended_shares_the_buckets_again(outbox, send, wa
     one, two = (relay(outbox, Picky(), lease_s=3.0) for _ in range(2))
 
     def shares():
-        return sorted(len(each._lines[0].leases._buckets) for each in (one, two))
+        return sorted(len(each._destinations[0].leases._buckets) for each in (one, two))
 
     with one, two:
         until(lambda: shares() == [32, 32])
         with sql_store.admin_engine.begin() as connection:
             # As after a pause: its leases, and its own row, have ended; another relay has removed the row.
-            owner = one._lines[0].leases._owner
+            owner = one._destinations[0].leases._owner
             connection.execute(sa.delete(tables.leases).where(tables.leases.c.owner == owner))
         until(lambda: outbox.store.stats().relays == 2)
         until(lambda: shares() == [32, 32])

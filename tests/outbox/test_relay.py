@@ -198,7 +198,7 @@ def test_small_batches_publish_all_that_committed_before_the_stop(outbox, send, 
 
     send(0)
     with relay(outbox, Stopping(), batch_size=2) as stopping:
-        until(stopping._lines[0]._stopping.is_set)
+        until(stopping._destinations[0]._stopping.is_set)
     assert waiting() == []
 
 
@@ -249,13 +249,13 @@ def test_relays_share_the_buckets_as_they_come_and_go(outbox, send, waiting, sql
         with relays[1], relays[2]:
 
             def shares():
-                return [len(each._lines[0].leases._buckets) for each in relays]
+                return [len(each._destinations[0].leases._buckets) for each in relays]
 
             until(lambda: max(shares()) <= 22 and sum(shares()) == 64)
             for number in range(300, 600):
                 send(number)
             until(lambda: not waiting())
-        until(lambda: len(relays[0]._lines[0].leases._buckets) == 64)
+        until(lambda: len(relays[0]._destinations[0].leases._buckets) == 64)
         send("after")
         until(lambda: not waiting())
     published = [one for adapter in adapters for one in adapter.published]
@@ -267,8 +267,8 @@ def test_relays_share_the_buckets_as_they_come_and_go(outbox, send, waiting, sql
 def test_a_relay_that_died_is_replaced_when_its_lease_has_ended(outbox, send, waiting, caplog):
     caplog.set_level(logging.INFO)
     dead = relay(outbox, Picky(), lease_s=2.0)
-    dead._lines[0].leases._look(time.monotonic())
-    assert len(dead._lines[0].leases._buckets) == 64
+    dead._destinations[0].leases._look(time.monotonic())
+    assert len(dead._destinations[0].leases._buckets) == 64
     send("1")
     adapter = Picky()
     with relay(outbox, adapter, lease_s=2.0):

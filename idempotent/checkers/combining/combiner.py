@@ -1,4 +1,4 @@
-"""Combiner: the claims and completions of lone messages, as rounds of what arrived meanwhile; Line: who waits."""
+"""Combiner: the claims and completions of lone messages, as rounds of what arrived meanwhile; CallQueue: who waits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _CLOSE_S: Final = 10.0
 _LOOK_S: Final = 0.01
 # A thread that waited longer leads: those before it hang, or were interrupted.
 _PATIENCE_S: Final = 10.0
-Leader: TypeAlias = "ThreadWaiter | Server"
+Leader: TypeAlias = "ThreadWaiter | ServingThread"
 """A thread that leads its round, or a server thread."""
 
 
@@ -102,7 +102,7 @@ class Combiner:
     def _begin(self) -> None:
         self._generation = generation.number
         self._side = SideThreads("idempotent-rounds", most=_MAX_HANGING + 1)
-        self._line = Line(self._start_server, one_writer=self._one_writer)
+        self._calls = CallQueue(self._start_server, one_writer=self._one_writer)
 
     @property
     def waiting(self) -> int:
@@ -113,17 +113,17 @@ class Combiner:
         """`ClaimProtocol.claim`, from any thread."""
         if not combines(request):
             return self._protocol.claim(request)
-        line = self._current()
+        calls = self._current()
         call = at_once(request)
         try:
-            direct = line.go_direct(call)
+            direct = calls.go_direct(call)
             decision: Decision = (
-                self._protocol.claim(call) if direct else self._in_round(line, ThreadWaiter(call))
+                self._protocol.claim(call) if direct else self._in_round(calls, ThreadWaiter(call))
             )
         except StoreBusyError:
             decision = ALONE
         finally:
-            line.leave_direct(call)
+            calls.leave_direct(call)
         if decision.claim is None and must_be_alone(request, decision):
             return self._protocol.claim(request)
         return decision
@@ -132,13 +132,13 @@ class Combiner:
         """`ClaimProtocol.complete`, from any thread."""
         if claim.empty:
             return True
-        line = self._current()
+        calls = self._current()
         try:
-            if line.go_direct(claim):
+            if calls.go_direct(claim):
                 return self._protocol.complete(claim, result)
-            owned: bool | None = self._in_round(line, ThreadWaiter(Completion(claim, result)))
+            owned: bool | None = self._in_round(calls, ThreadWaiter(Completion(claim, result)))
         finally:
-            line.leave_direct(claim)
+            calls.leave_direct(claim)
         return self._protocol.complete(claim, result) if owned is COMPLETE_ALONE else owned
 
     def put(self, waiter: TaskWaiter | ParkedWaiter) -> None:
@@ -158,82 +158,82 @@ class Combiner:
     def look(self, waiter: ParkedWaiter) -> None:
         """Have another thread lead, if a parked life has waited for long: the leader may hang."""
         with suppress(RuntimeError):  # the system starts no more threads
-            self._line.replace_leader(waiter)
+            self._calls.replace_leader(waiter)
 
     def has(self, waiter: ParkedWaiter) -> bool:
         """Whether a parked life was queued."""
-        return self._line.has(waiter)
+        return self._calls.has(waiter)
 
     def withdraw(self, waiter: TaskWaiter) -> Claim | None:
         """End the wait of a task that was cancelled. Returns the claim that it was given, but will not use."""
-        return self._line.withdraw(waiter)
+        return self._calls.withdraw(waiter)
 
     def close(self) -> None:
         """Finish the completions that wait, for some seconds at most, and refuse the claims. Idempotent."""
-        line = self._current()
-        line.refuse_claims(StoreUnavailableError("the checker was closed while the claim waited"))
+        calls = self._current()
+        calls.refuse_claims(StoreUnavailableError("the checker was closed while the claim waited"))
         until = time.monotonic() + _CLOSE_S
-        while line.led and time.monotonic() < until:
+        while calls.led and time.monotonic() < until:
             time.sleep(_LOOK_S)
         self._side.close()
 
-    def _current(self) -> Line:
+    def _current(self) -> CallQueue:
         if self._generation != generation.number:
             self._begin()  # after fork() the waiters and their threads are the parent's
-        return self._line
+        return self._calls
 
-    def _in_round(self, line: Line, waiter: ThreadWaiter) -> Any:
+    def _in_round(self, calls: CallQueue, waiter: ThreadWaiter) -> Any:
         try:
-            line.wait(waiter)
+            calls.wait(waiter)
             while not waiter.answered:
-                self._round(line, waiter)
+                self._round(calls, waiter)
         except BaseException:
-            claim = line.withdraw(waiter)
+            claim = calls.withdraw(waiter)
             if claim is not None:
                 self._release([claim])
             raise
         finally:
-            line.leave(waiter)
+            calls.leave(waiter)
         return waiter.result()
 
-    def _start_server(self, server: Server) -> None:
-        self._side.run(self._serve, self._line, server)
+    def _start_server(self, server: ServingThread) -> None:
+        self._side.run(self._serve, self._calls, server)
 
-    def _serve(self, line: Line, server: Server) -> None:
+    def _serve(self, calls: CallQueue, server: ServingThread) -> None:
         try:
-            while self._round(line, server):
+            while self._round(calls, server):
                 pass
         finally:
-            line.leave(server)
+            calls.leave(server)
 
-    def _round(self, line: Line, leader: Leader) -> bool:
+    def _round(self, calls: CallQueue, leader: Leader) -> bool:
         """Send what waits: the completions, then the claims that wait by then. False: nothing waits."""
         completions: list[Waiter] = []
         claims: list[Waiter] = []
         try:
-            line.take_completions(leader, completions)
+            calls.take_completions(leader, completions)
             if completions:
-                self._complete(line, completions)
-            line.take_claims(leader, claims)
+                self._complete(calls, completions)
+            calls.take_claims(leader, claims)
             if claims:
-                self._claim(line, claims)
+                self._claim(calls, claims)
         except BaseException as error:
             unknown = StoreError(f"a round of claims and completions was interrupted: {described(error)}")
-            self._release(line.answer((waiter, unknown) for waiter in chain(completions, claims)))
+            self._release(calls.answer((waiter, unknown) for waiter in chain(completions, claims)))
             if not isinstance(error, Exception):
                 raise
         return bool(completions or claims)
 
-    def _complete(self, line: Line, waiters: Sequence[Waiter]) -> None:
+    def _complete(self, calls: CallQueue, waiters: Sequence[Waiter]) -> None:
         completions: list[Any] = [waiter.call for waiter in waiters]
         answers: Sequence[Answer]
         try:
             answers = self._protocol.complete_many(completions)
         except IdempotentError as error:
             answers = [COMPLETE_ALONE if _one_may_be_the_cause(error) else error] * len(waiters)
-        line.answer(zip(waiters, answers, strict=True))
+        calls.answer(zip(waiters, answers, strict=True))
 
-    def _claim(self, line: Line, waiters: Sequence[Waiter]) -> None:
+    def _claim(self, calls: CallQueue, waiters: Sequence[Waiter]) -> None:
         """Claim in one statement; if that fails because of one key, each half in one, and so on."""
         requests: list[Any] = [waiter.call for waiter in waiters]
         began = time.monotonic()
@@ -252,10 +252,10 @@ class Combiner:
                 answers = [ALONE] * len(waiters)
             else:
                 half = len(waiters) // 2
-                self._claim(line, waiters[:half])
-                self._claim(line, waiters[half:])
+                self._claim(calls, waiters[:half])
+                self._claim(calls, waiters[half:])
                 return
-        self._release(line.answer(zip(waiters, answers, strict=True)))
+        self._release(calls.answer(zip(waiters, answers, strict=True)))
 
     def _release(self, claims: Sequence[Claim]) -> None:
         """Free the claims of callers that have gone."""
@@ -269,7 +269,7 @@ def _one_may_be_the_cause(error: IdempotentError) -> bool:
     return isinstance(error, StoreError) and not isinstance(error, (StoreUnavailableError, SchemaError))
 
 
-class Server:
+class ServingThread:
     """Stands for a thread that leads for tasks and parked lives.
 
     Attributes:
@@ -282,7 +282,7 @@ class Server:
         self.since: Final = time.monotonic()
 
 
-class Line:
+class CallQueue:
     """The waiters, first in, first out, and the leader: the only one that takes waiters and answers them.
 
     While few calls are under way, a thread makes its own directly. What comes beside them waits for a round: the
@@ -290,11 +290,11 @@ class Line:
     a parked life is the first.
 
     Args:
-        serve: starts a server thread, which takes and leaves as this Server.
+        serve: starts a server thread, which takes and leaves as this ServingThread.
         one_writer: the store carries out one write at a time.
     """
 
-    def __init__(self, serve: Callable[[Server], object], *, one_writer: bool = False) -> None:
+    def __init__(self, serve: Callable[[ServingThread], object], *, one_writer: bool = False) -> None:
         self._serve = serve
         self._most_direct = 1 if one_writer else MOST_DIRECT
         self._lock = threading.Lock()
@@ -330,7 +330,7 @@ class Line:
     def wait(self, waiter: ThreadWaiter) -> None:
         """Queue a thread, and block until it is answered, or leads."""
         with self._lock:
-            self._queue(waiter).append(waiter)
+            self._queue_of(waiter).append(waiter)
             if self._has_room():
                 self._leader = waiter
                 return
@@ -345,7 +345,7 @@ class Line:
     def put(self, waiter: TaskWaiter | ParkedWaiter) -> None:
         """Queue a task or a parked life."""
         with self._lock:
-            queue = self._queue(waiter)
+            queue = self._queue_of(waiter)
             queue.append(waiter)
             try:
                 if self._has_room():
@@ -357,14 +357,14 @@ class Line:
     def has(self, waiter: Waiter) -> bool:
         """Whether it was queued."""
         with self._lock:
-            return waiter.taken or waiter in self._queue(waiter)
+            return waiter.taken or waiter in self._queue_of(waiter)
 
     def replace_leader(self, waiter: ParkedWaiter) -> None:
         """Have a server lead, if no round has taken a parked life for long, and the last server is not new."""
         long_ago = time.monotonic() - _PATIENCE_S
         with self._lock:
             leader = self._leader
-            is_new = isinstance(leader, Server) and leader.since > long_ago
+            is_new = isinstance(leader, ServingThread) and leader.since > long_ago
             if not (waiter.taken or waiter.since > long_ago or is_new):
                 self._direct.clear()
                 self._start_server()
@@ -397,7 +397,7 @@ class Line:
     def withdraw(self, waiter: Waiter) -> Claim | None:
         """End the wait of a caller that was interrupted or cancelled. A claim that still waits is dropped.
 
-        A completion stays in the line: its effect has happened. Returns the claim that the caller was given, but will
+        A completion stays in the queue: its effect has happened. Returns the claim that the caller was given, but will
         not use; a later one is returned by `answer`.
         """
         return None if waiter.end() else waiter.claim
@@ -442,11 +442,11 @@ class Line:
         return self._leader is None and len(self._direct) < self._most_direct
 
     def _start_server(self) -> None:
-        server = Server()
+        server = ServingThread()
         self._serve(server)
         self._leader = server
 
-    def _queue(self, waiter: Waiter) -> deque[Waiter]:
+    def _queue_of(self, waiter: Waiter) -> deque[Waiter]:
         return self._claims if isinstance(waiter.call, ClaimRequest) else self._completions
 
     def _first(self) -> Waiter | None:

@@ -10,7 +10,7 @@ from typing import Final
 from idempotent.admin import KeyAdmin
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.statements import limited_update
-from idempotent.checkers.sql.transactional import InTransactions
+from idempotent.checkers.sql.transactional import TransactionalBase
 from idempotent.checkers.sql.transactions import ClaimRecorder
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Released, Remembers, Verdict
 from idempotent.errors import ConfigurationError, StoreError
@@ -211,7 +211,7 @@ def _following(run: list[tuple[ClaimRequest, Position]]) -> list[tuple[ClaimRequ
     return run[:count]
 
 
-class OffsetChecker(InTransactions):
+class OffsetChecker(TransactionalBase):
     """Stores one row for each partition instead of each message, for adapters that read partitions in order (Kafka).
 
     The next offset advances in the transaction of the handler's writes, so a message that is read again is recognised

@@ -75,7 +75,7 @@ Database: TypeAlias = (
 T = TypeVar("T")
 
 
-class InTransactions(AbstractIdempotentChecker, TransactionHooks):
+class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
     """A checker whose claims commit together with the handlers' writes, or not at all.
 
     A subclass chooses what is recorded, by `recorder_type`, and documents the arguments.
@@ -337,7 +337,7 @@ class InTransactions(AbstractIdempotentChecker, TransactionHooks):
         self.store.close()
 
 
-class TransactionalSqlChecker(InTransactions):
+class TransactionalSqlChecker(TransactionalBase):
     """One transaction contains the key's INSERT and the handler's writes, so both commit or neither.
 
     The handler gets the transaction as its second parameter, a `Session`, `Connection`, `AsyncSession` or

@@ -27,7 +27,7 @@ _PAUSES: Final = Backoff(initial_s=0.2, maximum_s=15.0)
 
 
 class Doing(Enum):
-    """What a line does."""
+    """What a destination does."""
 
     WAITS = "waits"
     """For messages, or for the end of a pause."""
@@ -38,7 +38,7 @@ class Doing(Enum):
 
 
 class Activity:
-    """Written by the thread of a line, and read by others without a lock.
+    """Written by the thread of a destination, and read by others without a lock.
 
     Attributes:
         now: what it does, and since when, by the monotonic clock.
@@ -74,7 +74,7 @@ class Published:
 
 
 class Publishing:
-    """Owns the adapter of a line, in its thread.
+    """Owns the adapter of a destination, in its thread.
 
     Args:
         adapter: for the broker.

@@ -12,13 +12,13 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from idempotent.checkers.side_calls import Rounds
+from idempotent.checkers.side_calls import RepeatingThread
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.counting import outboxes
 from idempotent.observe.observers import Observer, Observers
 from idempotent.outbox.outbox import Outbox
-from idempotent.outbox.relays.line import Line, Settings
+from idempotent.outbox.relays.destination import DestinationRelay, Settings
 from idempotent.outbox.relays.publishing import Doing
 from idempotent.outbox.wakes import Listener, can_listen
 from idempotent.policy import Backoff
@@ -109,10 +109,11 @@ class Relay:
         owner = secrets.token_bytes(LANE_BYTES)
         self._outbox = outbox
         self._fail_fast = flag(fail_fast, "fail_fast")
-        self._lines = [
-            Line(outbox, name, adapter, owner, settings, watching) for name, adapter in publishers.items()
+        self._destinations = [
+            DestinationRelay(outbox, name, adapter, owner, settings, watching)
+            for name, adapter in publishers.items()
         ]
-        self._watch = Watch(self._lines, checked_health_file(health_file))
+        self._watch = Watch(self._destinations, checked_health_file(health_file))
         self._survey = Survey(outbox, sorted(publishers), watching)
         self._running: ExitStack | None = None
         self._stopping = threading.Event()
@@ -131,8 +132,8 @@ class Relay:
 
     def stop(self) -> None:
         """Ask it to stop, from any thread, without waiting: it publishes what has committed, for two seconds."""
-        for line in self._lines:
-            line.stop()
+        for each in self._destinations:
+            each.stop()
         self._stopping.set()
 
     def __enter__(self) -> Self:
@@ -143,8 +144,8 @@ class Relay:
             self._outbox.store.stats()
         self._stopping.clear()
         with ExitStack() as running:
-            running.push(self._end_lines)
-            for opened in [line.start() for line in self._lines]:
+            running.push(self._end_destinations)
+            for opened in [each.start() for each in self._destinations]:
                 opened.result()
             self._watch.start()
             running.callback(self._watch.stop)
@@ -154,7 +155,7 @@ class Relay:
                 listener = Listener(self._outbox.store, self._outbox.channel, self._outbox.committed.set)
                 running.callback(listener.stop)
             self._running = running.pop_all()
-        log.info("relay_started", extra={"destinations": [line.destination for line in self._lines]})
+        log.info("relay_started", extra={"destinations": [each.destination for each in self._destinations]})
         return self
 
     def __exit__(
@@ -165,14 +166,14 @@ class Relay:
         running, self._running = self._running, None
         self.stop()  # before the listener, whose end takes a while
         running.__exit__(kind, error, traceback)
-        log.info("relay_stopped", extra={"destinations": [line.destination for line in self._lines]})
+        log.info("relay_stopped", extra={"destinations": [each.destination for each in self._destinations]})
 
-    def _end_lines(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """Stop the lines, and wait for them, unless a second signal came."""
+    def _end_destinations(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Stop the destinations, and wait for them, unless a second signal came."""
         self.stop()
         wait_s = 0.0 if isinstance(error, KeyboardInterrupt) else _STOP_S
         until = time.monotonic() + wait_s
-        ended = [line.join(max(until - time.monotonic(), 0.0)) for line in self._lines]
+        ended = [each.join(max(until - time.monotonic(), 0.0)) for each in self._destinations]
         if not all(ended):
             log.warning("relay_abandoned", extra={"waited_s": wait_s})
 
@@ -210,20 +211,20 @@ class Survey:
         self._names = names
         self._observers = observers
         self._next_measure = self._next_others = 0.0
-        self._rounds: Rounds | None = None
+        self._repeating: RepeatingThread | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._rounds = Rounds(self._work, "idempotent-relay-survey", _LOOK_S)
+        self._repeating = RepeatingThread(self._work, "idempotent-relay-survey", _LOOK_S)
 
     def stop(self) -> None:
         """Begin no more."""
-        if self._rounds is not None:
-            self._rounds.stop()
+        if self._repeating is not None:
+            self._repeating.stop()
 
     def _work(self) -> bool:
         now = time.monotonic()
-        with suppress(StoreError):  # the lines tell that the database is away
+        with suppress(StoreError):  # the destinations tell that the database is away
             if now >= self._next_measure:
                 self._next_measure = now + _MEASURE_S
                 self._observers.measured(self._outbox.channel, self._outbox.store.stats())
@@ -240,17 +241,17 @@ class Survey:
 
 
 class Watch:
-    """Looks at the lines of a relay once a second, in a thread of its own that asks no server.
+    """Looks at the destinations of a relay once a second, in a thread of its own that asks no server.
 
     Args:
-        lines: the lines.
+        destinations: those that it publishes to.
         health: the file for probes; None: none.
     """
 
-    def __init__(self, lines: Sequence[Line], health: HealthFile | None) -> None:
-        self._lines = lines
+    def __init__(self, destinations: Sequence[DestinationRelay], health: HealthFile | None) -> None:
+        self._destinations = destinations
         self._health = health
-        self._rounds: Rounds | None = None
+        self._repeating: RepeatingThread | None = None
         self._lock = threading.Lock()  # a look that is under way must not make the file again
         self._ended = False
 
@@ -258,29 +259,29 @@ class Watch:
         """Begin."""
         self._ended = False
         self._look()
-        self._rounds = Rounds(self._look, "idempotent-relay-watch", _LOOK_S)
+        self._repeating = RepeatingThread(self._look, "idempotent-relay-watch", _LOOK_S)
 
     def stop(self) -> None:
         """End, and remove the health file."""
-        if self._rounds is not None:
-            self._rounds.stop()
+        if self._repeating is not None:
+            self._repeating.stop()
         with self._lock:
             self._ended = True
             if self._health is not None:
                 self._health.remove()
 
     def _look(self) -> bool:
-        words = [self._word(line) for line in self._lines]
+        words = [self._word(each) for each in self._destinations]
         with self._lock:
             if self._health is not None and None not in words and not self._ended:
                 self._health.beat(next(word for word in (STORE, CONNECTING, READY) if word in words))
         return not self._ended
 
-    def _word(self, line: Line) -> str | None:
-        """How a line is; None: it is stuck."""
-        doing, since = line.activity.now
+    def _word(self, destination: DestinationRelay) -> str | None:
+        """How a destination is; None: it is stuck."""
+        doing, since = destination.activity.now
         waited_s = time.monotonic() - since
         if doing is Doing.WAITS or waited_s < _LONG_S:
-            return line.word
-        line.tell_hang(doing, waited_s)
+            return destination.word
+        destination.tell_hang(doing, waited_s)
         return _WORDS[doing] if waited_s < _STUCK_S else None

@@ -263,7 +263,7 @@ def test_a_life_that_is_answered_twice_goes_on_once(shared_store: Store, broker:
         assert first.entered.wait(20)
         running = crowd.run(8)
         first.until_waiting(8)
-        line_of_claims = crowd.checker.combiner._line._claims  # type: ignore[attr-defined]
+        line_of_claims = crowd.checker.combiner._calls._claims  # type: ignore[attr-defined]
         waiters = [waiter for waiter in line_of_claims if isinstance(waiter, ParkedWaiter)]
         assert len(waiters) >= 7  # the first life may have come when it was alone
         first.go.set()

@@ -1,4 +1,4 @@
-"""Line: publishes the messages of an outbox that are for one broker."""
+"""DestinationRelay: publishes the messages of an outbox that are for one broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = EventLog(__name__)
 # After a batch, messages of other processes are looked for soon; the waits grow to `poll_s`.
 _SOON_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 15.0
-# How long a line that was asked to stop goes on with what has committed.
+# How long one that was asked to stop goes on with what has committed.
 _LAST_S: Final = 2.0
 # After so many batches it looks what has arrived meanwhile: one order key must not keep the others waiting.
 _MOST_WAVES: Final = 16
@@ -53,7 +53,7 @@ _MOST_MOVES: Final = 20
 
 @value
 class Settings:
-    """What the lines of a relay have in common.
+    """What the destinations of a relay have in common.
 
     Attributes:
         batch_size: the most messages that are published together.
@@ -70,7 +70,7 @@ class Settings:
     backoff: Backoff
 
 
-class Line:
+class DestinationRelay:
     """Reads, publishes and deletes, in a thread of its own, which owns the adapter.
 
     Args:
@@ -199,7 +199,7 @@ class Line:
             self._outage.tell(error)
             return False
         except Exception as error:
-            # A bug must not end the line without a word: the messages would wait for ever.
+            # A bug must not end it without a word: the messages would wait for ever.
             log.exception("relay_failed", extra={"error": described(error)})
             self._failures += 1
             return False
@@ -296,7 +296,7 @@ class Window:
 
 
 class Outage:
-    """The time in which a line waits for the database or its broker.
+    """The time in which a destination waits for the database or its broker.
 
     Args:
         destination: the name of the broker.
@@ -321,7 +321,7 @@ class Outage:
             log.warning("relay_waits", extra={"destination": self._destination, "error": text, "more": more})
 
     def tell_hang(self, server: str, waited_s: float) -> None:
-        """Say, from another thread, that the line waits long for one answer, unless it has said why it waits."""
+        """Say, from another thread, that it waits long for one answer, unless it has said why it waits."""
         if self._lasts:
             return
         if self._hangs is None:
@@ -331,7 +331,7 @@ class Outage:
             log.warning("relay_hangs", extra=about)
 
     def end(self) -> None:
-        """Say that the line goes on, if it waited."""
+        """Say that it goes on, if it waited."""
         if self._lasts or self._hangs is not None:
             self._told, self._lasts, self._hangs = LogThrottle(), False, None
             log.warning("relay_goes_on", extra={"destination": self._destination})
