@@ -109,7 +109,7 @@ class ExceptionPolicy:
 
     def classify(self, error: BaseException) -> Handling:
         """What the exception means to this consumer."""
-        has_escaped = any(isinstance(link, TransactionEscapedError) for link in causes(error))
+        has_escaped = _matches(error, (TransactionEscapedError,), any)
         if not has_escaped and _matches(error, self.idempotent_for, all):
             return Handling.IGNORE
         if isinstance(error, OutboxError):

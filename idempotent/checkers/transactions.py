@@ -39,7 +39,7 @@ class TransactionHooks(ABC):
 
         Raises:
             StoreError: the store did not record the key.
-            TransactionEscapedError: the handler has committed its transaction before it raised.
+            TransactionEscapedError: before it raised, the handler has committed its transaction, or tried to.
         """
 
     @abstractmethod

@@ -361,8 +361,9 @@ class _Run:
             except StoreError as store_error:
                 return unavailable(store_error)
             except TransactionEscapedError as escaped:
-                return (yield from self._failed(escaped))
-            return Result(Outcome.IGNORED, error=error)
+                error, handling = escaped, binding.options.exceptions.classify(escaped)
+            else:
+                return Result(Outcome.IGNORED, error=error)
         if handling is Handling.WAIT:
             yield from release_quietly(binding, message, claim)
             return unavailable(error)

@@ -810,6 +810,13 @@ FAULTS: Final = (
         "tests/checkers/sql/test_escapes.py -k 'cannot_end and ignored and sqlite'",
     ),
     Fault(
+        "an ignored exception hides a refused commit that the handler swallowed",
+        _TRANSACTIONAL,
+        "        if claim.transaction.refused:\n",
+        "        if False:\n",
+        "tests/checkers/sql/test_escapes.py -k 'hides_no_refused and another and sqlite'",
+    ),
+    Fault(
         "an ignored exception hides a COMMIT of the driver's cursor",
         _TRANSACTIONAL,
         "        self._transactions.demand_none_escaped([claim])\n",

@@ -17,7 +17,7 @@ PLAIN: Final[Mapping[str, str]] = {
     f"{PACKAGE}.adapters.rabbitmq.publisher.Publisher": _CONNECTION,
     f"{PACKAGE}.adapters.spark.run": "a driver holds it for two lines, and forks nothing that has runs",
     f"{PACKAGE}.adapters.spark.tasks.handlers._Renewal": "a task makes it, and forks nothing",
-    f"{PACKAGE}.checkers.combining.combiner.Line": "a child makes a new line, in Combiner._current",
+    f"{PACKAGE}.checkers.combining.combiner.CallQueue": "a child makes a new line, in Combiner._current",
     f"{PACKAGE}.checkers.combining.waiters.ThreadWaiter": "of one thread, which a child does not have",
     f"{PACKAGE}.outbox.relays.relay.Watch": "a child does not go on with the relay",
     f"{PACKAGE}.testing.proxy.Proxy": "a child does not go on with the proxy",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from enum import Enum, IntEnum, auto
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.orm import Session, SessionTransaction
@@ -76,6 +76,7 @@ class HandlerTransaction:
             none, or the transaction has recovered from it.
         doubt: why the database may have ended it without the driver's knowledge.
         escaped: how a handler tried to end, or to leave, the transaction.
+        refused: it tried to commit, or to write elsewhere, and may believe that it did.
         began: when it began, by the monotonic clock.
         state: how far it is.
 
@@ -100,6 +101,7 @@ class HandlerTransaction:
         self.contention: BaseException | None = None
         self.doubt = Doubt.NONE
         self.escaped: str | None = None
+        self.refused = False
         self.began: Final = time.monotonic()
         self._connections = connections
         self._detached: Final = connections.take()
@@ -333,11 +335,10 @@ class HandlerTransaction:
             TransactionEscapedError: the checker is not ending it.
         """
         if self.state is State.HANDLING:
-            self.escaped = (
+            self._refuse(
                 f"{what} inside a transactional handler: the checker commits the handler's work together with "
                 "its deduplication key. Remove it; raise an exception to roll back"
             )
-            raise TransactionEscapedError(self.escaped)
 
     def note_discarded(self, how: str) -> None:
         """Note `how` a handler has discarded its Session's work; rows that were not sent go without a statement."""
@@ -361,12 +362,15 @@ class HandlerTransaction:
         """
         if connection is not self.connection:
             url = connection.engine.url.set(query={}).render_as_string(hide_password=True)
-            self.escaped = (
+            self._refuse(
                 f"the handler's Session began a transaction on another connection ({url}), which does not commit "
                 "together with the deduplication key. Remove binds=, bind_arguments= or the get_bind() that chose it; "
                 "for another database use a Session of its own"
             )
-            raise TransactionEscapedError(self.escaped)
+
+    def _refuse(self, what: str) -> NoReturn:
+        self.escaped, self.refused = what, True
+        raise TransactionEscapedError(what)
 
 
 class HandlerSavepoint:

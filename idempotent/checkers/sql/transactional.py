@@ -49,6 +49,7 @@ from idempotent.errors import (
     DoomedTransactionError,
     StoreBusyError,
     StoreError,
+    TransactionEscapedError,
 )
 from idempotent.keys import NO_KEY, Key
 from idempotent.logs import EventLog
@@ -231,6 +232,8 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back the handler's writes, and record the key in a transaction of its own."""
+        if claim.transaction.refused:
+            raise TransactionEscapedError(claim.transaction.escaped)
         claim.transaction.close()
         self._transactions.demand_none_escaped([claim])
         decision = self.protocol.claim(changed(request, owner=claim.owner))

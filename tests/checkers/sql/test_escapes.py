@@ -55,6 +55,29 @@ def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, escape
         assert keys(checker) == set()
 
 
+@pytest.mark.parametrize("raised", ["another exception", "a group"])
+@pytest.mark.parametrize(
+    "escape", [each for each in ESCAPES if each not in ("rollback and return", "raw cursor")]
+)
+def test_an_exception_that_is_ignored_hides_no_refused_commit(sql_store, escape, raised):
+    """The handler may believe that its effect was committed, which is rolled back."""
+    checker = sql_store.transactional()
+
+    def go_on(message, session):
+        try:
+            ESCAPES[escape](session)
+        except TransactionEscapedError as refusal:
+            if raised == "a group":  # as a TaskGroup does
+                raise ExceptionGroup("tasks", [refusal]) from None
+        raise LookupError
+
+    options = {"max_attempts": 9, "idempotent_for": (LookupError, TransactionEscapedError)}
+    result = consumer_of(sql_store, checker, go_on, **options).process(messages("1")[0])
+    assert result.outcome is Outcome.FAILED
+    assert sql_store.booked() == {}
+    assert keys(checker) == set()
+
+
 def leave_with(session):
     with session:
         pass
