@@ -16,6 +16,8 @@ from idempotent.logs import EventLog
 
 log = EventLog(__name__)
 
+# RabbitMQ 3.10, killed within a second after it made a quorum queue, has lost what the queue had confirmed.
+_YOUNG_S: Final = 2.0
 # RabbitMQ's words for a body that is larger than its `max_message_size`.
 _MAX_MESSAGE_SIZE: Final = "max size"
 
@@ -224,7 +226,21 @@ class PublishChannel:
                 batch.refuse(place, NotTakenError(f"queue {target.queue!r} does not exist"))
             else:
                 missing[target.queue] = target
-        self._declare(list(missing.values()), lambda: self._go_on(batch))
+        self._declare(list(missing.values()), lambda: self._send_later(batch))
+
+    def _send_later(self, batch: PublishBatch) -> None:
+        """Send to queues that were made just now, when a killed broker would no longer forget them."""
+        channel = self._channel
+
+        def send() -> None:
+            if self._batch is batch and self._channel is channel:
+                self._go_on(batch)
+
+        made = (batch.items[place].place.arguments or {} for place in self._returned & batch.pending)
+        if any(arguments.get("x-queue-type") == "quorum" for arguments in made):
+            self._connection.ioloop.call_later(_YOUNG_S, send)
+        else:
+            send()
 
     def _declare(self, places: Sequence[QueueDeclaration], then: Callable[[], None]) -> None:
         if not places:

@@ -803,6 +803,13 @@ FAULTS: Final = (
     ),
     # Transactions
     Fault(
+        "RabbitMQ: a delay queue takes messages before a killed broker would remember it",
+        "adapters/rabbitmq/publish_channels.py",
+        "            self._connection.ioloop.call_later(_YOUNG_S, send)\n",
+        "            send()\n",
+        "tests/adapters/rabbitmq/test_returning.py -k just_made",
+    ),
+    Fault(
         "a handler that ends its transaction is ignored",
         "idempotent/policy.py",
         "        if not has_escaped and _matches(error, self.idempotent_for, all):\n",

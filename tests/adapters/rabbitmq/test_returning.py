@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from idempotent import Message
 from idempotent.adapters.rabbitmq import session as rabbitmq_session
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import ACK, failed
-from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
+from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, keep_working, receive
 from tests.support.logs import logged
 from tests.support.services import PrivateRabbitMq
 
@@ -35,6 +36,32 @@ def test_a_killed_broker_loses_no_message_that_comes_back(spare, queue_type):
     until(lambda: rabbit.depth(delays) == 0, "the end of all delays")
     came = {message.id for message in rabbit.look(f"{queue}.retry.due")}
     assert len(sent - came) == 0, f"{len(sent - came)} of {len(sent)} are lost"
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_when_it_has_just_made_a_delay_queue_loses_nothing(spare, caplog):
+    """Such a queue may be empty after the restart, whatever it had confirmed."""
+    caplog.set_level(logging.INFO)
+    broker = spare(PrivateRabbitMq)
+    rabbit = Rabbit(broker.url)
+    queue = rabbit.name()
+    adapter = rabbit.adapter()
+    adapter.open([consumer_of(queue)])
+    rabbit.send(Message(queue, id="m"))
+    adapter.settle(*receive(adapter), failed(60.0))
+    made = f"{queue}.retry.60000"
+    until(
+        lambda: (adapter.receive(0, 0.01), made in [line.queue for line in logged(caplog, "queue_created")])[
+            1
+        ],
+        made,
+    )
+    keep_working(adapter, 0.2)
+    broker.kill()
+    broker.start()
+    (again,) = receive(adapter, within_s=100.0)
+    assert again.message.id == "m"
+    adapter.close()
 
 
 @pytest.mark.slow
