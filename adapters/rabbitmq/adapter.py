@@ -31,8 +31,9 @@ from idempotent.validation import check_types, choice
 
 log = EventLog(__name__)
 
-# How long `close` waits for the confirmations of copies: those of `auto` are the only ones of their messages.
-_LAST_COPIES_S: Final = 2.0
+# How long `close` waits for the confirmations of copies, which for a new delay queue are sent two seconds later: those
+# of `auto` are the only ones of their messages.
+_LAST_COPIES_S: Final = 4.0
 _LAST_COPIES_AUTO_S: Final = 10.0
 # A session this short was probably killed by one of its own messages: back off.
 _BRIEF_S: Final = 1.0
