@@ -395,7 +395,7 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="idempotent-keeper", daemon=True)
 
     def start(self) -> None:
-        """Look for the first time in five minutes: many workers do not live so long."""
+        """Start the thread. Its first look is after five minutes: a worker that ends sooner looks at no queue."""
         self._thread.start()
 
     def stop(self) -> None:

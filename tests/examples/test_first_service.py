@@ -41,6 +41,7 @@ def test_the_first_service_books_each_order_once(database, rabbitmq_url, tmp_pat
         "DATABASE_URL": database.render_as_string(hide_password=False),
         "BROKER_URL": rabbit.url,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "200",  # a table of 80 columns cuts the keys
     }
     migrate, create, send, run, show, examine = re.findall(
         r"^\$ ((?:idempotent|python).*)", PAGE, flags=re.MULTILINE

@@ -104,7 +104,7 @@ class ClaimRecorder(ABC):
 
     @abstractmethod
     def hold(self, driver: DriverConnection, failed: FailedAttempt) -> None:
-        """Let nobody claim the key of a noted failure before its backoff is over, if it is free. Needs a transaction.
+        """Keep the free key of a recorded failure from being claimed before its backoff is over. Needs a transaction.
 
         Raises:
             StoreBusyError: another delivery holds the key.
