@@ -209,7 +209,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
         locking_read="",
         lock_limit="",
         autocommits=lambda connection: not connection.in_transaction,
-        in_transaction=lambda connection: bool(connection.in_transaction),
+        in_transaction=_sqlite_in_transaction,
         prepare=_add_sqlite_clock,
         statement_limit=None,
         use_utf8=sqlite_utf8,
@@ -228,6 +228,13 @@ def _mysql_in_transaction(connection: Any) -> bool:
 def _postgresql_in_transaction(connection: Any) -> bool:
     # INERROR does not count: the server would answer COMMIT with ROLLBACK, without an error.
     return bool(connection.pgconn.transaction_status == _PQTRANS_INTRANS)
+
+
+def _sqlite_in_transaction(connection: Any) -> bool:
+    try:
+        return bool(connection.in_transaction)
+    except connection.ProgrammingError:  # closed, by the handler
+        return False
 
 
 def _add_sqlite_clock(connection: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -14,81 +15,77 @@ from sqlalchemy.orm import registry as mappers
 
 from idempotent import Message, Outcome, Registry
 from idempotent.errors import TransactionEscapedError
-from tests.checkers.sql.booking import book, consumer_of, keys, messages, outcomes, raw
+from tests.checkers.sql.booking import MODES, book, consumer_of, keys, messages, only, outcomes, raw
+from tests.checkers.sql.endings import DISCARDED, TABLE, Fate, driver, shown
 
-ESCAPES = {
-    "session.commit": lambda session: session.commit(),
-    "connection.commit": lambda session: session.connection().commit(),
-    "COMMIT": lambda session: session.execute(sa.text("COMMIT")),
-    "COMMIT of the driver": lambda session: session.connection().exec_driver_sql("COMMIT"),
-    "COMMIT without parameters": lambda session: (
-        session.connection().execution_options(no_parameters=True).exec_driver_sql("COMMIT")
-    ),
-    "rollback and return": lambda session: session.rollback(),
-    "ROLLBACK": lambda session: session.execute(sa.text("  rollback")),
-    "begin anew": lambda session: session.execute(sa.text("BEGIN")),
-    "swallowed commit": lambda session: swallow(session.commit),
-    "raw cursor": lambda session: raw(session, "COMMIT"),
-}
+GUARANTEES = Path(__file__).parents[3] / "docs" / "guarantees.md"
+CASES = [pytest.param(row, way, id=name) for row in TABLE for name, way in row.ways.items()]
+THEN = ["lets errors pass", "goes on", "raises", "raises what is ignored"]
 
 
-def swallow(function):
-    with suppress(TransactionEscapedError):
-        function()
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("then", THEN)
+@pytest.mark.parametrize(("row", "way"), CASES)
+def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, row, way, then, options, together):
+    only(sql_store, *way.stores)
+
+    def end(message, session):
+        if message.id == "2":
+            with nullcontext() if then == "lets errors pass" else suppress(Exception):
+                way.function(session)
+            if then == "goes on":
+                if sql_store.kind == "sqlite" and not driver(session).in_transaction:
+                    raw(session, "BEGIN")
+                with suppress(Exception):
+                    book(sql_store, session, Message("orders", id="stray"))
+            elif then == "raises":
+                raise ValueError("no such customer")
+            elif then == "raises what is ignored":
+                raise LookupError
+
+    checker = sql_store.transactional(**options)
+    ignored = (LookupError, TransactionEscapedError)
+    consumer = consumer_of(sql_store, checker, end, max_attempts=9, idempotent_for=ignored)
+    names = ("1", "2", "3") if together else ("2",)
+    results = consumer.process_many(messages(*names))
+    found = dict(zip(names, outcomes(results), strict=True))
+    if row.fate is Fate.DEAD:  # its COMMIT has stored the keys of all, so that no effect is repeated
+        assert found == dict.fromkeys(names, "dead")
+        assert sql_store.booked() == dict.fromkeys(names[:2], 1)
+        assert keys(checker) == set(names)
+        return
+    ignores = row.fate is Fate.UNDONE and then == "raises what is ignored"
+    assert found.pop("2") == ("ignored" if ignores else "failed")
+    assert set(found.values()) <= {"processed"}
+    assert sql_store.booked() == dict.fromkeys(found, 1)
+    assert keys(checker) == {*found, *(["2"] if ignores else [])}
 
 
-@pytest.mark.parametrize("options", [{}, {"idempotent_for": (Exception,)}], ids=["retried", "ignored"])
-@pytest.mark.parametrize("escape", ESCAPES)
-def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, escape, options):
-    checker = sql_store.transactional()
-    handle = ESCAPES[escape]
-    consumer = consumer_of(sql_store, checker, lambda _, session: handle(session), max_attempts=9, **options)
-    result = consumer.process(messages("1")[0])
-    assert isinstance(result.error, TransactionEscapedError)
-    if escape == "raw cursor":  # the cursor bypasses SQLAlchemy: too late to prevent, but not to tell
-        assert result.outcome is Outcome.DEAD
-        assert sql_store.booked() == {"1": 1}
-        assert keys(checker) == {"1"}
-    else:
-        assert result.outcome is Outcome.FAILED
-        assert sql_store.booked() == {}
-        assert keys(checker) == set()
+def test_the_guarantees_show_the_table():
+    assert "\n".join(shown()) in GUARANTEES.read_text()
 
 
-@pytest.mark.parametrize("raised", ["another exception", "a group"])
-@pytest.mark.parametrize(
-    "escape", [each for each in ESCAPES if each not in ("rollback and return", "raw cursor")]
-)
-def test_an_exception_that_is_ignored_hides_no_refused_commit(sql_store, escape, raised):
-    """The handler may believe that its effect was committed, which is rolled back."""
-    checker = sql_store.transactional()
+def test_an_ignored_group_of_exceptions_hides_no_refused_commit(sql_store):
+    """As a TaskGroup raises it. The handler may believe that its effect was committed, which is rolled back."""
 
     def go_on(message, session):
         try:
-            ESCAPES[escape](session)
+            session.commit()
         except TransactionEscapedError as refusal:
-            if raised == "a group":  # as a TaskGroup does
-                raise ExceptionGroup("tasks", [refusal]) from None
-        raise LookupError
+            raise ExceptionGroup("tasks", [refusal]) from None
 
-    options = {"max_attempts": 9, "idempotent_for": (LookupError, TransactionEscapedError)}
+    checker = sql_store.transactional()
+    options = {"max_attempts": 9, "idempotent_for": (ExceptionGroup, TransactionEscapedError)}
     result = consumer_of(sql_store, checker, go_on, **options).process(messages("1")[0])
     assert result.outcome is Outcome.FAILED
     assert sql_store.booked() == {}
     assert keys(checker) == set()
 
 
-def leave_with(session):
-    with session:
-        pass
-
-
 DISCARDS = {
-    "rollback": lambda session: session.rollback(),
-    "close": lambda session: session.close(),
-    "reset": lambda session: session.reset(),
-    "invalidate": lambda session: session.invalidate(),
-    "end of with": leave_with,
+    **{name: way.function for name, way in DISCARDED.ways.items()},
     "flush and close": lambda session: (session.flush(), session.close()),
 }
 
@@ -130,60 +127,6 @@ def test_ddl_that_commits_implicitly_is_refused(sql_store):
         assert sql_store.booked() == {}
     else:
         assert result.outcome is Outcome.PROCESSED, "there DDL is part of the transaction"
-
-
-def driver(session):
-    return session.connection().connection.driver_connection
-
-
-RESTARTS = {
-    "ROLLBACK": lambda session: raw(session, "ROLLBACK"),
-    "rollback()": lambda session: driver(session).rollback(),
-    "COMMIT": lambda session: raw(session, "COMMIT"),
-    "commit()": lambda session: driver(session).commit(),
-}
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
-@pytest.mark.parametrize("options", [{}, {"savepoints": True}, {"strict": True}], ids=str)
-@pytest.mark.parametrize("then", ["goes on", "returns", "raises", "raises what is ignored"])
-@pytest.mark.parametrize("restart", RESTARTS)
-def test_a_transaction_that_the_drivers_connection_ends_is_noticed(
-    sql_store, restart, then, options, together
-):
-    def end(message, session):
-        if message.id == "2":
-            RESTARTS[restart](session)
-            if then == "goes on":
-                if sql_store.kind == "sqlite":
-                    raw(session, "BEGIN")
-                book(sql_store, session, Message("orders", id="stray"))
-            elif then == "raises":
-                raise ValueError("no such customer")
-            elif then == "raises what is ignored":
-                raise LookupError
-
-    consumer = consumer_of(
-        sql_store, sql_store.transactional(**options), end, max_attempts=9, idempotent_for=(LookupError,)
-    )
-    first = consumer.process_many(messages(*("1", "2", "3") if together else ("2",)))
-    again = consumer.process_many(messages("1", "2", "3"))
-    booked = sql_store.booked()
-    assert "stray" not in booked
-    assert max(booked.values()) == 1
-    if restart.lower().startswith("rollback"):
-        # What is ignored is rolled back in any case.
-        assert outcomes(again)[1] == ("duplicate" if "ignored" in then else "failed")
-        assert booked == {"1": 1, "3": 1}
-    elif (
-        together
-    ):  # its COMMIT has stored the keys of all, so that no effect is repeated, and a person decides
-        assert outcomes(first) == outcomes(again) == ["dead"] * 3
-        assert booked == {"1": 1, "2": 1}
-    else:
-        assert outcomes(again) == ["processed", "dead", "processed"]
-        assert booked == {"1": 1, "2": 1, "3": 1}
 
 
 def test_what_the_drivers_connection_writes_commits_with_the_key(sql_store):
