@@ -287,7 +287,9 @@ class RabbitMqAdapter(Adapter):
     def _settle(self, token: Token, act: Callable[[], None]) -> bool:
         """Settle a delivery once. False: it is stale, or the connection was lost and its message may come again."""
         self._check_owner()
-        if not (token.session is self._session or self._at_most_once) or not token.session.claim(token.tag):
+        if not (token.session is self._session or self._at_most_once) or not token.session.mark_settled(
+            token.tag
+        ):
             return False
         try:
             act()

@@ -190,7 +190,7 @@ class Session:
 
     # Settlements
 
-    def claim(self, tag: int) -> bool:
+    def mark_settled(self, tag: int) -> bool:
         """Mark a delivery as settled. False: it was settled before."""
         if tag not in self._unsettled:
             return False

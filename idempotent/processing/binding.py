@@ -107,7 +107,7 @@ class Requests:
             position,
         )
 
-    def alone(self, request: ClaimRequest) -> ClaimRequest:
+    def take_over(self, request: ClaimRequest) -> ClaimRequest:
         """The request that takes over a lapsed key: nothing else runs in the process."""
         return changed(request, owner=new_owner(), status=self._status, on_lapsed=self._on_lapsed)
 

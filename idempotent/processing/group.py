@@ -81,11 +81,11 @@ class _Group:
         try:
             # Where messages have an order, none of the others may run before one that has to run alone.
             if unended and isinstance(members[0].message.position, Position):
-                self._run.alone = members
+                self._run.singles = members
             else:
-                self._run.alone = [member for member in members if member.request.key.hash in unended]
-            alone = set(self._run.alone)
-            yield from self._run_each(member for member in members if member not in alone)
+                self._run.singles = [member for member in members if member.request.key.hash in unended]
+            singles = set(self._run.singles)
+            yield from self._run_each(member for member in members if member not in singles)
         finally:
             noted = [member for member in members if member.request.key.hash in self._noted]
             if noted:
@@ -106,7 +106,7 @@ class _Group:
         )
         start = list(islice(firsts, _MIN_GROUP))
         if len(start) < _MIN_GROUP or always_alone:
-            self._run.alone += [*start, *firsts]
+            self._run.singles += [*start, *firsts]
         else:
             in_flight.running[self._owner] = None
             try:
@@ -117,7 +117,7 @@ class _Group:
                     yield from self._run.run(claimed)
             finally:
                 in_flight.running.pop(self._owner, None)
-        for member in self._run.alone:
+        for member in self._run.singles:
             self.results[member.index] = yield from self._process_alone(member)
 
     def _firsts(self) -> Iterator[Member]:
@@ -180,15 +180,15 @@ class _Group:
                 member.claim = decision.claim
                 claimed.append(member)
             elif decision.lapsed:
-                self._run.alone.append(member)
+                self._run.singles.append(member)
             else:
                 self.results[member.index] = yield from refused(
                     self._binding, member.message, member.request, decision
                 )
-        if self._run.alone and claimed and isinstance(claimed[0].message.position, Position):
+        if self._run.singles and claimed and isinstance(claimed[0].message.position, Position):
             # A lapsed message is claimed alone, and must run before the later messages of its partition.
             yield from self._run.undo(claimed)
-            self._run.alone.sort(key=lambda member: member.index)
+            self._run.singles.sort(key=lambda member: member.index)
             return []
         return claimed
 

@@ -62,13 +62,13 @@ class GroupRun:
 
     Attributes:
         results: the results by the index of the member.
-        alone: members that must be claimed and processed alone.
+        singles: members that must be claimed and processed alone.
     """
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
         self.results: dict[int, Result] = {}
-        self.alone: list[Member] = []
+        self.singles: list[Member] = []
 
     def run(self, claimed: list[Member]) -> Life[None]:
         """Run the handlers of claimed members, and complete or release their keys."""
@@ -102,7 +102,7 @@ class GroupRun:
     def repeat_alone(self, members: Sequence[Member]) -> None:
         """Have these members claimed and processed alone."""
         self._binding.observers.count(self._binding.name, Event.GROUP_REPEATED)
-        self.alone.extend(members)
+        self.singles.extend(members)
 
     def _run(self, claimed: list[Member]) -> Life[None]:
         if self._binding.handler.batch:

@@ -105,7 +105,7 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
         yield from in_flight.by_itself(run, message)
         raised = False
         try:
-            result = yield from _process(binding, message, binding.requests.alone(request), alone=True)
+            result = yield from _process(binding, message, binding.requests.take_over(request), alone=True)
             assert result is not None
             raised = raised_by_handler(result) is not None
         finally:

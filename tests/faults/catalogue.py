@@ -1152,7 +1152,7 @@ FAULTS: Final = (
         "idempotent/checkers/sql/handler_transaction.py",
         "        if end is TransactionEnd.PERHAPS:\n",
         "        if False:\n",
-        "tests/checkers/sql/test_hidden_ends.py -k 'first_word and mysql'",
+        "tests/checkers/sql/test_escapes.py -k 'first_word and mysql'",
     ),
     Fault(
         "Kafka: a message that kills its process is not counted",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,14 @@ from idempotent import Message, Outcome, Registry
 from idempotent.errors import TransactionEscapedError
 from tests.checkers.sql.booking import MODES, book, consumer_of, keys, messages, only, outcomes, raw
 from tests.checkers.sql.endings import DISCARDED, TABLE, Fate, driver, shown
+from tests.support.stores import open_store
 
 GUARANTEES = Path(__file__).parents[3] / "docs" / "guarantees.md"
 CASES = [pytest.param(row, way, id=name) for row in TABLE for name, way in row.ways.items()]
 THEN = ["lets errors pass", "goes on", "raises", "raises what is ignored"]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
 @pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("then", THEN)
@@ -127,6 +128,54 @@ def test_ddl_that_commits_implicitly_is_refused(sql_store):
         assert sql_store.booked() == {}
     else:
         assert result.outcome is Outcome.PROCESSED, "there DDL is part of the transaction"
+
+
+HIDDEN = {
+    "postgres": [
+        "SET LOCAL work_mem = '8MB'; ROLLBACK; BEGIN",
+        "SELECT 1; ROLLBACK AND CHAIN",
+        "SET LOCAL work_mem = '8MB'; ROLLBACK",
+        "/* a /* nested */ comment */ ROLLBACK",
+        "SELECT 1; /* then */ ABORT",
+    ],
+    "mysql": [
+        "/*!50000 ROLLBACK */",
+        "/*M!100100 ROLLBACK */",
+        "/*! ROLLBACK AND CHAIN */",
+        "SET STATEMENT max_statement_time = 5 FOR ROLLBACK",
+        "BEGIN NOT ATOMIC ROLLBACK; END",
+        "IF 1 THEN ROLLBACK; END IF",
+    ],
+}
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "statement"), [(kind, statement) for kind, found in HIDDEN.items() for statement in found]
+)
+def test_a_rollback_that_is_not_the_first_word_loses_and_repeats_nothing(request, kind, statement, goes_on):
+    with contextmanager(open_store)(kind, request, reuse=True) as store:
+
+        def handle(message, session):
+            session.execute(sa.text(statement))
+            if goes_on:
+                book(store, session, Message("orders", id="stray"))
+
+        checker = store.transactional()
+        consumer = consumer_of(store, checker, handle, max_attempts=2)
+        found = [consumer.process(messages("1")[0]).outcome for _ in range(3)]
+        assert found == [Outcome.FAILED, Outcome.DEAD, Outcome.DEAD]
+        assert store.booked() == {}
+
+
+@pytest.mark.parametrize("word", ["commit", "rollback", "begin", "; end"])
+def test_such_a_word_in_a_text_harms_nothing(sql_store, word):
+    def handle(_, session):
+        session.execute(sa.text(f"SELECT 'we {word} to you'"))
+
+    checker = sql_store.transactional()
+    assert consumer_of(sql_store, checker, handle).process(messages("1")[0]).outcome is Outcome.PROCESSED
+    assert sql_store.booked() == {"1": 1}
 
 
 def test_what_the_drivers_connection_writes_commits_with_the_key(sql_store):
