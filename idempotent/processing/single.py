@@ -345,6 +345,8 @@ class _Run:
     def not_recorded(self, value: Any, error: Exception) -> Life[Result]:
         """The result of a handler that returned, and whose key could not be completed."""
         if isinstance(error, DoomedTransactionError):
+            # A handler that committed by itself before makes its key DEAD; else its next run would be a duplicate.
+            yield from release_quietly(self.binding, self.message, self.claim)
             raise error
         if isinstance(error, StoreError):
             self.binding.observers.count(self.binding.name, Event.COMPLETION_NOT_RECORDED)

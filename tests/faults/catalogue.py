@@ -831,6 +831,13 @@ FAULTS: Final = (
         "tests/checkers/sql/test_escapes.py -k 'cannot_end and cursor and COMMIT and ignored and sqlite and alone'",
     ),
     Fault(
+        "a handler commits on the driver's connection and loses it: its next run is a duplicate",
+        _PROCESSING,
+        "            yield from release_quietly(self.binding, self.message, self.claim)\n            raise error\n",
+        "            raise error\n",
+        "tests/checkers/sql/test_escapes.py -k 'cannot_end and with and driver and goes and alone and postgres'",
+    ),
+    Fault(
         "SQLite: a connection that the handler has closed is taken for one that was lost",
         "idempotent/stores/sql/dialects.py",
         "    except connection.ProgrammingError:  # closed, by the handler\n",

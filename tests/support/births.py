@@ -5,7 +5,20 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from itertools import islice
+
+_unwarned = threading.Event()
+
+
+@contextlib.contextmanager
+def unwarned() -> Iterator[None]:
+    """The connections that are opened meanwhile may be left open: nothing is said whenever they are collected."""
+    _unwarned.set()
+    try:
+        yield
+    finally:
+        _unwarned.clear()
 
 
 def remember_births():
@@ -19,10 +32,13 @@ def remember_births():
         def remembering(self, *arguments, **options):
             names = islice(callers(), 2, 24)
             test, thread = os.environ.get("PYTEST_CURRENT_TEST"), threading.current_thread().name
+            self.may_stay_open = _unwarned.is_set()
             self.opened_by = f"{test}, in {thread}, by {' < '.join(names)}"
             begin(self, *arguments, **options)
 
         def telling(self):
+            if getattr(self, "may_stay_open", False):
+                return
             opened_by = getattr(self, "opened_by", "?")
             end(
                 self,

@@ -82,16 +82,20 @@ def test_a_message_that_is_looked_at_often_comes_back_at_its_time(rabbit, queue,
 
 
 @pytest.mark.parametrize("which", ["retry.30000", "dead"])
-def test_a_deleted_queue_is_said_with_the_number_of_its_messages(rabbit, queue, monkeypatch, caplog, which):
-    monkeypatch.setattr("idempotent.adapters.rabbitmq.adapter._LOOK_EVERY_S", 0.05)
+def test_a_deleted_queue_is_said_with_the_number_of_its_messages(rabbit, queue, caplog, which):
     adapter = rabbit.adapter()
     adapter.open([consumer_of(queue)])
     rabbit.send(Message(queue, id="1"))
     (delivery,) = receive(adapter)
     adapter.settle(delivery, DEAD if which == "dead" else failed(30.0))
-    until(lambda: (adapter.receive(0, 0.01), adapter._keeper._counts.get(f"{queue}.{which}"))[1], "a look")
+    # Looked here and not by the keeper's thread: while it is deleted a queue says that it is empty.
+    keeper = adapter._keeper
+    until(
+        lambda: (adapter.receive(0, 0.01), keeper._look(), keeper._counts.get(f"{queue}.{which}"))[-1],
+        "a look",
+    )
     rabbit.delete(f"{queue}.{which}")
-    until(lambda: f"{queue}.{which}" in deleted(caplog), "a line in the log")
+    until(lambda: (keeper._look(), f"{queue}.{which}" in deleted(caplog))[-1], "a line in the log")
     assert deleted(caplog)[f"{queue}.{which}"].count == 1
     adapter.close()
 

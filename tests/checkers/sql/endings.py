@@ -81,6 +81,12 @@ def elsewhere(session: Session) -> None:
         other.dispose()
 
 
+def leave_driver_with(session: Session) -> None:
+    """Psycopg commits and closes at its end, sqlite3 commits."""
+    with driver(session):
+        pass
+
+
 def leave_with(session: Session) -> None:
     with session:
         pass
@@ -145,6 +151,7 @@ COMMITTED = Ending(
     {
         "cursor COMMIT": Way(by_cursor("COMMIT")),
         "driver commit()": Way(lambda session: driver(session).commit()),
+        "driver with": Way(leave_driver_with, ("postgres", "sqlite")),
         "hidden COMMIT": Way(text("SELECT 1; COMMIT"), ("postgres",)),
         "COMMIT in a comment": Way(text("/*! COMMIT */"), ("mysql",)),
     },
