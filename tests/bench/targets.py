@@ -24,6 +24,8 @@ UNREACHED: Final = (
     "RedisChecker, batch 500, against a Lua batch by hand",
     "SqlChecker on MariaDB, one at a time, against INSERT and UPDATE by hand",
     "SqlChecker on PostgreSQL, one at a time, against INSERT and UPDATE by hand",
+    "TransactionalSqlChecker on MariaDB, batch 200, against one at a time",
+    "TransactionalSqlChecker on PostgreSQL, batch 200, against one at a time",
     "TransactionalSqlChecker, savepoints on MariaDB, batch 200, against one at a time",
     "TransactionalSqlChecker, savepoints on PostgreSQL, batch 200, against one at a time",
     "RedisChecker, 50 tasks, against idemkit's async at its best number of tasks",
