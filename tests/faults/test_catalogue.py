@@ -1,5 +1,6 @@
 """The catalogue of faults fits the code; `make faults` makes them."""
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -12,8 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_can_be_made_and_names_a_test(fault):
-    assert (ROOT / fault.file).read_text().count(fault.right) == 1
+    text = (ROOT / fault.file).read_text()
+    assert text.count(fault.right) == 1
     assert fault.right != fault.wrong
+    if fault.file.endswith(".py"):
+        ast.parse(text.replace(fault.right, fault.wrong))  # else each test would notice it
     assert (ROOT / fault.tests.split()[0]).is_file()
 
 
