@@ -2038,7 +2038,7 @@ FAULTS: Final = (
         "idempotent/stores/sql/handler_connection.py",
         "        self.raw_connection_taken = True\n",
         "",
-        "tests/checkers/sql/test_escapes.py -k 'drivers_connection_ends and sqlite'",
+        "tests/checkers/sql/test_escapes.py -k 'cannot_end and cursor and sqlite'",
     ),
     Fault(
         "a claim that failed keeps its connection",
