@@ -145,7 +145,8 @@ class ClaimRequest:
 
     def differs(self, fingerprint: bytes | None) -> bool:
         """Whether the stored content is another one. Content without a fingerprint is not compared."""
-        return None not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint
+        mine = self.fingerprint
+        return mine is not None and fingerprint is not None and mine != fingerprint
 
 
 @value

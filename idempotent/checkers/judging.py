@@ -59,7 +59,7 @@ class StoredKey:
     @property
     def free(self) -> bool:
         """Whether its handler failed and its backoff is over: anybody may claim it, as a key that is not stored."""
-        return self.status.in_progress and self.owner == NOBODY and self.rest_s < 0
+        return self.owner == NOBODY and self.rest_s < 0 and self.status.in_progress
 
 
 @value
@@ -77,7 +77,9 @@ class Judgement:
 
 
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
+_DONE: Final = KeyStatus.DONE
 _DEAD: Final = KeyStatus.DEAD
+_DUPLICATE: Final = Verdict.DUPLICATE
 _PARKED: Final = Judgement(Decision(Verdict.DEAD, reason=UNKNOWN_EFFECT), Change.PARK)
 
 
@@ -97,9 +99,9 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
         # This request was stored before, and its answer was lost.
         claim = Claim(request.key, stored.fence, request.owner)
         return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=stored.lapsed))
-    if stored.status is KeyStatus.DONE:
-        return Judgement(Decision(Verdict.DUPLICATE, result=stored.result, fingerprint=stored.fingerprint))
-    if stored.status is KeyStatus.DEAD:
+    if stored.status is _DONE:
+        return Judgement(Decision(_DUPLICATE, result=stored.result, fingerprint=stored.fingerprint))
+    if stored.status is _DEAD:
         return Judgement(Decision(Verdict.DEAD, reason=stored.reason, fingerprint=stored.fingerprint))
     waiting = Decision(Verdict.IN_PROGRESS, retry_after_s=stored.rest_s, fingerprint=stored.fingerprint)
     if stored.owner == NOBODY:

@@ -38,6 +38,9 @@ DEFAULT_MAX_KEYS: Final = 1_000_000
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _ACQUIRED: Final = Verdict.ACQUIRED
 _DONE: Final = KeyStatus.DONE
+_DEAD: Final = KeyStatus.DEAD
+_PARK: Final = Change.PARK
+_STORE: Final = Change.STORE
 
 
 @dataclass(slots=True)
@@ -108,10 +111,10 @@ class MemoryKeys:
                 noted = self.attempts.get(request.key.hash)
                 return known(decision, request, noted.count if noted else 0)
             judged = judge(stored, request)
-            if judged.change is Change.PARK:
+            if judged.change is _PARK:
                 self._kill(entry)
                 self._note(request.key, UNKNOWN_EFFECT)
-            elif judged.change is Change.STORE:
+            elif judged.change is _STORE:
                 entry.owner, entry.status = request.owner, request.status
                 entry.fence, entry.fingerprint = judged.claim.fence, request.fingerprint
                 entry.lease_until, entry.expires_at = now + self._lease_s, now + self._retention_s
@@ -224,16 +227,16 @@ class MemoryKeys:
         return Decision(_ACQUIRED, Claim(request.key, fence, request.owner))
 
     def _stored(self, entry: Entry, now: float) -> StoredKey:
-        noted = self.attempts.get(entry.key.hash) if entry.status is KeyStatus.DEAD else None
+        noted = self.attempts.get(entry.key.hash) if entry.status is _DEAD else None
         return StoredKey(
-            status=entry.status,
-            owner=entry.owner,
-            fence=entry.fence,
-            rest_s=entry.lease_until - now,
-            fingerprint=entry.fingerprint,
-            result=entry.result,
-            reason=noted.error if noted else None,
-            lapsed=entry.lapsed,
+            entry.status,
+            entry.owner,
+            entry.fence,
+            entry.lease_until - now,
+            entry.fingerprint,
+            entry.result,
+            noted.error if noted else None,
+            entry.lapsed,
         )
 
     def _mine(self, claim: Claim) -> Entry | None:
