@@ -106,8 +106,8 @@ FAULTS: Final = (
     Fault(
         "SQL: in progress counts as done",
         "idempotent/checkers/judging.py",
-        "if stored.status is KeyStatus.DONE:",
-        "if stored.status is not KeyStatus.DEAD:",
+        "if stored.status is _DONE:",
+        "if stored.status is not _DEAD:",
         f"{_CONTRACT}/test_sqlite.py -k test_a_key_in_progress_is_neither",
     ),
     Fault(
@@ -960,7 +960,7 @@ FAULTS: Final = (
     Fault(
         "a key whose backoff is over counts as lapsed",
         "idempotent/checkers/judging.py",
-        "        return self.status.in_progress and self.owner == NOBODY and self.rest_s < 0",
+        "        return self.owner == NOBODY and self.rest_s < 0 and self.status.in_progress",
         "        return False",
         f"{_CONTRACT}/test_sqlite.py -k 'claimed_anew_after_its_backoff'",
     ),
