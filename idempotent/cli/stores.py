@@ -150,7 +150,7 @@ def demand_file(url: str, table: str | None = None) -> None:
     """Raise StoreUnavailableError for an SQLite file that does not exist: connecting would create an empty one."""
     try:
         parsed = make_url(scheme_of(url).store_url(url))
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: its port is no number
         return  # making the checker or engine explains it
     path = parsed.database
     if parsed.get_backend_name() != "sqlite" or not path or path.startswith((":memory:", "file:")):

@@ -141,6 +141,8 @@ def test_an_invalid_table_name_is_refused_before_anything_else(cli, sqlite_store
         "mysql+pymysql//host",
         "memory://",
         f"nope://me:{PASSWORD}@host/db",
+        f"redis://me:{PASSWORD}@host:port/0",
+        f"postgresql://me:{PASSWORD}@host:port/db",
     ],
 )
 def test_a_url_of_no_store_is_a_matter_of_configuration(cli, url):
