@@ -125,14 +125,23 @@ def _matches(
     error: BaseException, kinds: tuple[type[BaseException], ...], members: Callable[[Iterable[bool]], bool]
 ) -> bool:
     """Whether the exception, one of its causes, or `members` (any, all) of a group is of these kinds."""
-    return any(
-        isinstance(link, kinds)
-        or (
-            isinstance(link, BaseExceptionGroup)
-            and members(_matches(member, kinds, members) for member in link.exceptions)
+    # With a stack of its own: an application may nest groups deeper than Python's stack, or in a cycle.
+    matched: dict[int, bool] = {}
+    waiting = [error]
+    while waiting:
+        current = waiting[-1]
+        links = list(causes(current))
+        groups = [link.exceptions for link in links if isinstance(link, BaseExceptionGroup)]
+        found = any(isinstance(link, kinds) for link in links)
+        inner = [member for group in groups for member in group if id(member) not in matched]
+        matched[id(current)] = found or any(
+            members(matched.get(id(member), False) for member in group) for group in groups
         )
-        for link in causes(error)
-    )
+        if inner and not found:
+            waiting += inner
+        else:
+            waiting.pop()
+    return matched[id(error)]
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

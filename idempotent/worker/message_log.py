@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import IdempotentError, StoreError, described
+from idempotent.errors import DoomedTransactionError, IdempotentError, StoreError, described
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.log_lines import LogThrottle, about_message
@@ -24,6 +24,8 @@ log = EventLog(__name__)
 # Whatever holds its key for longer than this, a person should know.
 _LONG_S: Final = 60.0
 _MOST_NAMED: Final = 10
+# Python needs some calls for each group to make a traceback, and has a thousand.
+_MOST_GROUPS: Final = 50
 # After so many looks at a store that does not answer, a person should know.
 _WAITS_TOO_OFTEN: Final = MAX_CHECKS - 1
 # How often to look for a handler that runs long, and how long that is.
@@ -162,7 +164,10 @@ class MessageLog:
     def _text(self, error: BaseException | None) -> str | None:
         if error is None:
             return None
-        if self._redact and not isinstance(error, IdempotentError):
+        # A DoomedTransactionError quotes what the database answered to the handler.
+        if self._redact and (
+            not isinstance(error, IdempotentError) or isinstance(error, DoomedTransactionError)
+        ):
             return type(error).__name__
         return described(error)
 
@@ -185,25 +190,31 @@ def _reason(result: Result) -> str:
     return "its transaction or its effect is in doubt: see error"
 
 
-def _hidden(error: BaseException) -> BaseException:
-    """The exception, whose traceback shows no parameters of SQL statements: they are what messages contain."""
-    for cause in _shown_with(error):
+def _hidden(error: BaseException) -> BaseException | None:
+    """The exception, whose traceback shows no parameters of SQL statements: they are what messages contain.
+
+    None: its groups are nested too deep for a traceback.
+    """
+    for cause, depth in _shown_with(error):
+        if depth > _MOST_GROUPS:
+            return None
         if getattr(cause, "hide_parameters", None) is False:
             cause.hide_parameters = True  # type: ignore[attr-defined] # SQLAlchemy's StatementError has it
     return error
 
 
-def _shown_with(error: BaseException) -> Iterator[BaseException]:
-    """The exception and all others that its traceback shows, which may contain a cycle."""
-    seen: dict[int, BaseException] = {}
-    links: list[BaseException | None] = [error]
+def _shown_with(error: BaseException) -> Iterator[tuple[BaseException, int]]:
+    """The exception and all others that its traceback shows, which may be a cycle, with the number of its groups."""
+    seen: set[int] = set()
+    links: list[tuple[BaseException | None, int]] = [(error, 0)]
     while links:
-        link = links.pop()
+        link, depth = links.pop()
         if link is not None and id(link) not in seen:
-            seen[id(link)] = link
-            links += [link.__cause__, link.__context__]
-            links += link.exceptions if isinstance(link, BaseExceptionGroup) else ()
-    yield from seen.values()
+            seen.add(id(link))
+            links += [(link.__cause__, depth), (link.__context__, depth)]
+            if isinstance(link, BaseExceptionGroup):
+                links += [(member, depth + 1) for member in link.exceptions]
+            yield link, depth
 
 
 class LongMessages:

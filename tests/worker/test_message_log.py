@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from idempotent import Message, Registry, Worker
+from idempotent import Message, Outcome, Registry, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
-from idempotent.errors import StoreUnavailableError
+from idempotent.errors import DoomedTransactionError, StoreUnavailableError
 from idempotent.policy import Backoff
 from tests.support.logs import logged
 from tests.worker.running import SUBJECT, Running, emptying, publish, until
@@ -55,18 +55,39 @@ def test_redacted_lines_have_neither_text_nor_traceback_of_a_handler_s_exception
 ) -> None:
     @registry.consumer(SUBJECT, checker=MemoryChecker(), retry_for=())
     def handle(message: Message) -> None:
+        if message.id == "doomed":  # as the checker raises it, with the answer of the database
+            raise DoomedTransactionError(f"the database undid the transaction: {message.body!r}")
         raise ValueError(message.body)
 
     broker.publish(Message(SUBJECT, b"credit card", id="a", headers={"token": "credit card"}))
+    broker.publish(Message(SUBJECT, b"credit card", id="doomed"))
     broker.publish(Message(SUBJECT, b"credit card"))
     with caplog.at_level(logging.DEBUG):
         emptying(registry, broker, redact=True).run()
-    handled, rejected = lines(caplog, "message_dead")
+    handled, doomed, rejected = lines(caplog, "message_dead")
     assert vars(handled)["error"] == "ValueError"
+    assert vars(doomed)["error"] == "DoomedTransactionError"
     assert not handled.exc_info
     assert "the message has no message id" in vars(rejected)["error"], "our own errors are logged in full"
     assert "credit card" not in caplog.text
     assert not [record for record in caplog.records if "credit card" in str(record.__dict__)]
+
+
+@pytest.mark.parametrize("depth", [300, 20_000])
+def test_groups_nested_deeper_than_pythons_stack_end_no_worker(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture, depth: int
+) -> None:
+    @registry.consumer(SUBJECT, checker=MemoryChecker(), max_attempts=2, backoff=SOON)
+    def handle(message: Message) -> None:
+        error: Exception = ValueError("no such account")
+        for _ in range(depth if message.id == "deep" else 0):
+            error = ExceptionGroup("tasks", [error])
+        raise error
+
+    publish(broker, "deep", "flat")
+    summary = emptying(registry, broker).run()
+    assert (summary[Outcome.FAILED], summary[Outcome.DEAD]) == (2, 2)
+    assert not lines(caplog, "handler_crashed")
 
 
 def as_cause(error: Exception) -> None:
