@@ -61,10 +61,14 @@ _PARAMETER: Final = re.compile(
 _PARAMETERS: Final = re.compile(r"\s?\[parameters: (?:.*\](?=\s*\(Background on this error)|.*)", re.DOTALL)
 _DETAIL: Final = re.compile(r"\s(?:DETAIL|CONTEXT):.*")
 _IN_MYSQL: Final = re.compile(
-    r"(?<=\bDuplicate entry )'.*'(?= for key )|(?<=\bvalue: )'.*'(?= for |\W{0,4}$)|(?<=\bnear )'.*'(?= at line)",
+    r"(?<=\bDuplicate entry )'.*'(?= for key )|(?<=\bvalue: )'.*'(?= for )|(?<=\bnear )'.*'(?= at line)"
+    r"|(?:(?<=\bvalue: )|(?<=\bout of range in )|(?<=\bsyntax error: )|(?<=\bto the value of )|(?<=\btime zone: ))"
+    r"'.*'(?=\W{0,4}$)",
     re.MULTILINE,
 )
-_IN_POSTGRESQL: Final = re.compile(r"(\b(?:invalid input|out of range)\b[^\n\"]*: )\".*\"")
+_IN_POSTGRESQL: Final = re.compile(
+    r"(\b(?:invalid|malformed|out of range|syntax error)\b[^\n]*?: |\bvalue (?=\".*\" is out of range))\".*\""
+)
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 # The patterns take a quadratic time, and a text may come from a message.
 LONGEST: Final = 10_000

@@ -55,6 +55,20 @@ def test_passwords_are_masked(text, masked):
             f'invalid input syntax for type integer: "{CARD}"\nLINE 1: x',
             "invalid input syntax for type integer: ***\nLINE 1: x",
         ),
+        *[
+            (text.format(quoted), text.format("***"))
+            for quoted, text in [
+                (f"'18446744073709551615 + {CARD}'", '(1690, "BIGINT UNSIGNED value is out of range in {}")'),
+                (f"'[{CARD}'", '(1105, "XPATH syntax error: {}")'),
+                (f"'{CARD}'", "(1231, \"Variable 'sql_mode' can't be set to the value of {}\")"),
+                (f"'{CARD}'", '(1298, "Unknown or incorrect time zone: {}")\n[SQL: SET time_zone = %s]'),
+                (f'"& {CARD}"', "syntax error in tsquery: {}"),
+                (f'"{CARD}"', "value {} is out of range for type integer"),
+                (f'"{CARD}"', "malformed array literal: {}"),
+                (f'"{CARD}"', 'invalid value for parameter "TimeZone": {}'),
+            ]
+        ],
+        ('syntax error at or near "SELEC"', 'syntax error at or near "SELEC"'),
         ("ValueError: 'x' is no value", "ValueError: 'x' is no value"),
     ],
 )
