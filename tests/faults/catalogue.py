@@ -831,6 +831,27 @@ FAULTS: Final = (
         "tests/checkers/sql/test_escapes.py -k 'cannot_end and cursor and COMMIT and ignored and sqlite and alone'",
     ),
     Fault(
+        "a claim is final before AUTOCOMMIT is refused",
+        "idempotent/checkers/sql/handler_transaction.py",
+        "            self._demand_transaction()\n",
+        "",
+        "tests/checkers/sql/test_transactional.py -k 'in_autocommit_is_refused and postgres and alone'",
+    ),
+    Fault(
+        "a listener before the commit of an idle Session is not called",
+        "idempotent/checkers/sql/handler_transaction.py",
+        " or (session.autobegin and session.dispatch.before_commit)",
+        "",
+        "tests/checkers/sql/test_sessions.py -k 'only_noted and sqlite'",
+    ),
+    Fault(
+        "a connection that a handler left in another mode serves on",
+        "idempotent/checkers/sql/transactions.py",
+        "                    transaction.close(reuse=False)\n",
+        "                    pass\n",
+        "tests/checkers/sql/test_sessions.py -k left_in_another_mode",
+    ),
+    Fault(
         "a handler commits on the driver's connection and loses it: its next run is a duplicate",
         _PROCESSING,
         "            yield from release_quietly(self.binding, self.message, self.claim)\n            raise error\n",

@@ -113,25 +113,26 @@ class HandlerTransaction:
             if dialect.name == "sqlite" and not dialect.in_transaction(self.driver.raw):
                 # pysqlite begins too late, and its savepoints commit. BEGIN IMMEDIATE also takes the write lock.
                 execute(self.driver, "BEGIN IMMEDIATE")
+            self._demand_transaction()
         except BaseException:
             self.close(reuse=False)
             raise
+
+    def _demand_transaction(self) -> None:
+        """Refuse AUTOCOMMIT before a claim, which would be final, although its handler never runs."""
+        if self._dialect.autocommits(self.driver.raw):
+            raise ConfigurationError(
+                "the engine is in AUTOCOMMIT: key and effect cannot commit together. "
+                "Give the checker an engine without isolation_level='AUTOCOMMIT'"
+            )
 
     def guard(self, *, keyed: bool = True) -> None:
         """Forbid handlers to end it: from now on only `commit` and `close` may.
 
         Args:
             keyed: it claimed keys, so the server's transaction has begun.
-
-        Raises:
-            ConfigurationError: the connection is in AUTOCOMMIT, so it has no transaction.
         """
         self._keyed = keyed
-        if self._dialect.autocommits(self.driver.raw):
-            raise ConfigurationError(
-                "the engine is in AUTOCOMMIT: key and effect cannot commit together. "
-                "Give the checker an engine without isolation_level='AUTOCOMMIT'"
-            )
         if keyed and self._strict:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
         watch(self.connection, self)
@@ -241,8 +242,12 @@ class HandlerTransaction:
     def commit(self) -> None:
         """Commit. Exceptions of the driver and of the application's session events pass through."""
         self.state = State.ENDING
-        if self._session is not None and self._session.in_transaction():
-            self._session.commit()  # so that the application's session events fire
+        session = self._session
+        # So that the application's session events fire: a listener may write what an idle Session has only noted.
+        if session is not None and (
+            session.in_transaction() or (session.autobegin and session.dispatch.before_commit)
+        ):
+            session.commit()
         if self._transaction.is_active:
             self._transaction.commit()
 

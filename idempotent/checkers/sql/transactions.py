@@ -278,6 +278,8 @@ class HandlerTransactions:
             transaction.commit()
         except Exception as error:
             if transaction.state in (State.HANDLING, State.ENDING):
+                if isinstance(error, TransactionEscapedError):  # the next message may not find it as it was
+                    transaction.close(reuse=False)
                 self._raise_undone(transaction, claims, error)
                 raise  # from a statement that the flush sent, or an event of the session: the handler's failure
             if transaction.state is State.COMMITTED:

@@ -24,6 +24,12 @@ _ENDS: Final = (
 _IMPLICIT: Final = (
     r"|create(?!\s+temporary\s+table)|alter|drop(?!\s+temporary\s+table)|truncate|rename|grant|revoke|lock\s+tables?"
     r"|unlock\s+tables?|analyze|optimize|repair|flush|set\s+(?:session\s+|@@(?:session\.)?)?autocommit"
+    r"|install|uninstall|cache\s+index|load\s+index|check\s+table|reset(?!\s+persist)|change|start|stop|set\s+password"
+)
+# What MySQL may begin with and has no other statement within: no CALL, no EXECUTE, no block.
+_SIMPLE: Final = (
+    r"\(|(?:select|insert|update|delete|replace|with|values|table|do|show|describe|desc|explain|use|savepoint|release"
+    r"|rollback|create|drop|kill|load\s+data|handler|set(?!\s+statement\b)|prepare|deallocate)\b"
 )
 _BLANK: Final = r"(?:[\s;]|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n|#[^\n]*\n)*"
 _ENDING: Final = {
@@ -36,8 +42,11 @@ _WITHIN: Final = (
     r"\b(?:commit|rollback(?!\s+(?:work\s+)?to\b)|abort|begin|start\s+transaction|prepare\s+transaction)\b"
 )
 _HIDING: Final = {
-    "mysql": re.compile(rf"\A{_BLANK}(?:call|execute)\b|/\*M?!|\bautocommit\b|{_WITHIN}", re.IGNORECASE),
-    "postgresql": re.compile(rf"{_WITHIN}|;\s*(?:end\b|/\*|--)", re.IGNORECASE),
+    "mysql": re.compile(rf"\A(?!{_BLANK}(?:{_SIMPLE}))|/\*M?!|\bautocommit\b|{_WITHIN}", re.IGNORECASE),
+    # Comments within comments, and behind other statements, are not read.
+    "postgresql": re.compile(
+        rf"{_WITHIN}|;\s*(?:end\b|/\*|--)|/\*(?:[^*/]|\*(?!/)|/(?!\*))*/\*", re.IGNORECASE
+    ),
 }
 _LONGEST_KEPT: Final = 2000
 

@@ -145,6 +145,10 @@ COMMITTED = Ending(
         "driver commit()": Way(lambda session: driver(session).commit()),
         "driver with": Way(leave_driver_with, ("postgres", "sqlite")),
         "hidden COMMIT": Way(text("SELECT 1; COMMIT"), ("postgres",)),
+        "END behind comments": Way(text("/* a /* b */ c */ END"), ("postgres",)),
+        "EXECUTE in a block": Way(
+            text("IF 1 THEN EXECUTE IMMEDIATE CONCAT('COM', 'MIT'); END IF"), ("mysql",)
+        ),
         "COMMIT in a comment": Way(text("/*! COMMIT */"), ("mysql",)),
     },
 )

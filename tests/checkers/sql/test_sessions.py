@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, registry, sessionmaker
 
 from idempotent import Outcome, Registry
 from idempotent.errors import ConfigurationError, TransactionEscapedError
-from tests.checkers.sql.booking import consumer_of, keys, messages, outcomes
+from tests.checkers.sql.booking import book, consumer_of, keys, messages, only, outcomes
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection  # an annotation whose name cannot be looked up
@@ -286,3 +286,36 @@ def test_a_session_that_would_always_be_none_is_refused(handler):
 
 def test_other_parameters_may_have_defaults():
     Registry().consumer("orders", checker="db")(has_other_defaults)
+
+
+def test_a_listener_before_the_commit_writes_what_the_handler_has_only_noted(sql_store):
+    """As with `session.commit()`, which tells the listeners of an idle Session too."""
+    factory = sessionmaker(sql_store.engine())
+
+    @sa.event.listens_for(factory, "before_commit")
+    def write(session):
+        for message in session.info.pop("noted", []):
+            book(sql_store, session, message)
+
+    @Registry().consumer("orders", checker=sql_store.transactional(factory))
+    def consumer(message, session: Session):
+        session.info.setdefault("noted", []).append(message)
+
+    results = [consumer.process(messages("1")[0]), *consumer.process_many(messages("1", "2", "3"))]
+    assert outcomes(results) == ["processed", "duplicate", "processed", "processed"]
+    assert sql_store.booked() == {"1": 1, "2": 1, "3": 1}
+
+
+def test_a_connection_that_a_handler_left_in_another_mode_fails_one_message_at_most(sql_store):
+    only(sql_store, "postgres")
+    left = []
+
+    def leave(message, session):
+        if message.id == "1":
+            left.append(session.connection().connection.driver_connection.pipeline())
+            left[0].__enter__()
+
+    consumer = consumer_of(sql_store, sql_store.transactional(), leave, max_attempts=9)
+    assert consumer.process(messages("1")[0]).outcome is Outcome.PROCESSED
+    consumer.process(messages("2")[0])
+    assert outcomes(consumer.process(m) for m in messages("3", "4")) == ["processed", "processed"]

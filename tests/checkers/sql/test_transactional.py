@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import pytest
@@ -88,14 +89,32 @@ def test_a_sessionmaker_without_an_engine_is_refused(sql_store):
         sql_store.transactional(sessionmaker())
 
 
-def test_an_engine_in_autocommit_is_refused(sql_store):
-    engine = sql_store.engine(isolation_level="AUTOCOMMIT")
-    consumer = consumer_of(sql_store, sql_store.transactional(engine))
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
+@pytest.mark.parametrize("way", ["engine", "listener"])
+def test_an_engine_in_autocommit_is_refused_before_a_claim(sql_store, way, together):
+    """The claim would be final, and the message a duplicate once the engine is mended."""
+    engine = sql_store.engine(**({"isolation_level": "AUTOCOMMIT"} if way == "engine" else {}))
+    if way == "listener":
+        sa.event.listen(engine, "connect", lambda driver, _: autocommit(driver))
+    wrong, right = sql_store.transactional(engine), sql_store.transactional()
+    named = messages("1", "2") if together else messages("1")
     if sql_store.kind == "sqlite":  # BEGIN IMMEDIATE makes a transaction all the same
-        assert consumer(messages("1")[0]).outcome is Outcome.PROCESSED
+        wrong = right
     else:
-        with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-            consumer.process(messages("1")[0])
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+                consumer_of(sql_store, wrong).process_many(named)
+    assert set(outcomes(consumer_of(sql_store, right).process_many(named))) == {"processed"}
+    assert len(sql_store.booked()) == len(named)
+
+
+def autocommit(driver) -> None:
+    if isinstance(driver, sqlite3.Connection):
+        driver.isolation_level = None
+    elif callable(driver.autocommit):
+        driver.autocommit(True)
+    else:
+        driver.autocommit = True
 
 
 @pytest.mark.parametrize("savepoints", [False, True])
