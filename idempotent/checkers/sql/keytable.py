@@ -6,6 +6,7 @@ In autocommit each call is final (SqlChecker); in a transaction it is committed 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -39,6 +40,11 @@ PART_BYTES: Final = 200_000
 _REST_BYTES: Final = 1000
 _ROUNDS: Final = 4
 _CONTENDED_RETRY_S: Final = 0.1
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
+_STATUS: Final = {int(status): status for status in KeyStatus}
+_DEAD: Final = KeyStatus.DEAD
+_ACQUIRED: Final = Verdict.ACQUIRED
+_NONE: Final = Change.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ class Claiming:
             self._delete_free(connection, [request])
             return None
         judged = judge(stored, request)
-        if judged.change is Change.NONE:
+        if judged.change is _NONE:
             return judged.decision
         if judged.change is Change.PARK:
             # The reason is stored first: after a crash between the statements no dead key lacks one.
@@ -204,17 +210,16 @@ class Claiming:
 
     def _stored(self, connection: DriverConnection, request: ClaimRequest, row: Row) -> StoredKey:
         _, status, owner, fence, update_at, lease_until, fingerprint, result, now = row
-        found = KeyStatus(status)
-        dead = found is KeyStatus.DEAD
+        found = _STATUS[status]
         return StoredKey(
-            status=found,
-            owner=bytes(owner),
-            fence=fence,
-            rest_s=float("inf") if lease_until is None else (lease_until - now) / MICROSECONDS,
-            fingerprint=None if fingerprint is None else bytes(fingerprint),
-            result=None if result is None else bytes(result),
-            reason=self._failures.reason(connection, request.key) if dead else None,
-            lapsed=_was_taken_over(fence, update_at),
+            found,
+            bytes(owner),
+            fence,
+            math.inf if lease_until is None else (lease_until - now) / MICROSECONDS,
+            None if fingerprint is None else bytes(fingerprint),
+            None if result is None else bytes(result),
+            self._failures.reason(connection, request.key) if found is _DEAD else None,
+            _was_taken_over(fence, update_at),
         )
 
 
@@ -229,13 +234,11 @@ def _was_taken_over(fence: int, update_at: int) -> bool:
 
 def _is_free(row: Row | None) -> bool:
     """Whether the backoff of a key that failed is over: `StoredKey.free` of a row."""
-    if row is None or not KeyStatus(row[1]).in_progress or bytes(row[2]) != NOBODY:
-        return False
-    return bool(row[5] < row[8])
+    return row is not None and bytes(row[2]) == NOBODY and _STATUS[row[1]].in_progress and row[5] < row[8]
 
 
 def _acquired(request: ClaimRequest, fence: int) -> Decision:
-    return Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner))
+    return Decision(_ACQUIRED, Claim(request.key, fence, request.owner))
 
 
 class KeyTable:
