@@ -838,6 +838,20 @@ FAULTS: Final = (
         "tests/checkers/sql/test_transactional.py -k 'in_autocommit_is_refused and postgres and alone'",
     ),
     Fault(
+        "a transaction that a listener has ended is committed all the same",
+        "idempotent/checkers/sql/handler_transaction.py",
+        "            self.check()\n",
+        "            pass\n",
+        "tests/checkers/sql/test_sessions.py -k 'listener_that_ends and before_commit and postgres and alone'",
+    ),
+    Fault(
+        "an error that a listener to COMMIT ignores is taken for a commit",
+        "idempotent/checkers/sql/handler_transaction.py",
+        '        if self.doubt and self._dialect.name == "postgresql":\n',
+        "        if False:\n",
+        "tests/checkers/sql/test_sessions.py -k 'listener_that_ends and engine and postgres and alone'",
+    ),
+    Fault(
         "a listener before the commit of an idle Session is not called",
         "idempotent/checkers/sql/handler_transaction.py",
         " or (session.autobegin and session.dispatch.before_commit)",

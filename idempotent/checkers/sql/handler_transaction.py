@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from enum import Enum, IntEnum, auto
 from types import TracebackType
 from typing import Any, Final, NoReturn
@@ -77,6 +78,7 @@ class HandlerTransaction:
         doubt: why the database may have ended it without the driver's knowledge.
         escaped: how a handler tried to end, or to leave, the transaction.
         refused: it tried to commit, or to write elsewhere, and may believe that it did.
+        check: called before COMMIT if a listener of the application's session events may have ended it.
         began: when it began, by the monotonic clock.
         state: how far it is.
 
@@ -102,6 +104,7 @@ class HandlerTransaction:
         self.doubt = Doubt.NONE
         self.escaped: str | None = None
         self.refused = False
+        self.check: Callable[[], None] | None = None
         self.began: Final = time.monotonic()
         self._connections = connections
         self._detached: Final = connections.take()
@@ -240,8 +243,14 @@ class HandlerTransaction:
             ) from error
 
     def commit(self) -> None:
-        """Commit. Exceptions of the driver and of the application's session events pass through."""
+        """Commit. Exceptions of the driver and of the application's session events pass through.
+
+        Raises:
+            TransactionEscapedError: a listener ignored an error after which PostgreSQL answered COMMIT with ROLLBACK.
+        """
         self.state = State.ENDING
+        self.doubt = Doubt.NONE
+        self.connection.raw_connection_taken = False
         session = self._session
         # So that the application's session events fire: a listener may write what an idle Session has only noted.
         if session is not None and (
@@ -258,10 +267,23 @@ class HandlerTransaction:
             TransactionEscapedError: a handler sends it.
         """
         self.refuse("commit()")
+        if self.connection.raw_connection_taken:
+            self.doubt = Doubt.HIDDEN
+        if self.doubt and self.check is not None:
+            self.check()
+        self.doubt = Doubt.NONE
         self.state = State.COMMIT_SENT
 
     def has_committed(self) -> None:
-        """Note that COMMIT has succeeded."""
+        """Note that COMMIT has succeeded.
+
+        Raises:
+            TransactionEscapedError: a listener to COMMIT ignored an error, after which PostgreSQL has rolled back.
+        """
+        if self.doubt and self._dialect.name == "postgresql":
+            raise TransactionEscapedError(
+                "a listener to the commit ignored an error of the database, which has rolled back instead"
+            )
         self.state = State.COMMITTED
 
     def close(self, *, reuse: bool = True) -> None:

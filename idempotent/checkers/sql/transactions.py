@@ -273,8 +273,10 @@ class HandlerTransactions:
         try:
             transaction.flush()
             self._demand_alive(transaction, claims)
+            transaction.release_guard()
             for completion in keyed:
                 self._complete(transaction, completion)
+            transaction.check = lambda: self._demand_alive(transaction, claims)
             transaction.commit()
         except Exception as error:
             if transaction.state in (State.HANDLING, State.ENDING):
@@ -320,7 +322,6 @@ class HandlerTransactions:
             )
         if transaction.doubt is Doubt.HIDDEN:
             self.demand_none_escaped(claims)
-        transaction.release_guard()
 
     def _is_alive(self, transaction: HandlerTransaction, claims: Sequence[Claim]) -> bool:
         """Whether the transaction in which these keys were claimed is still open: it is, if it contains them."""

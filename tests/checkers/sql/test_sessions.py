@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session, registry, sessionmaker
 
 from idempotent import Outcome, Registry
 from idempotent.errors import ConfigurationError, TransactionEscapedError
-from tests.checkers.sql.booking import book, consumer_of, keys, messages, only, outcomes
+from tests.checkers.sql.booking import MODES, book, consumer_of, keys, messages, only, outcomes
+from tests.support.stores import SQL
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection  # an annotation whose name cannot be looked up
@@ -319,3 +320,34 @@ def test_a_connection_that_a_handler_left_in_another_mode_fails_one_message_at_m
     assert consumer.process(messages("1")[0]).outcome is Outcome.PROCESSED
     consumer.process(messages("2")[0])
     assert outcomes(consumer.process(m) for m in messages("3", "4")) == ["processed", "processed"]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "group"])
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("moment", ["before_commit", "commit of the engine"])
+@pytest.mark.parametrize("how", ["a failed statement", "rollback of the driver"])
+def test_a_listener_that_ends_the_transaction_leaves_no_acknowledged_message(
+    sql_store, how, moment, options, together
+):
+    """PostgreSQL answers COMMIT with ROLLBACK, and no error, after an error that a listener has ignored."""
+    only(sql_store, *(["postgres"] if moment != "before_commit" or how == "a failed statement" else SQL))
+    if moment != "before_commit" and how != "a failed statement":
+        pytest.skip("behind the last look")
+    engine = sql_store.engine()
+    factory = sessionmaker(engine)
+
+    def end(connection):
+        if how == "a failed statement":
+            with suppress(sa.exc.DBAPIError):
+                connection.execute(sa.text("SELECT * FROM no_such_table"))
+        else:
+            connection.connection.driver_connection.rollback()
+
+    if moment == "before_commit":
+        sa.event.listen(factory, moment, lambda session: end(session.connection()))
+    else:
+        sa.event.listen(engine, "commit", end)
+    consumer = consumer_of(sql_store, sql_store.transactional(factory, **options), max_attempts=9)
+    results = consumer.process_many(messages("1", "2") if together else messages("1"))
+    assert set(outcomes(results)) == {"failed"}
+    assert sql_store.booked() == {}
