@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from secrets import token_hex
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from idempotent.adapters.spark.staging import Staged
 from idempotent.errors import ConfigurationError
@@ -90,7 +92,8 @@ def _file_system(path: str) -> tuple[FileSystem, str]:
 
         return LocalFileSystem(), str(Path(path).absolute())
     try:
-        system, name = FileSystem.from_uri(path)
+        # Spark leaves letters beyond ASCII in a URI, which pyarrow does not take.
+        system, name = FileSystem.from_uri(quote(path, safe=string.punctuation))
     except (pa.ArrowException, ValueError) as error:
         raise ConfigurationError(
             f"pyarrow has no file system for {path}: publish the staged files with another client, or publish where "

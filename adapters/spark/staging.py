@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import ConfigurationError
@@ -40,7 +42,9 @@ class Staged:
         schema = StructType.fromJson(json.loads(self.schema))
         if not self.files:
             return spark.createDataFrame([], schema)
-        return spark.read.format(self.format).schema(schema).load(list(self.files))
+        # Spark reads a path as it is, but for the signs of a pattern, and gives URIs.
+        paths = [_literal(unquote(file)) for file in self.files]
+        return spark.read.format(self.format).schema(schema).load(paths)
 
 
 class Output:
@@ -101,7 +105,7 @@ class Output:
         path = f"{folder.rstrip('/')}/{self._ref.token}-{self._ref.epoch}-{self._calls}"
         df.write.format(file_format).mode("error").save(path)
         spark, schema = df.sparkSession, df.schema
-        files = spark.read.format(file_format).schema(schema).load(path).inputFiles()
+        files = spark.read.format(file_format).schema(schema).load(_literal(path)).inputFiles()
         staged = Staged(folder, path, tuple(sorted(files)), 0, file_format, schema.json())
         # Counted in the files that are listed: a straggler's file may be among them, and then PREPARE refuses.
         self._staged[folder] = replace(staged, rows=staged.frame(spark).count())
@@ -109,6 +113,11 @@ class Output:
     def claim(self, df: DataFrame) -> None:
         """Evaluate a frame once, and keep no rows."""
         self._claimed[df] = df.count()
+
+
+def _literal(path: str) -> str:
+    """A path in which nothing is the sign of a pattern."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
 def _from_json(stored: dict[str, Any]) -> Staged:

@@ -227,3 +227,12 @@ def test_calendar_intervals_are_refused_with_what_to_do(spark, begin, kind):
     rows = spark.sql(f"SELECT 'a' AS k, {kind} AS i")
     with pytest.raises(ConfigurationError, match=r"columns i are calendar intervals.*cast them to string"):
         begin().dedup(rows, key="k", order_by=["k"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%b", "a%20b", "é", "日 [x] {y}", "*"])
+def test_a_staging_folder_has_any_name_that_the_file_system_takes(spark, begin, frame, tmp_path, out, name):
+    run = begin()
+    run.stage(run.dedup(frame.where("v < 9"), key="k", unique=True), str(tmp_path / name / "staging"))
+    assert publish(run, out)
+    assert values(spark, out) == list(range(9))
