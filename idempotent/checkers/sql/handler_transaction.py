@@ -319,6 +319,7 @@ class HandlerTransaction:
         """Note that it ends here. Returns how far it was."""
         before = self.state
         self._has_connection = False
+        self.check = None  # it refers to this transaction, which would live until Python looks for cycles
         if before is not State.COMMITTED:
             self.state = State.ROLLED_BACK
         return before

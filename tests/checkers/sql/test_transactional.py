@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import time
 
@@ -232,3 +233,16 @@ def test_after_a_handler_of_half_the_retention_a_key_is_kept_for_all_of_it(sql_s
     (record,) = checker.admin().list(KeyFilter())
     kept_s = (record.expires_at_us - record.fence) / 1_000_000
     assert (kept_s > 3.0) == (took_s > 1.0)
+
+
+def test_a_message_leaves_nothing_to_the_search_for_cycles(sql_store):
+    consumer = consumer_of(sql_store, sql_store.transactional())
+    assert outcomes(consumer.process_many(messages("1", "2"))) == ["processed"] * 2
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            consumer.process(messages(f"m{number}")[0])
+        assert gc.collect() < 20, "less than an object a message"
+    finally:
+        gc.enable()
