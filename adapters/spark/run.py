@@ -53,7 +53,8 @@ class IdempotentRun:
     Guarantee (mode dedup): among the committed runs of a consumer each key is in the output of one; each input key of
     a committed run is in the output of exactly one committed run, rows put aside by `on_conflict="divert"` excepted.
     It holds as long as claims outlive the horizon of duplicates, the store loses nothing that it acknowledged, the
-    publishing never deletes or replaces output, and every PREPARED run is begun again until it commits.
+    publishing never deletes or replaces output, and every PREPARED run is begun again until it commits, or is
+    aborted by somebody who knows that nothing of it is published.
     """
 
     def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, lease: _RunLease) -> None:
@@ -280,8 +281,8 @@ class IdempotentRun:
         """Publish the output: PREPARED at the beginning, COMMITTED at a clean end.
 
         All claims must have been made. The block must be idempotent, and delete and replace nothing: after a crash in
-        it the run stays PREPARED, cannot be aborted, and must be begun again, and a paused driver may still be in it
-        then.
+        it the run stays PREPARED and must be begun again, and a paused driver may still be in it then. For a
+        publication that never succeeds see `abort`.
 
         Args:
             rows: how many rows are published, if they were neither staged by `stage` nor claimed by `claim`.
@@ -313,14 +314,21 @@ class IdempotentRun:
         self._ledger.commit(ref, publication.output_ref)
         self.state, self.output_ref = RunState.COMMITTED, publication.output_ref
 
-    def abort(self) -> None:
-        """Abort the run, and free its claims. The next `begin` makes a new generation.
+    def abort(self, *, unpublished: bool = False) -> None:
+        """Abort the run, and free its claims. The next `begin` makes a new generation, which evaluates its input.
+
+        Args:
+            unpublished: you have looked: nothing of the run is published, whatever was has been taken away, and no
+                driver is publishing, a paused one either. Only then is a PREPARED run aborted too. If you are wrong,
+                rows are published twice.
 
         Raises:
-            RunFencedError: the run is PREPARED or COMMITTED, so it may have published.
+            RunFencedError: the run is COMMITTED, or PREPARED without `unpublished`, so it may have published, or
+                another driver has taken it over.
+            ConfigurationError: `unpublished` is no bool.
             StoreError: the store failed, or did not answer.
         """
-        self._ledger.abort(self._handle.ref)
+        self._ledger.abort(self._handle.ref, unpublished=flag(unpublished, "unpublished"))
         self.state = RunState.ABORTED
 
     def close(self) -> None:

@@ -223,22 +223,23 @@ class RunLedger:
         )
         self._change(ref, change, done=frozenset({RunState.COMMITTED}))
 
-    def abort(self, ref: RunRef) -> None:
+    def abort(self, ref: RunRef, *, unpublished: bool = False) -> None:
         """OPEN -> ABORTED: the claims do not count. No change if it was ABORTED.
 
+        Args:
+            ref: the run.
+            unpublished: abort a PREPARED run too: the caller knows that nothing is published, and no driver publishing.
+
         Raises:
-            RunFencedError: the run is PREPARED or COMMITTED, so it may have published, or another driver has taken it
-                over.
+            RunFencedError: the run is COMMITTED, or PREPARED without `unpublished`, or another driver has it now.
             StoreReplacedError: the store does not know the run.
         """
-        change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, epoch=ref.epoch)
+        within = _UNFINISHED if unpublished else frozenset({RunState.OPEN})
+        change = RunChange(within, to=RunState.ABORTED, epoch=ref.epoch)
         self._change(ref, change, done=frozenset({RunState.ABORTED}))
 
     def abort_lapsed(self, token: int) -> bool:
-        """OPEN -> ABORTED iff its lease has ended by the store's clock; called by other runs.
-
-        Returns whether this call aborted it.
-        """
+        """OPEN -> ABORTED iff its lease has ended by the store's clock: for other runs. Whether it did so."""
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
         return self.store.change_run(token, change)
 

@@ -271,7 +271,7 @@ class RunClaims:
             others = {token: each.state.name for token, each in standings.items() if token != self._ref.token}
             raise RunConflictError(
                 f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs (token: state): {others}. "
-                "An OPEN one is taken over when its lease ends; a PREPARED one must be committed: run it again"
+                "An OPEN one is taken over when its lease ends. Begin a PREPARED one again: publish it, or abort it"
             )
         self._sleep(min(self._poll_s, deadline - now))
         return deadline

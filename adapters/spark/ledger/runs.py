@@ -7,7 +7,7 @@
       │ abort; by other runs once its lease has ended
       └──────────────► ABORTED                           for good: the next begin makes generation + 1
 
-A PREPARED run cannot be aborted: it may have published already.
+A PREPARED run may have published already. So it is aborted only by somebody who says that nothing of it is published.
 
 One driver at a time has a run. Each `begin` of an unfinished run is another attempt, with an epoch of its own, and
 every change is conditional on the newest epoch. A claim is marked with the epoch that made or confirmed it. Only the
@@ -36,7 +36,7 @@ class RunState(IntEnum):
     OPEN = 1
     """The run makes claims. Other runs may abort it once its lease has ended."""
     PREPARED = 2
-    """All claims are made, and the run publishes. It cannot be aborted, and is never evaluated by another attempt."""
+    """All claims are made, and the run publishes. No other run aborts it, and no other attempt evaluates it."""
     COMMITTED = 3
     """Final: the claims of its prepared attempt count, and their keys are duplicates for every other run."""
     ABORTED = 4

@@ -1,5 +1,6 @@
 """One driver at a time has a run, and what is published is what one attempt has staged."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,27 @@ def test_a_publication_that_failed_is_repeated_with_the_staged_rows_alone(spark,
     assert publish(second, out)
     assert sorted(out.iterdir()) == before
     assert values(spark, out) == list(range(300))
+
+
+@pytest.mark.slow
+def test_a_publication_that_can_never_succeed_is_aborted_and_made_anew(spark, begin, frame, staging, out):
+    first = begin(fingerprint=b"lost")
+    first.stage(first.dedup(frame.where("v < 300"), key="k", unique=True), staging)
+    shutil.rmtree(staging)
+    with pytest.raises(FileNotFoundError):
+        publish(first, out)
+    first.close()
+    second = begin()
+    with pytest.raises(RunFencedError, match=r"may have published.*abort\(unpublished=True\)"):
+        second.abort()
+    with pytest.raises(ConfigurationError, match="unpublished"):
+        second.abort(unpublished="yes")
+    second.abort(unpublished=True)
+    second.close()
+    third = begin(fingerprint=b"found")
+    third.stage(third.dedup(frame, key="k", unique=True), staging)
+    assert publish(third, out)
+    assert values(spark, out) == list(range(ROWS))
 
 
 @pytest.mark.slow

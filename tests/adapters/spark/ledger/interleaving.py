@@ -1,9 +1,9 @@
 """Several runs over common keys, interleaved at random in every atomic step of a real ledger.
 
 Drivers crash and are started again, are started twice, fence each other, meet less input than the attempt before, leave
-zombie tasks behind, lose their leases, and die for good while OPEN. In the end each key of a living run must have been
-published by exactly one run, and each committed run have published what it owns. One seed is one history (with a real
-store's clock, nearly).
+zombie tasks behind, lose their leases, are aborted by somebody who saw that nothing is published, and die for good
+while OPEN. In the end each key of a living run must have been published by exactly one run, and each committed run have
+published what it owns. One seed is one history (with a real store's clock, nearly).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEPS = {
     "steal",
 }
 RUNS, KEYS, MOST_STEPS = 3, 8, 20_000
-CRASH, DIE, ZOMBIE, TWIN, TAKEOVER, LESS, PATIENCE = 0.02, 0.008, 0.3, 0.006, 0.3, 0.3, 300
+CRASH, DIE, ZOMBIE, TWIN, TAKEOVER, LESS, PATIENCE, ABORT = 0.02, 0.008, 0.3, 0.006, 0.3, 0.3, 300, 0.5
 DONE, DUPLICATE, LOST, STUCK, UNSTABLE, DISOWNED = "ok", "DUPLICATE", "LOST", "STUCK", "UNSTABLE", "DISOWNED"
 
 
@@ -111,7 +111,7 @@ class History:
         self.claims = claims
         self.again = again
         self.steps = 0
-        self.published: dict[str, set[int]] = {}
+        self.published: dict[tuple[str, int], set[int]] = {}
         self.unstable = False
         self.failed: list[BaseException] = []
         self.over = threading.Event()
@@ -142,7 +142,7 @@ class History:
         count = Counter(key for keys in self.published.values() for key in keys)
         if any(times > 1 for times in count.values()):
             return DUPLICATE
-        if any(self.disowned(run_id) for run_id in self.published):
+        if any(self.disowned(run_id) for run_id, _ in self.published):
             return DISOWNED
         needed = {key for run_id, keys in self.core.items() if run_id not in self.gone for key in keys}
         return LOST if needed - set(count) else DONE
@@ -157,7 +157,7 @@ class History:
             for key, owner in enumerate(owners)
             if owner is not None and owner.token == row.ref.token and row.standing.counts(owner.mark)
         }
-        return row.state is RunState.COMMITTED and counted != self.published[run_id]
+        return row.state is RunState.COMMITTED and counted != self.published[run_id, row.ref.generation]
 
     def start(self, actor: Actor) -> None:
         actor.baton.acquire()
@@ -202,6 +202,14 @@ class History:
         actor.ref = row.ref
         if row.state is RunState.COMMITTED:
             return
+        if row.state is RunState.PREPARED and self.may_abort(actor) and self.chance.random() < ABORT:
+            # While somebody makes up their mind the run may be begun again, which fences them.
+            if self.chance.random() < ABORT:
+                self.start(Actor(actor.run_id, zombie=False))
+            for _ in range(self.chance.randrange(10)):
+                self.step()
+            ledger.abort(row.ref, unpublished=True)
+            raise Crashed
         mine = set(row.manifest or b"")
         if row.state is RunState.OPEN:
             keys = [
@@ -213,7 +221,7 @@ class History:
             if self.chance.random() < self.again:
                 self.unstable |= self.evaluate(row.ref, keys) != mine
         self.step()
-        self.published[actor.run_id] = mine
+        self.published[actor.run_id, row.ref.generation] = mine
         self.step()
         ledger.commit(row.ref)
 
@@ -274,6 +282,10 @@ class History:
         return any(
             each.run_id == actor.run_id and not each.zombie and each is not actor for each in self.live
         )
+
+    def may_abort(self, actor: Actor) -> bool:
+        """Whether nothing of the actor's run is published, and no other driver may be on its way to publish it."""
+        return all(run_id != actor.run_id for run_id, _ in self.published) and not self.has_twin(actor)
 
     def may_die(self, actor: Actor) -> bool:
         """Whether the actor's run may stay unfinished: a PREPARED one may not."""

@@ -121,6 +121,14 @@ class AbortsWhatIsPrepared(MemoryRunStore):
         return super().change_run(token, change)
 
 
+class AbortsUnfenced(RunLedger):
+    """Somebody's abort of a PREPARED run does not ask whether another driver has begun it again meanwhile."""
+
+    def abort(self, ref, *, unpublished=False):
+        change = RunChange(frozenset({RunState.OPEN, RunState.PREPARED}), to=RunState.ABORTED)
+        self._change(ref, change, done=frozenset({RunState.ABORTED}))
+
+
 class AllClaimsCount(RunLedger):
     """What an earlier attempt claimed counts too, although a later one, with less input, was published."""
 
@@ -167,6 +175,7 @@ class AdmitsAll(Standing):
         pytest.param({"rules": WithoutPrepared}, {DUPLICATE}, id="no PREPARED"),
         pytest.param({"rules": TokenIsTheRunsAlone}, {DUPLICATE, DISOWNED}, id="token = run_id only"),
         pytest.param({"base": AbortsWhatIsPrepared}, {DUPLICATE}, id="abort what is PREPARED"),
+        pytest.param({"rules": AbortsUnfenced}, {DUPLICATE}, id="abort without a fence"),
         pytest.param({"rules": AllClaimsCount}, {LOST}, id="claims of all attempts count"),
         pytest.param({"rules": EvaluatesAgain}, {STUCK, UNSTABLE}, id="PREPARED evaluated again"),
     ],

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RunRef, RunState
+from idempotent.adapters.spark.ledger import RunRef, RunState, Verdict
 from idempotent.errors import (
     ClaimsExpiredError,
     ConfigurationError,
@@ -110,6 +110,29 @@ class RunsContract(LedgerContract):
                 self.ledger.abort(ref)
             assert self.ledger.abort_lapsed(ref.token) is False
             self.ledger.commit(ref)
+
+    def test_a_prepared_run_is_aborted_by_one_who_knows_that_nothing_is_published(self):
+        (key,) = keys(1)
+        paused = self.begin()
+        assert self.claims(paused).decide([key]) == [Verdict.NEW]
+        self.ledger.prepare(paused)
+        person = self.again()
+        with pytest.raises(RunFencedError, match="taken over"):
+            self.ledger.abort(paused, unpublished=True)
+        for _ in range(2):
+            self.ledger.abort(person, unpublished=True)
+            assert self.state(person) is RunState.ABORTED
+        with pytest.raises(RunFencedError, match="ABORTED"):
+            self.ledger.commit(paused)
+        second = self.begin()
+        assert second.generation == 2
+        assert self.claims(second).decide([key]) == [Verdict.NEW]
+
+    def test_a_committed_run_is_never_aborted(self):
+        ref = self.committed("r1", keys(1))
+        with pytest.raises(RunFencedError, match="is final"):
+            self.ledger.abort(ref, unpublished=True)
+        assert self.state(ref) is RunState.COMMITTED
 
     def test_an_aborted_run_is_fenced_for_good(self):
         ref = self.begin()
