@@ -840,16 +840,30 @@ FAULTS: Final = (
     Fault(
         "a transaction that a listener has ended is committed all the same",
         "idempotent/checkers/sql/handler_transaction.py",
-        "            self.check()\n",
-        "            pass\n",
+        "        if self.doubt and self.check is not None:\n",
+        "        if False:\n",
         "tests/checkers/sql/test_sessions.py -k 'listener_that_ends and before_commit and postgres and alone'",
     ),
     Fault(
         "an error that a listener to COMMIT ignores is taken for a commit",
         "idempotent/checkers/sql/handler_transaction.py",
-        '        if self.doubt and self._dialect.name == "postgresql":\n',
+        "        if (self.doubt or self.connection.raw_connection_taken > 1) and self.check is not None:\n",
         "        if False:\n",
         "tests/checkers/sql/test_sessions.py -k 'listener_that_ends and engine and postgres and alone'",
+    ),
+    Fault(
+        "a listener to COMMIT that rolls back by the driver is not seen",
+        "idempotent/checkers/sql/handler_transaction.py",
+        "raw_connection_taken > 1)",
+        "raw_connection_taken > 9)",
+        "tests/checkers/sql/test_sessions.py -k 'listener_that_ends and engine and rollback and alone'",
+    ),
+    Fault(
+        "a listener to COMMIT that ends nothing fails the message",
+        "idempotent/checkers/sql/transactions.py",
+        "        if transaction.state is not State.COMMIT_SENT:\n",
+        "        if True:\n",
+        "tests/checkers/sql/test_sessions.py -k 'ends_nothing and alone'",
     ),
     Fault(
         "a listener before the commit of an idle Session is not called",
@@ -2071,7 +2085,7 @@ FAULTS: Final = (
     Fault(
         "a driver's connection ends the transaction unseen",
         "idempotent/stores/sql/handler_connection.py",
-        "        self.raw_connection_taken = True\n",
+        "        self.raw_connection_taken += 1\n",
         "",
         "tests/checkers/sql/test_escapes.py -k 'cannot_end and cursor and sqlite'",
     ),

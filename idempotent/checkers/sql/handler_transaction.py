@@ -78,7 +78,7 @@ class HandlerTransaction:
         doubt: why the database may have ended it without the driver's knowledge.
         escaped: how a handler tried to end, or to leave, the transaction.
         refused: it tried to commit, or to write elsewhere, and may believe that it did.
-        check: called before COMMIT if a listener of the application's session events may have ended it.
+        check: called before COMMIT, and behind it, if a listener of the application's events may have ended it.
         began: when it began, by the monotonic clock.
         state: how far it is.
 
@@ -140,7 +140,7 @@ class HandlerTransaction:
             execute(self.driver, f"SAVEPOINT {_GUARD}")
         watch(self.connection, self)
         self.state = State.HANDLING
-        self.connection.raw_connection_taken = False
+        self.connection.raw_connection_taken = 0
 
     def argument(self, kind: type) -> Any:
         """Its Connection or its one Session, for the handler."""
@@ -250,7 +250,7 @@ class HandlerTransaction:
         """
         self.state = State.ENDING
         self.doubt = Doubt.NONE
-        self.connection.raw_connection_taken = False
+        self.connection.raw_connection_taken = 0
         session = self._session
         # So that the application's session events fire: a listener may write what an idle Session has only noted.
         if session is not None and (
@@ -272,18 +272,18 @@ class HandlerTransaction:
         if self.doubt and self.check is not None:
             self.check()
         self.doubt = Doubt.NONE
+        self.connection.raw_connection_taken = 0
         self.state = State.COMMIT_SENT
 
     def has_committed(self) -> None:
-        """Note that COMMIT has succeeded.
+        """Note that COMMIT had no error.
 
         Raises:
-            TransactionEscapedError: a listener to COMMIT ignored an error, after which PostgreSQL has rolled back.
+            TransactionEscapedError: a listener to it had ended the transaction, or ignored an error that did.
+            StoreError: it is unknown whether one has.
         """
-        if self.doubt and self._dialect.name == "postgresql":
-            raise TransactionEscapedError(
-                "a listener to the commit ignored an error of the database, which has rolled back instead"
-            )
+        if (self.doubt or self.connection.raw_connection_taken > 1) and self.check is not None:
+            self.check()
         self.state = State.COMMITTED
 
     def close(self, *, reuse: bool = True) -> None:

@@ -276,7 +276,7 @@ class HandlerTransactions:
             transaction.release_guard()
             for completion in keyed:
                 self._complete(transaction, completion)
-            transaction.check = lambda: self._demand_alive(transaction, claims)
+            transaction.check = lambda: self._demand_kept(transaction, claims)
             transaction.commit()
         except Exception as error:
             if transaction.state in (State.HANDLING, State.ENDING):
@@ -322,6 +322,19 @@ class HandlerTransactions:
             )
         if transaction.doubt is Doubt.HIDDEN:
             self.demand_none_escaped(claims)
+
+    def _demand_kept(self, transaction: HandlerTransaction, claims: Sequence[Claim]) -> None:
+        """Check, after a listener has sent statements, that COMMIT would keep these keys, or has kept them.
+
+        Raises:
+            DoomedTransactionError, TransactionEscapedError, StoreError: as `_demand_alive` and `escaped`.
+        """
+        if transaction.state is not State.COMMIT_SENT:
+            self._demand_alive(transaction, claims)
+        elif not self.escaped(claims):
+            raise TransactionEscapedError(
+                "a listener to the engine's commit has rolled the transaction back, or ignored an error that did"
+            )
 
     def _is_alive(self, transaction: HandlerTransaction, claims: Sequence[Claim]) -> bool:
         """Whether the transaction in which these keys were claimed is still open: it is, if it contains them."""
@@ -380,7 +393,7 @@ class HandlerTransactions:
         return as_store_error(error, self._store.engine, self._store.table)
 
     def escaped(self, claims: Sequence[Claim]) -> set[Claim]:
-        """Claims committed although their transaction was not: a handler ended the transaction through a raw cursor."""
+        """The claims that another connection sees: committed by the checker, or, before it has, by a handler."""
         return self._store.connections.run(self._recorder.stored, claims) if claims else set()
 
     def demand_none_escaped(self, claims: Sequence[Claim]) -> None:

@@ -15,16 +15,16 @@ class HandlerConnection(Connection):
     not notice.
 
     Attributes:
-        raw_connection_taken: `connection` was asked for, the way to the driver's connection and to cursors that are
-            not watched.
+        raw_connection_taken: how often `connection` was asked for, the way to the driver's connection and to cursors
+            that are not watched. SQLAlchemy asks once for a COMMIT.
     """
 
-    raw_connection_taken = False
+    raw_connection_taken = 0
 
     @property
     def connection(self) -> PoolProxiedConnection:
         """The connection of the pool, as SQLAlchemy documents it."""
-        self.raw_connection_taken = True
+        self.raw_connection_taken += 1
         return cast("PoolProxiedConnection", _WithDriver(super().connection, self.dialect))
 
     @property
