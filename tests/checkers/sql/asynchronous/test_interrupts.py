@@ -25,7 +25,6 @@ from tests.checkers.sql.asynchronous.driving import (
     nothing,
     process,
 )
-from tests.checkers.sql.booking import keys
 from tests.support.births import unwarned
 
 LOOPS = ("asyncio", "uvloop")
@@ -128,17 +127,23 @@ def test_what_is_interrupted_anywhere_runs_once_in_the_end(store, run, rounds, s
                 where[deliveries.stage] += 1
             assert_clean(checker)
         booked = await asyncio.to_thread(store.booked)
-        assert set(booked) == await asyncio.to_thread(keys, checker)
         for number in range(rounds):
             results = await deliveries.deliver(number)
             for result, each in zip(results, deliveries.of(number), strict=True):
-                assert result.outcome is (Outcome.DUPLICATE if each.id in booked else Outcome.PROCESSED)
+                # The COMMIT of a step that was closed may have been on its way when the effects were read.
+                assert result.outcome in (Outcome.DUPLICATE, Outcome.PROCESSED)
+                assert result.outcome is Outcome.DUPLICATE or each.id not in booked
         await asyncio.to_thread(no_attempts, checker)
 
     # What is closed cannot wait for its connection, which may be found open long after this test.
     with unwarned() if closes else nullcontext():
         run(main())
-    assert set(store.booked().values()) == {1}
+    assert store.booked() == {
+        each.id: 1
+        for name in ("calm-", "")
+        for number in range(rounds)
+        for each in deliveries.of(f"{name}{number}")
+    }
     if rounds > 100:
         assert min(where["claim"], where["handler"], where["commit"]) > 5, where
 
