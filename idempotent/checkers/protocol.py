@@ -179,6 +179,15 @@ class ClaimProtocol:
         if claim.transaction is not None:
             claim.transaction.close()
 
+    def abandon_all_of(self, owner: bytes) -> None:
+        """Abandon what was claimed for an owner that is gone: it may not have heard of it.
+
+        A signal handler may raise between the store's answer and whoever waits for it. Not what is kept to be recorded.
+        """
+        kept = self._unrecorded.steps
+        claims = self._keeper.held
+        self._keeper.drop([each for each in claims if each.owner == owner and each.key.hash not in kept])
+
     def excuse(self) -> None:
         """Let what is in hand count no attempt: the process ends in order, and its handlers with it.
 

@@ -115,6 +115,9 @@ class _Group:
                 claimed = yield from self._claim(chain(start, firsts))
                 if claimed:
                     yield from self._run.run(claimed)
+            except BaseException:
+                self._binding.protocol.abandon_all_of(self._owner)
+                raise
             finally:
                 in_flight.running.pop(self._owner, None)
         for member in self._run.singles:

@@ -68,6 +68,9 @@ def process_one(
             result = yield from _process_again(binding, message, request)
         else:
             result = yield from _process(binding, message, request)
+    except BaseException:
+        binding.protocol.abandon_all_of(run)
+        raise
     finally:
         running.pop(run, None)
         if binding.calls.began:
@@ -101,11 +104,12 @@ def _process_again(binding: Binding, message: Message, request: ClaimRequest) ->
 def _process_alone(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result]:
     """Process a message that may have killed a process, while nothing else runs in this one."""
     run = new_owner()
+    request = binding.requests.take_over(request)
     try:
         yield from in_flight.by_itself(run, message)
         raised = False
         try:
-            result = yield from _process(binding, message, binding.requests.take_over(request), alone=True)
+            result = yield from _process(binding, message, request, alone=True)
             assert result is not None
             raised = raised_by_handler(result) is not None
         finally:
@@ -114,6 +118,9 @@ def _process_alone(binding: Binding, message: Message, request: ClaimRequest) ->
         if message.redelivered and binding.counts_starts and _has_ended(result):
             yield STORE, binding.transactions.forget_starts, ((request.key,),)
         return result
+    except BaseException:
+        binding.protocol.abandon_all_of(request.owner)
+        raise
     finally:
         in_flight.running.pop(run, None)
         in_flight.end_alone(run)

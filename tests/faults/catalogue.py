@@ -859,6 +859,20 @@ FAULTS: Final = (
         "tests/checkers/sql/test_sessions.py -k 'listener_that_ends and engine and rollback and alone'",
     ),
     Fault(
+        "a claim of which an interrupted message did not hear is renewed for ever",
+        "idempotent/processing/single.py",
+        "        binding.protocol.abandon_all_of(run)\n",
+        "        pass\n",
+        "tests/processing/test_interrupted.py -k 'anywhere and single'",
+    ),
+    Fault(
+        "claims of which an interrupted group did not hear are renewed for ever",
+        "idempotent/processing/group.py",
+        "                self._binding.protocol.abandon_all_of(self._owner)\n",
+        "                pass\n",
+        "tests/processing/test_interrupted.py -k 'anywhere and group'",
+    ),
+    Fault(
         "a listener to COMMIT that ends nothing fails the message",
         "idempotent/checkers/sql/transactions.py",
         "        if transaction.state is not State.COMMIT_SENT:\n",

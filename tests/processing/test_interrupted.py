@@ -1,11 +1,15 @@
 """An interrupt between the claim and the handler leaves no claim behind that this process renews."""
 
+import sys
+from contextlib import suppress
+from functools import partial
+
 import pymysql.connections
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from idempotent import Message, Outcome, Registry
+from idempotent import Backoff, Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
 from idempotent.observe import Observer
 
@@ -33,6 +37,64 @@ def test_what_was_claimed_is_not_renewed_after_an_interrupt(names):
     observer.on = False
     now[0] += 31.0
     assert {result.outcome for result in consumer.process_many(messages)} == {Outcome.PROCESSED}
+
+
+class SignalError(Exception):
+    """What a handler of a signal raises, as those of time limits do."""
+
+
+def interrupt_at(nth, call, kind):
+    """Call a function, and raise where Python looks for signals in it for the nth time. Whether it came so far.
+
+    Python looks when a function of Python begins or a generator goes on, and behind a call of a function in C.
+    """
+    left = [nth]
+
+    def look(frame, event, _argument):
+        ours = frame.f_globals.get("__name__", "").startswith("idempotent.")
+        if ours and event in ("call", "c_return") and left[0] >= 0:
+            left[0] -= 1
+            if left[0] < 0:
+                sys.setprofile(None)
+                raise kind
+
+    sys.setprofile(look)
+    try:
+        with suppress(kind):
+            call()
+    finally:
+        sys.setprofile(None)
+    return left[0] < 0
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # generators may ignore GeneratorExit
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        pytest.param(["a"], KeyboardInterrupt, id="single, interrupt"),
+        pytest.param(["a"], SignalError, id="single, exception"),
+        pytest.param(["a", "b", "c"], KeyboardInterrupt, id="group, interrupt"),
+    ],
+)
+def test_an_interrupt_anywhere_leaves_nothing_that_is_renewed(names, kind):
+    now = [1000.0]
+    checker = MemoryChecker(lease_s=30.0, clock=lambda: now[0])
+    consumer = Registry().consumer("orders", checker=checker, backoff=Backoff(0))(lambda _: None)
+    consumer.process_many([Message("orders", id=f"warm {name}") for name in names])
+    nth = 0
+    while True:
+        messages = [Message("orders", id=f"{name} {nth}") for name in names]
+        if not interrupt_at(nth, partial(consumer.process_many, messages), kind):
+            break
+        assert len(checker.protocol._keeper._held) == checker.protocol.unrecorded, nth
+        now[0] += 31.0
+        results = consumer.process_many(messages)
+        assert not checker.protocol._keeper._held, nth
+        assert {result.outcome for result in results} <= {Outcome.PROCESSED, Outcome.DUPLICATE}, nth
+        nth += 1
+    assert nth > 50
 
 
 @pytest.mark.parametrize("strict", [False, True])
