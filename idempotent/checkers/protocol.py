@@ -188,6 +188,23 @@ class ClaimProtocol:
         claims = self._keeper.held
         self._keeper.drop([each for each in claims if each.owner == owner and each.key.hash not in kept])
 
+    def try_key(self, request: ClaimRequest) -> StoreError | None:
+        """Claim a key and free it at once: does the store take keys? Returns why it was not freed, if it was not.
+
+        It is no message's key: it is neither renewed nor kept to be freed later. The same request may be tried again.
+
+        Raises:
+            StoreError: the store did not take the key.
+        """
+        decision = self._only_store_errors(self.hooks._claim, request)
+        claim = _checked(decision, Decision, "_claim").claim
+        try:
+            if claim is not None:
+                self._only_store_errors(self._release_one, claim, None)
+        except StoreError as error:
+            return error
+        return None
+
     def excuse(self) -> None:
         """Let what is in hand count no attempt: the process ends in order, and its handlers with it.
 

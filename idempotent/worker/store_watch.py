@@ -34,7 +34,8 @@ class StoreWatch:
     """A context manager: inside, a thread asks every checker's store every few seconds.
 
     `ping` only reads, and a store that answers may still take no keys: its disk or its memory is full. So a key is
-    claimed and freed again on entering, after a message found the store unavailable, and until an outage is over.
+    claimed and freed again on entering, after a message found the store unavailable, and until an outage is over. That
+    it could not be freed is said once: messages are processed all the same.
 
     Entering waits for the first answers, at most ten seconds. What a store answers is logged when it changes.
 
@@ -56,6 +57,9 @@ class StoreWatch:
         self._fail_fast = fail_fast
         self._errors: dict[AbstractIdempotentChecker, Exception] = {}
         self._suspects = set(checkers)
+        # One key, which each trial takes over from the one before if that could not free it.
+        self._trial = ClaimRequest(_TRIALS.key(secrets.token_hex(8)))
+        self._not_freed: set[AbstractIdempotentChecker] = set()
         self._clock = clock
         self._down_since: dict[AbstractIdempotentChecker, float] = {}
         self._said_at: dict[AbstractIdempotentChecker, int] = {}
@@ -120,7 +124,7 @@ class StoreWatch:
             checker.ping()
             if checker in self._suspects or checker in self._errors:
                 self._suspects.discard(checker)
-                _claim_a_key(checker)
+                self._claim_a_key(checker)
         except Exception as error:  # also that of a checker of the application
             failed = error
         with self._lock:
@@ -132,6 +136,18 @@ class StoreWatch:
                 down_s = round(self._clock() - self._down_since.pop(checker))
                 # As loud as the outage, or a log of warnings never shows its end.
                 log.warning("store_usable_again", extra={"checker": type(checker).__name__, "down_s": down_s})
+
+    def _claim_a_key(self, checker: AbstractIdempotentChecker) -> None:
+        if checker.remembers.by_position:  # a claim without a position would be refused
+            return
+        try:
+            error = checker.protocol.try_key(self._trial)
+        except StoreBusyError:
+            return  # it waits for transactions of others, and will take the key after them
+        if error is not None and not isinstance(error, StoreBusyError) and checker not in self._not_freed:
+            # It takes keys, so it serves messages.
+            self._not_freed.add(checker)
+            log.warning("trial_not_freed", extra={"checker": type(checker).__name__, "error": str(error)})
 
     def _note_late(self, checker: AbstractIdempotentChecker) -> None:
         with self._lock:
@@ -147,17 +163,6 @@ class StoreWatch:
             self._said_at[checker] = down_s
             about = {"checker": type(checker).__name__, "error": str(error), "down_s": down_s}
             log.error("store_unusable", extra=about)
-
-
-def _claim_a_key(checker: AbstractIdempotentChecker) -> None:
-    if checker.remembers.by_position:  # a claim without a position would be refused
-        return
-    try:
-        claim = checker.protocol.claim(ClaimRequest(_TRIALS.key(secrets.token_hex(8)))).claim
-        if claim is not None:
-            checker.protocol.release(claim)
-    except StoreBusyError:
-        pass  # it waits for transactions of others, and will take the key after them
 
 
 def _silent() -> StoreUnavailableError:

@@ -2127,7 +2127,7 @@ FAULTS: Final = (
     Fault(
         "a store that answers and takes no keys is usable",
         "idempotent/worker/store_watch.py",
-        "                _claim_a_key(checker)\n",
+        "                self._claim_a_key(checker)\n",
         "",
         "tests/worker/test_full_stores.py -k 'fails_fast or added_column'",
     ),

@@ -16,7 +16,7 @@ SQL = "SELECT, INSERT, UPDATE, DELETE"
 
 
 @contextmanager
-def user_of_tables(engine: sa.Engine, name: str, tables: Sequence[str]) -> Iterator[str]:
+def user_of_tables(engine: sa.Engine, name: str, tables: Sequence[str], may: str = SQL) -> Iterator[str]:
     """URL of a new user who may use these tables."""
     if engine.dialect.name == "sqlite":
         yield engine.url.render_as_string(hide_password=False)
@@ -27,7 +27,7 @@ def user_of_tables(engine: sa.Engine, name: str, tables: Sequence[str]) -> Itera
     with engine.begin() as connection:
         connection.execute(sa.text(f"CREATE {'USER' if is_mysql else 'ROLE'} {user} {password} '{PASSWORD}'"))
         for table in tables:
-            connection.execute(sa.text(f"GRANT {SQL} ON {table} TO {user}"))
+            connection.execute(sa.text(f"GRANT {may} ON {table} TO {user}"))
     try:
         yield engine.url.set(username=name, password=PASSWORD).render_as_string(hide_password=False)
     finally:
@@ -38,11 +38,11 @@ def user_of_tables(engine: sa.Engine, name: str, tables: Sequence[str]) -> Itera
 
 
 @contextmanager
-def user_of_keys(url: str, name: str, prefix: str) -> Iterator[str]:
+def user_of_keys(url: str, name: str, prefix: str, may: str = COMMANDS) -> Iterator[str]:
     """URL of a new user who may use the keys with this prefix."""
     with Redis.from_url(url) as client:
         client.execute_command(
-            "ACL", "SETUSER", name, "reset", "on", f">{PASSWORD}", f"~{prefix}*", "-@all", *COMMANDS.split()
+            "ACL", "SETUSER", name, "reset", "on", f">{PASSWORD}", f"~{prefix}*", "-@all", *may.split()
         )
         try:
             parts = urlsplit(url)

@@ -1,7 +1,10 @@
 """A store that answers and takes no keys: the worker is not ready, and with `fail_fast` it does not start."""
 
+import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,10 +16,13 @@ from idempotent.checkers import OffsetChecker, RedisChecker, SqlChecker, Transac
 from idempotent.checkers.memory import MemoryChecker
 from idempotent.claims import ClaimRequest, Decision
 from idempotent.errors import StoreBusyError, StoreError
+from idempotent.schema import failures_name
+from idempotent.stores.redis.faults import COMMANDS
 from idempotent.worker.store_watch import StoreWatch
 from tests.support.logs import events, logged
+from tests.support.privileges import user_of_keys, user_of_tables
 from tests.support.services import PrivateRedis
-from tests.support.stores import Store
+from tests.support.stores import Store, open_store
 from tests.worker.running import SUBJECT, Running, publish, until
 
 
@@ -105,6 +111,51 @@ def test_the_trial_leaves_no_key(sql_store: Store) -> None:
         checker.close()
     with sql_store.admin_engine.connect() as connection:
         assert connection.scalar(sa.text(f"SELECT COUNT(*) FROM {sql_store.table}")) == 0
+
+
+@contextmanager
+def may_free_nothing(kind: str, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Callable[[], int]]]:
+    """A checker whose user may free no key, and what counts the keys in its store."""
+    with contextmanager(open_store)(kind, request) as store:
+        name = f"u_{secrets.token_hex(6)}"
+        if kind == "redis":
+            with (
+                user_of_keys(store.url, name, store.table, COMMANDS.replace("+del ", "")) as url,
+                Redis.from_url(store.url) as client,
+                Redis.from_url(url) as user,
+            ):
+                keys = f"{store.table}*"
+                yield RedisChecker(user, prefix=store.table), lambda: len(list(client.scan_iter(keys)))
+        else:
+            tables = [store.table, failures_name(store.table)]
+            with user_of_tables(store.admin_engine, name, tables, "SELECT, INSERT, UPDATE") as url:
+                count = sa.text(f"SELECT COUNT(*) FROM {store.table}")
+
+                def counted() -> int:
+                    with store.admin_engine.connect() as connection:
+                        return int(connection.scalar(count))
+
+                yield SqlChecker(url, table=store.table), counted
+
+
+@pytest.mark.parametrize("kind", ["mysql", "postgres", "redis"])
+def test_a_user_who_may_free_no_key_leaves_one_and_is_told_once(
+    kind: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    with may_free_nothing(kind, request) as (checker, count):
+        with StoreWatch([checker], fail_fast=True) as watch:
+            for _ in range(3):
+                watch.suspect(checker)
+                until(lambda: not watch._suspects)
+                until(lambda: watch._asked is None)
+            assert watch.ready
+        assert checker.protocol.unrecorded == 0
+        assert not checker.protocol._keeper._held
+        checker.close()
+        assert count() == 1
+    (said,) = logged(caplog, "trial_not_freed")
+    assert "DELETE" in said.error or kind == "redis"
+    assert not logged(caplog, "store_unusable")
 
 
 def test_a_store_that_others_keep_busy_is_usable() -> None:
