@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -22,7 +23,10 @@ DELAY_HEADER: Final = "AMQ_SCHEDULED_DELAY"
 QUOTED_KEY_HEADER: Final = "x-idempotent-key-quoted"
 """The id in ASCII, if ActiveMQ would change it."""
 _EXACT_HEADER: Final = "x-idempotent-exact"
-"""The other headers that ActiveMQ changes, as they were: `name=value&name=value`, in ASCII."""
+"""The other headers that ActiveMQ changes, as they were: `name=value&name=value`, in ASCII.
+
+What one line does not hold goes on in x-idempotent-exact-1, x-idempotent-exact-2 and so on.
+"""
 _GROUP: Final = "JMSXGroupID"
 _GROUP_FOR_COPIES: Final = "x-idempotent-group"  # a STOMP consumer does not receive the group
 _TYPE: Final = "amq-msg-type"
@@ -39,12 +43,15 @@ _OF_THE_BROKER: Final = frozenset(
 )
 # What the broker writes where the producer gave none.
 _DEFAULTS: Final = {"expires": "0", "priority": "4"}
-_NOT_SENT: Final = _OF_THE_BROKER | {QUOTED_KEY_HEADER, _EXACT_HEADER, _GROUP_FOR_COPIES}
+_NOT_SENT: Final = _OF_THE_BROKER | {QUOTED_KEY_HEADER, _GROUP_FOR_COPIES}
 # ActiveMQ makes two U+FFFD of a character beyond U+FFFF when it stores the message, and NUL would end the frame.
 _CHANGED: Final = re.compile("[\0\ufffd\U00010000-\U0010ffff]")
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", ":": "\\c"})
-# The limit of StompWireFormat, less the end of the line; a character has up to four bytes, or two when it is escaped.
+# The limits of StompWireFormat, less the end of the line, and less the headers that are added to a frame; a character
+# has up to four bytes, or two when it is escaped.
 _LONGEST_LINE: Final = 10_200
+_MOST_HEADERS: Final = 990
+_PART: Final = _LONGEST_LINE - len(_EXACT_HEADER) - len("-999")
 _SURELY_SHORT: Final = _LONGEST_LINE // 4 - 1
 
 
@@ -141,14 +148,14 @@ def send_frame(
 
     Raises:
         AdapterError: STOMP cannot carry the id, which is not UTF-8, a message without a body, or a header without a
-            name; or ActiveMQ does not read a header of that length.
+            name; or ActiveMQ does not read a header of that length, or so many.
     """
     if body is None:
         raise AdapterError("ActiveMQ has no tombstones: a message needs a body, if only an empty one")
     if "" in headers:
         # ActiveMQ closes the connection.
         raise AdapterError("STOMP cannot carry a header whose name is empty: give it a name, or leave it out")
-    texts = {name: _as_text(value) for name, value in headers.items() if name not in _NOT_SENT}
+    texts = {name: _as_text(value) for name, value in headers.items() if _is_sent(name)}
     sent = {name: _without_nul(text) for name, text in texts.items()}
     sent |= _identity(headers.get(KEY_HEADER))
     if is_text := _is_text(sent):
@@ -160,13 +167,17 @@ def send_frame(
         sent[_GROUP_FOR_COPIES] = sent[_GROUP]
     changed = {name: text for name, text in texts.items() if _CHANGED.search(text) and name != KEY_HEADER}
     exact = urlencode(changed, errors="replace")
-    if 0 < len(exact) < _LONGEST_LINE - len(_EXACT_HEADER):
-        sent[_EXACT_HEADER] = exact
+    sent |= {_exact_name(at // _PART): exact[at : at + _PART] for at in range(0, len(exact), _PART)}
     if delay_s > 0:
         sent[DELAY_HEADER] = str(max(round(delay_s * 1000), 1))
     for name, value in sent.items():
         if len(name) + len(value) > _SURELY_SHORT:
             _demand_readable(name, value)
+    if len(sent) > _MOST_HEADERS:
+        raise AdapterError(
+            f"ActiveMQ reads up to 1,000 headers, and this message has {len(headers):,}, which travel in "
+            f"{len(sent):,}: send less, or send it in the body"
+        )
     return Frame("SEND", sent, body)
 
 
@@ -198,9 +209,18 @@ def _without_nul(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
+def _is_sent(name: str) -> bool:
+    return name not in _NOT_SENT and not name.startswith(_EXACT_HEADER)
+
+
+def _exact_name(part: int) -> str:
+    return f"{_EXACT_HEADER}-{part}" if part else _EXACT_HEADER
+
+
 def _exact(ours: Mapping[str, Any], received: Mapping[str, str]) -> dict[str, str]:
     """Headers as they were before ActiveMQ changed them. One that has got another value since keeps that."""
-    exact = dict(parse_qsl(str(ours.get(_EXACT_HEADER, ""))))
+    parts = takewhile(bool, (str(ours.get(_exact_name(part), "")) for part in count()))
+    exact = dict(parse_qsl("".join(parts)))
     return {name: text for name, text in exact.items() if _changed(text) == _changed(received.get(name, ""))}
 
 
