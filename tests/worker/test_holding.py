@@ -126,9 +126,19 @@ def test_copies_that_wait_for_a_long_backoff_take_no_place_from_others(
 
     registry.consumer(SUBJECT, checker=MemoryChecker(), backoff=Backoff(3600.0, 3600.0))(refuse)
     publish(broker, *["bad"] * 50, *range(20))
-    running = Running(Worker(registry, MemoryAdapter(broker), max_held=5, concurrency=2, gc_interval_s=None))
+    outcomes: Counter[Outcome] = Counter()
+    worker = Worker(
+        registry,
+        MemoryAdapter(broker),
+        max_held=5,
+        concurrency=2,
+        gc_interval_s=None,
+        on_result=lambda _, result: outcomes.update([result.outcome]),
+    )
+    running = Running(worker)
     until(lambda: len(ran) == 21)
-    until(lambda: broker.backlog(SUBJECT) == 50)
+    until(lambda: outcomes[Outcome.IN_PROGRESS] == 49)
+    assert broker.backlog(SUBJECT) == 50
     running.worker.stop()
     summary = running.join().summary
     assert ran["bad"] == 1
