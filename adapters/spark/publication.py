@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from idempotent.adapters.spark.staging import Staged
 from idempotent.errors import ConfigurationError
+
+# Hadoop takes what follows for a path, whatever characters it has. A store of objects has options behind `?`.
+_AS_SPARK_READS: Final = re.compile(r"(file|hdfs|viewfs):(//[^/]*)?")
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -50,7 +54,8 @@ class Publication:
         content, and no file is deleted.
 
         Args:
-            folder: a path or URI; created if missing.
+            folder: a path or URI; created if missing. What follows `file:`, `hdfs:` and `viewfs:` is a name as it is,
+                as Spark has it; pyarrow reads other URIs.
 
         Returns:
             The paths of the copies.
@@ -58,7 +63,7 @@ class Publication:
         Raises:
             ConfigurationError: pyarrow knows no file system for the folder or for a staged file.
         """
-        target, base = _file_system(folder)
+        target, base = _file_system(_uri(folder))
         target.create_dir(base, recursive=True)
         copies = [
             f"{base}/{self.attempt}-{number:05}{PurePosixPath(file).suffix}"
@@ -81,6 +86,12 @@ def _put(file: str, target: FileSystem, copy: str) -> None:
     hidden = str(name.with_name(f"_{token_hex(8)}-{name.name}"))
     copy_files(path, hidden, source_filesystem=source, destination_filesystem=target)
     target.move(hidden, copy)
+
+
+def _uri(folder: str) -> str:
+    """A folder as pyarrow reads it, which takes `#` for the end of a path, and `?` for the begin of options."""
+    found = _AS_SPARK_READS.match(folder)
+    return folder if found is None else found[0] + quote(folder[found.end() :])
 
 
 def _file_system(path: str) -> tuple[FileSystem, str]:

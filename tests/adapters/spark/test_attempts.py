@@ -17,6 +17,8 @@ from idempotent.errors import (
 )
 from tests.adapters.spark.support.frames import ROWS
 
+NAMES = ["a b", "a#b", "a?b", "a%b", "a%20b", "é", "日 [x] {y}", "*"]
+
 
 class PublishError(Exception):
     """What a publishing function raises."""
@@ -252,9 +254,21 @@ def test_calendar_intervals_are_refused_with_what_to_do(spark, begin, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%b", "a%20b", "é", "日 [x] {y}", "*"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_staging_folder_has_any_name_that_the_file_system_takes(spark, begin, frame, tmp_path, out, name):
     run = begin()
     run.stage(run.dedup(frame.where("v < 9"), key="k", unique=True), str(tmp_path / name / "staging"))
     assert publish(run, out)
     assert values(spark, out) == list(range(9))
+
+
+@pytest.mark.slow
+def test_copies_go_to_a_folder_of_any_name(begin, frame, staging, tmp_path):
+    run = begin()
+    run.stage(run.dedup(frame.where("v < 9"), key="k", unique=True), staging)
+    with run.publishing() as publication:
+        for scheme in ("file://", "file:", ""):
+            for name in NAMES:
+                folder = tmp_path / scheme.replace("/", "s") / name
+                publication.copy_to(f"{scheme}{folder}")
+                assert len(list(folder.iterdir())) == len(publication.files)
