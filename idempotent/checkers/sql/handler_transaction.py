@@ -24,7 +24,7 @@ from idempotent.errors import ConfigurationError, DoomedTransactionError, Transa
 from idempotent.stores.sql.cursor import execute
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
-from idempotent.stores.sql.faults import Fault, fault_of
+from idempotent.stores.sql.faults import Fault, explained, fault_of, lacks_what_it_prepared
 
 _GUARD: Final = "idempotent_guard"
 _IN_FAILED_TRANSACTION: Final = "25P02"
@@ -222,7 +222,7 @@ class HandlerTransaction:
 
     def undone(self) -> DoomedTransactionError:
         """The error to raise because the server has undone the transaction."""
-        return DoomedTransactionError(f"the server has undone the transaction: {_line(self.contention)}")
+        return DoomedTransactionError(f"the server has undone the transaction: {explained(self.contention)}")
 
     def release_guard(self) -> None:
         """With `strict`: check that the savepoint set before the handlers still exists.
@@ -345,10 +345,10 @@ class HandlerTransaction:
 
         After a deadlock MySQL rolls back, and the next statement begins a new transaction: if the handler ignores the
         error, that must not be committed. SQLite's ON CONFLICT ROLLBACK and a lock wait with MySQL's
-        innodb_rollback_on_timeout have the same effect.
+        innodb_rollback_on_timeout have the same effect. A pooler that changes sessions is no failure of the handler.
         """
         self.doubt = max(self.doubt, Doubt.FAILED)
-        if fault_of(error, self.connection.engine) in UNDONE:
+        if fault_of(error, self.connection.engine) in UNDONE or lacks_what_it_prepared(error):
             self.contention = error
         elif (
             self._dialect.name == "postgresql" and getattr(error, "sqlstate", None) != _IN_FAILED_TRANSACTION
@@ -465,7 +465,3 @@ class HandlerSavepoint:
             self._transaction.note_discarded(_OUTSIDE)
         if error is None and self._transaction.escaped:
             raise TransactionEscapedError(self._transaction.escaped)
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())

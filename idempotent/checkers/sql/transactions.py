@@ -33,7 +33,7 @@ from idempotent.observe.log_lines import about_key
 from idempotent.policy import causes
 from idempotent.stores.sql.cursor import DriverConnection
 from idempotent.stores.sql.detached import DetachedConnections
-from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, fault_of, original
+from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, explained, fault_of, original
 from idempotent.stores.sql.loops import LoopConnections
 
 log = EventLog(__name__)
@@ -285,7 +285,7 @@ class HandlerTransactions:
                 self._raise_undone(transaction, claims, error)
                 raise  # from a statement that the flush sent, or an event of the session: the handler's failure
             if transaction.state is State.COMMITTED:
-                log.warning("after_commit_failed", extra={"error": _text(error)})
+                log.warning("after_commit_failed", extra={"error": explained(error)})
             else:
                 self._demand_committed(transaction, claims, error)
         except BaseException:
@@ -301,7 +301,7 @@ class HandlerTransactions:
         except Exception as error:
             if self.fault(error) in UNDONE:
                 raise DoomedTransactionError(
-                    f"the completion of the key was not recorded: {_text(error)}"
+                    f"the completion of the key was not recorded: {explained(error)}"
                 ) from error
             raise
 
@@ -351,7 +351,9 @@ class HandlerTransactions:
     ) -> None:
         """Raise DoomedTransactionError if the database, not the handler, has caused an exception."""
         if not isinstance(error, DoomedTransactionError) and self.is_undone(transaction, claims, error):
-            raise DoomedTransactionError(f"the server has undone the transaction: {_text(error)}") from error
+            raise DoomedTransactionError(
+                f"the server has undone the transaction: {explained(error)}"
+            ) from error
 
     def is_undone(self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception) -> bool:
         """Whether contention or a lost connection has undone the transaction. Its own connection decides."""
@@ -372,7 +374,9 @@ class HandlerTransactions:
         """Return if a COMMIT that raised has succeeded; else raise an exception that says what became of it."""
         fault = self.fault(error)
         if fault in (Fault.ABORTED, Fault.LOCKED, Fault.FULL):
-            raise DoomedTransactionError(f"the server has undone the transaction: {_text(error)}") from error
+            raise DoomedTransactionError(
+                f"the server has undone the transaction: {explained(error)}"
+            ) from error
         if fault in (None, Fault.REFUSED) or self._is_alive(transaction, claims):
             raise error  # a deferred constraint, or an event listener before the statement: the handler's failure
         transaction.close()
@@ -389,7 +393,7 @@ class HandlerTransactions:
 
     def _unknown(self, error: Exception, fault: Fault | None) -> StoreError:
         if fault is Fault.DISCONNECTED:
-            return CommitUnknownError(f"the connection was lost during COMMIT: {_text(error)}")
+            return CommitUnknownError(f"the connection was lost during COMMIT: {explained(error)}")
         return as_store_error(error, self._store.engine, self._store.table)
 
     def escaped(self, claims: Sequence[Claim]) -> set[Claim]:
@@ -477,7 +481,3 @@ def _transaction_of(claims: Sequence[Claim]) -> HandlerTransaction:
         raise ConfigurationError("claims of different transactions cannot complete together")
     transaction: HandlerTransaction = next(iter(transactions.values()))
     return transaction
-
-
-def _text(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -107,6 +107,10 @@ _MISSING_TABLE: Final = re.compile(
 )
 # As the names of psycopg's prepared statements begin.
 _PREPARED_BY_PSYCOPG: Final = 'prepared statement "_pg3_'
+_PREPARE_NOTHING: Final = (
+    "Behind a pooler such as PgBouncer in transaction mode, add ?prepare_threshold=None to the URL, or give "
+    'create_engine connect_args={"prepare_threshold": None}'
+)
 _SQLITE_BUSY: Final = 5
 _SQLITE_LOCKED: Final = 6
 _SQLITE_FULL: Final = 13
@@ -116,6 +120,17 @@ _SQLITE_CANTOPEN: Final = 14
 def original(error: BaseException) -> BaseException:
     """The driver's own exception behind SQLAlchemy's."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
+def lacks_what_it_prepared(error: object) -> bool:
+    """Whether a pooler has given the connection another session, which lacks, or has, psycopg's prepared statement."""
+    return _PREPARED_BY_PSYCOPG in str(error)
+
+
+def explained(error: object) -> str:
+    """An error of a statement on one line, with what to do if a pooler has changed the session."""
+    text = " ".join(str(error).split())
+    return f"{text}. {_PREPARE_NOTHING}" if lacks_what_it_prepared(text) else text
 
 
 def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fault:
@@ -176,11 +191,10 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
         return error
     store = engine.url.render_as_string(hide_password=True)
     text = " ".join(str(original(error)).split())
-    if _PREPARED_BY_PSYCOPG in text:
+    if lacks_what_it_prepared(text):
         return StoreUnavailableError(
             f"the session of the store {store} is another one than that which prepared a statement: {text}. "
-            "Behind a pooler such as PgBouncer in transaction mode, add ?prepare_threshold=None to the URL, or give "
-            'create_engine connect_args={"prepare_threshold": None}'
+            f"{_PREPARE_NOTHING}"
         )
     match fault_of(error, engine, connection):
         case Fault.DISCONNECTED:
