@@ -143,10 +143,12 @@ def test_what_is_still_to_do_about_a_dead_letter_is_said(cli, sqlite_store, word
     assert "idempotent redrive" in answer.err
 
 
-def test_doctor_does_not_call_a_dead_letter_healthy_whose_key_is_gone(cli, sqlite_store):
+def test_doctor_and_show_know_that_a_dead_letter_stays_whose_key_is_gone(cli, sqlite_store):
     dead(sqlite_store, BILLING.key("1"))
     assert "their messages are dead letters" in cli("doctor", *at(sqlite_store)).out
     assert cli("keys", "resolve", "orders.paid:billing:1", "--retry", *at(sqlite_store)).code == 0
+    shown = cli("keys", "show", "orders.paid:billing:1", *at(sqlite_store))
+    assert "idempotent redrive" in shown.out + shown.err
     answer = cli("doctor", *at(sqlite_store))
     assert answer.code == 0
     assert "dead letters are not looked at" in answer.out

@@ -318,6 +318,7 @@ def _not_stored(key: str, *, as_json: bool) -> NoReturn:
     """Say that the key is not stored, and end the command."""
     text = (
         f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs, if no open transaction has the key. "
+        "A dead letter stays one until it is sent back: idempotent redrive. "
         "If it was processed elsewhere: idempotent keys resolve KEY --done --create"
     )
     tell(text, as_json=as_json, key=key, status=None)
