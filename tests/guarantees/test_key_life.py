@@ -227,6 +227,7 @@ class KeyLife(RuleBasedStateMachine):
             self.final(number, KeyStatus.DEAD)
         elif fails and backoff and backoff.initial_s:
             row.status, row.owner, row.content, row.lapsed = KeyStatus.IN_PROGRESS_GROUP, NOBODY, None, False
+            row.expired = False  # attempts are kept for a retention from the last one
         else:
             self.rows[number] = None
 

@@ -92,7 +92,7 @@ def test_wait_waits_until_the_other_run_has_ended(begin, first, frame, end, left
 def test_wait_gives_up_at_its_end_and_says_who_is_in_the_way(begin, first, frame):
     with (
         first.publishing(),
-        pytest.raises(Exception, match=r"RunConflictError.*PREPARED one must be committed"),
+        pytest.raises(Exception, match=r"RunConflictError.*Begin a PREPARED one again"),
     ):
         begin("second", wait_s=0.5).dedup(frame, key="k", unique=True).count()
 
