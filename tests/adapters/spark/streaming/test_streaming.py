@@ -146,4 +146,7 @@ def test_so_it_is_on_spark_connect(sqlite_store, stream):
     assert done.stdout.split() == ["PipelineError", "RunInputChangedError"]
     demand_each_once(stream)
     calls = [line.rpartition("-")[2] for line in (stream.folder / "handled").read_text().splitlines()]
-    assert calls == ["0", "1", "1", "2"]
+    # A handler that raises may be called again before the query ends; what was committed is never handled again.
+    assert calls[:1] + calls[-1:] == ["0", "2"]
+    assert set(calls[1:-1]) == {"1"}
+    assert len(calls[1:-1]) > 1
