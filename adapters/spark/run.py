@@ -54,7 +54,7 @@ class IdempotentRun:
     a committed run is in the output of exactly one committed run, rows put aside by `on_conflict="divert"` excepted.
     It holds as long as claims outlive the horizon of duplicates, the store loses nothing that it acknowledged, the
     publishing never deletes or replaces output, and every PREPARED run is begun again until it commits, or is
-    aborted by somebody who knows that nothing of it is published.
+    aborted by a person who has checked that none of its output is published.
     """
 
     def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, lease: _RunLease) -> None:
@@ -318,9 +318,9 @@ class IdempotentRun:
         """Abort the run, and free its claims. The next `begin` makes a new generation, which evaluates its input.
 
         Args:
-            unpublished: you have looked: nothing of the run is published, whatever was has been taken away, and no
-                driver is publishing, a paused one either. Only then is a PREPARED run aborted too. If you are wrong,
-                rows are published twice.
+            unpublished: abort a PREPARED run too. Check before that none of its output is published, delete output
+                that is, and make sure that no driver of it is alive, a paused one either: else rows are published
+                twice.
 
         Raises:
             RunFencedError: the run is COMMITTED, or PREPARED without `unpublished`, so it may have published, or

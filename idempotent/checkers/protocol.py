@@ -182,7 +182,8 @@ class ClaimProtocol:
     def abandon_all_of(self, owner: bytes) -> None:
         """Abandon what was claimed for an owner that is gone: it may not have heard of it.
 
-        A signal handler may raise between the store's answer and whoever waits for it. Not what is kept to be recorded.
+        A signal handler may raise between the store's answer and the caller of the claim. Claims whose completion or
+        release waits to be recorded are kept.
         """
         kept = self._unrecorded.steps
         claims = self._keeper.held

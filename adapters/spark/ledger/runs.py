@@ -7,7 +7,7 @@
       │ abort; by other runs once its lease has ended
       └──────────────► ABORTED                           for good: the next begin makes generation + 1
 
-A PREPARED run may have published already. So it is aborted only by somebody who says that nothing of it is published.
+A PREPARED run may have published already. Only a person aborts it, after a check that none of its output is published.
 
 One driver at a time has a run. Each `begin` of an unfinished run is another attempt, with an epoch of its own, and
 every change is conditional on the newest epoch. A claim is marked with the epoch that made or confirmed it. Only the

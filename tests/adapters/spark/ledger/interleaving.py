@@ -1,7 +1,7 @@
 """Several runs over common keys, interleaved at random in every atomic step of a real ledger.
 
 Drivers crash and are started again, are started twice, fence each other, meet less input than the attempt before, leave
-zombie tasks behind, lose their leases, are aborted by somebody who saw that nothing is published, and die for good
+zombie tasks behind, lose their leases, are aborted by a person who saw no published output, and die for good
 while OPEN. In the end each key of a living run must have been published by exactly one run, and each committed run have
 published what it owns. One seed is one history (with a real store's clock, nearly).
 """
@@ -203,7 +203,7 @@ class History:
         if row.state is RunState.COMMITTED:
             return
         if row.state is RunState.PREPARED and self.may_abort(actor) and self.chance.random() < ABORT:
-            # While somebody makes up their mind the run may be begun again, which fences them.
+            # While the person decides, another driver may begin the run again, which fences the person's abort.
             if self.chance.random() < ABORT:
                 self.start(Actor(actor.run_id, zombie=False))
             for _ in range(self.chance.randrange(10)):
