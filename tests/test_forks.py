@@ -13,8 +13,8 @@ from idempotent.adapters import memory
 from idempotent.adapters.memory import MemoryBroker, named_broker
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
+from idempotent.checkers.owed import OwedSteps
 from idempotent.checkers.side_calls import SideThreads
-from idempotent.checkers.unrecorded import Unrecorded
 from idempotent.claims import OWNER_BYTES, Claim, ClaimRequest, new_owner
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY, KeySpace
@@ -126,8 +126,8 @@ def stops_renewing():
 
 
 def stops_retrying():
-    unrecorded = Unrecorded(lambda _: True, lambda: None, counters.add)
-    return unrecorded._lock, unrecorded.close
+    owed = OwedSteps(lambda _: True, lambda _: None, lambda: None, counters.add)
+    return owed._lock, owed.close
 
 
 def ends_side_threads():

@@ -1,13 +1,13 @@
-"""ClaimProtocol: the claim protocol around a checker's hooks: leases, lapses and unrecorded steps."""
+"""ClaimProtocol: the claim protocol around a checker's hooks: leases, lapses and owed steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from idempotent.checkers.hooks import CheckerHooks
 from idempotent.checkers.leases import LeaseKeeper, NoLeases
-from idempotent.checkers.unrecorded import Release, Step, Unrecorded, not_recorded_yet
+from idempotent.checkers.owed import OwedSteps, Release, RunEnd, Unanswered, not_recorded_yet
 from idempotent.claims import (
     LAPSED_ERROR,
     Claim,
@@ -15,11 +15,12 @@ from idempotent.claims import (
     Completion,
     Decision,
     Failure,
+    Lapsed,
     Released,
     Verdict,
 )
-from idempotent.errors import IdempotentError, StoreError, described
-from idempotent.keys import NO_KEY
+from idempotent.errors import IdempotentError, StoreError, StoreUnavailableError, described
+from idempotent.keys import NO_KEY, Key
 from idempotent.observe.counting import CheckerEvents
 from idempotent.values import changed
 
@@ -48,26 +49,27 @@ class ClaimProtocol:
             if hooks.lease_s is None
             else LeaseKeeper(self._renew, self._reconnect, hooks.lease_s, count)
         )
-        self._unrecorded: Final = Unrecorded(self._record_late, self._reconnect, count)
+        self._owed: Final = OwedSteps(self._record_late, self._free_late, self._reconnect, count)
 
     def claim(self, request: ClaimRequest) -> Decision:
         """Claim one key. `Decision` documents the answers.
 
         Raises:
-            StoreError: the store did not answer; whether the key was claimed is unknown.
+            StoreError: the store did not answer; whether the key was claimed is unknown. It is freed when it does.
         """
-        if self._unrecorded.steps and not self._unrecorded.settle(request):
+        if self._owed.steps and not self._owed.settle(request.key.hash):
             return not_recorded_yet()
         try:
             decision = self.hooks._claim(request)
             if type(decision) is not Decision:
                 decision = _checked(decision, Decision, "_claim")
-            if decision.lapse_counts and request.max_attempts is not None:
-                decision = self._lapse_counted(decision, request.max_attempts)
-        except IdempotentError:
-            raise
-        except Exception as error:
-            raise self._bug(error) from error
+        except BaseException as error:
+            failed = self._not_answered((request,), error)
+            if failed is error:
+                raise
+            raise failed from error
+        if decision.lapse_counts and request.max_attempts is not None:
+            decision = self._lapse_counted(decision, request.max_attempts)
         if decision.claim is not None:
             self._keeper.hold((decision.claim,))
         return decision
@@ -76,17 +78,44 @@ class ClaimProtocol:
         """Claim many different keys together; decisions in the order of the requests.
 
         Raises:
-            StoreError: the store did not answer; which keys were claimed is unknown.
+            StoreError: the store did not answer; which keys were claimed is unknown. They are freed when it does.
         """
         free = requests
-        if self._unrecorded.steps:
-            free = [request for request in requests if self._unrecorded.settle(request)]
-        decisions = self._only_store_errors(self._claim_each, free) if free else []
+        if self._owed.steps:
+            free = [request for request in requests if self._owed.settle(request.key.hash)]
+        try:
+            decisions = self._claim_each(free) if free else []
+        except BaseException as error:
+            failed = self._not_answered(free, error)
+            if failed is error:
+                raise
+            raise failed from error
         self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
         if free is requests:
             return decisions
         by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}
         return [by_hash.get(request.key.hash) or not_recorded_yet() for request in requests]
+
+    def _not_answered(self, requests: Iterable[ClaimRequest], error: BaseException) -> BaseException:
+        """Owe the release of what may have been claimed: no handler runs for it, so it must not last.
+
+        Not of a transaction's claims, which are rolled back; and not of a key that may have been taken over from a
+        consumer that is asked: it lapses again, and the consumer is asked about the first run.
+
+        Returns the error to raise.
+        """
+        answered = isinstance(error, IdempotentError) and not isinstance(error, StoreUnavailableError)
+        if not answered and not self.hooks.group_is_atomic:
+            self._owed.remember(
+                [
+                    Unanswered(Claim(request.key, owner=request.owner))
+                    for request in requests
+                    if request.max_attempts is not None or request.on_lapsed is not Lapsed.TAKE_OVER
+                ]
+            )
+        if isinstance(error, IdempotentError) or not isinstance(error, Exception):
+            return error
+        return self._bug(error)
 
     def _lapse_counted(self, decision: Decision, max_attempts: int) -> Decision:
         try:
@@ -94,7 +123,7 @@ class ClaimProtocol:
         except StoreError:
             # The handler will not run. Kept, the claim would lapse, and count as an attempt that never was.
             assert decision.claim is not None
-            self._unrecorded.remember([Release(decision.claim)])
+            self._owed.remember([Release(decision.claim)])
             raise
 
     def count_lapse(self, decision: Decision, max_attempts: int) -> Decision:
@@ -170,7 +199,7 @@ class ClaimProtocol:
             return self._only_store_errors(self._release_each, releases)
         except StoreError:
             if not self.hooks.group_is_atomic:  # a transaction has been rolled back
-                self._unrecorded.remember([Release(*release) for release in releases])
+                self._owed.remember([Release(*release) for release in releases])
             raise
 
     def abandon(self, claim: Claim) -> None:
@@ -185,9 +214,21 @@ class ClaimProtocol:
         A signal handler may raise between the store's answer and the caller of the claim. Claims whose completion or
         release waits to be recorded are kept.
         """
-        kept = self._unrecorded.steps
-        claims = self._keeper.held
-        self._keeper.drop([each for each in claims if each.owner == owner and each.key.hash not in kept])
+        kept = self._owed.claims
+        held = self._keeper.held
+        self._keeper.drop([claim for claim in held if claim.owner == owner and claim not in kept])
+
+    def owe_run_end(self, key: Key, record: Callable[[], object]) -> None:
+        """Remember that a run has ended of which the store keeps a note. `RunEnd` documents the arguments."""
+        self._owed.remember([RunEnd(Claim(key), record)])
+
+    def settle(self, key: Key) -> None:
+        """Offer what is owed for a key, if anything is.
+
+        Raises:
+            StoreError: the store did not record it.
+        """
+        self._owed.settle(key.hash)
 
     def try_key(self, request: ClaimRequest) -> StoreError | None:
         """Claim a key and free it at once: does the store take keys? Returns why it was not freed, if it was not.
@@ -215,19 +256,19 @@ class ClaimProtocol:
         self._only_store_errors(self.hooks._excuse_many, self._keeper.held)
 
     def close(self) -> None:
-        """Retry unrecorded steps once, and stop the background threads. Idempotent."""
-        self._unrecorded.close()
+        """Offer owed steps once, and stop the background threads. Idempotent."""
+        self._owed.close()
         self._keeper.close()
 
     @property
     def unrecorded(self) -> int:
         """How many completions and releases the store has not recorded yet. They are retried in the background."""
-        return len(self._unrecorded)
+        return self._owed.number(Completion, Release)
 
     @property
     def unrecorded_releases(self) -> int:
         """How many of these are releases, whose handlers had no effect."""
-        return self._unrecorded.releases
+        return self._owed.number(Release)
 
     # Answers of hooks are checked: an answer of another type must not become a verdict.
 
@@ -261,26 +302,29 @@ class ClaimProtocol:
             answer = hook(argument)
             if answer is None:
                 raise TypeError("_complete answered None, not whether the claim's owner owns the key")  # noqa: TRY301 - handled as every bug of a hook
-            if self._unrecorded.steps:
-                self._unrecorded.forget(completions)
+            if self._owed.steps:
+                self._owed.forget(completions)
             return answer
         except Exception as error:
             if self.hooks.group_is_atomic:
                 raise  # an exception of COMMIT may be the handler's failure
             failed = error if isinstance(error, IdempotentError) else self._bug(error)
             if isinstance(failed, StoreError):
-                self._unrecorded.remember(completions)
+                self._owed.remember(completions)
                 self._keeper.hold([completion.claim for completion in completions])
             if failed is error:
                 raise
             raise failed from error
 
-    def _record_late(self, step: Step) -> bool:
+    def _record_late(self, step: Completion | Release) -> bool:
         if isinstance(step, Release):
             return self._only_store_errors(self._release_one, step.claim, step.failure).owned
         owned = self._only_store_errors(self.hooks._complete, step)
         self._keeper.drop([step.claim])
         return owned
+
+    def _free_late(self, claims: Sequence[Claim]) -> None:
+        self._only_store_errors(self._release_each, [(claim, None) for claim in claims])
 
     def _renew(self, claims: Sequence[Claim]) -> list[bool]:
         return self.hooks._renew_many(claims)

@@ -32,6 +32,8 @@ class _Choice:
     loss: Loss
     then_refuse: bool
     seen: threading.Event
+    passing: list[None]
+    """One element for each packet with this content that is to pass before."""
 
 
 class Proxy:
@@ -73,19 +75,22 @@ class Proxy:
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose(self, pattern: bytes, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False) -> threading.Event:
+    def lose(
+        self, pattern: bytes, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False, passing: int = 0
+    ) -> threading.Event:
         """Choose the next packet of a client with this content, and cut its connection.
 
         Args:
             pattern: bytes in the packet; empty: any packet.
             loss: what does not arrive.
             then_refuse: cut the other connections too, and refuse new ones until `recover`.
+            passing: how many packets with this content pass before.
 
         Returns:
             Set when the packet was seen: its own `cut_off`, whatever is chosen after it.
         """
         self.cut_off = threading.Event()
-        self._chosen = _Choice(pattern, loss, then_refuse, self.cut_off)
+        self._chosen = _Choice(pattern, loss, then_refuse, self.cut_off, [None] * passing)
         return self.cut_off
 
     def lose_nothing(self) -> None:
@@ -193,6 +198,9 @@ class Proxy:
         """The choice that this packet meets. Only one packet meets it, whichever connection is first."""
         with self._lock:
             if self._chosen is None or self._chosen.pattern not in packet:
+                return None
+            if self._chosen.passing:
+                self._chosen.passing.pop()
                 return None
             choice, self._chosen = self._chosen, None
             return choice

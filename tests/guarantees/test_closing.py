@@ -16,7 +16,7 @@ from tests.support.stores import SQL, open_store
 
 KEY = KeySpace("orders", "closing").key("1")
 WITHIN_S = 60.0
-BACKGROUND = ("idempotent-renewal", "idempotent-unrecorded")
+BACKGROUND = ("idempotent-renewal", "idempotent-owed")
 
 
 def is_open(raw):

@@ -6,7 +6,7 @@ import pytest
 
 from idempotent import Outcome
 from idempotent.checkers import MemoryChecker
-from idempotent.checkers.unrecorded import Unrecorded
+from idempotent.checkers.owed import OwedSteps
 from idempotent.claims import ClaimRequest, Completion, KeyStatus, Lapsed, Verdict
 from idempotent.errors import StoreError
 from idempotent.observe import counters
@@ -16,6 +16,10 @@ from tests.support.logs import logged
 from tests.support.stores import SHARED, open_store
 
 KEY = ORDERS.key("1")
+
+
+def owed_steps(record):
+    return OwedSteps(record, lambda _: None, lambda: None, counters.add)
 
 
 def fails(_message):
@@ -114,14 +118,14 @@ def test_what_is_remembered_while_an_older_step_is_retried_stays():
     def record(step):
         offered.append(step)
         if step is older:
-            unrecorded.remember([newer])
+            owed.remember([newer])
         return True
 
-    unrecorded = Unrecorded(record, lambda: None, counters.add)
-    unrecorded.remember([older])
-    assert unrecorded.settle(ClaimRequest(KEY))
-    assert len(unrecorded) == 1
-    unrecorded.close()
+    owed = owed_steps(record)
+    owed.remember([older])
+    assert owed.settle(KEY.hash)
+    assert owed.number(Completion) == 1
+    owed.close()
     assert offered == [older, newer]
 
 
@@ -132,13 +136,11 @@ def test_two_threads_may_retry_one_step():
         both.wait()
         return True
 
-    unrecorded = Unrecorded(record, lambda: None, counters.add)
+    owed = owed_steps(record)
     step = Completion(MemoryChecker().protocol.claim(ClaimRequest(KEY)).claim)
-    unrecorded.steps[KEY.hash] = step
+    owed.steps[KEY.hash] = step
     answers = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(unrecorded.settle(ClaimRequest(KEY)))) for _ in "12"
-    ]
+    threads = [threading.Thread(target=lambda: answers.append(owed.settle(KEY.hash))) for _ in "12"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -159,11 +161,11 @@ def test_an_outage_writes_one_line_a_minute_and_says_how_many_more(caplog):
     def refuse(_step):
         raise StoreError("down")
 
-    unrecorded = Unrecorded(refuse, lambda: None, counters.add)
+    owed = owed_steps(refuse)
     claims = [MemoryChecker().protocol.claim(ClaimRequest(KEY)).claim for _ in range(2)]
     for _ in range(3):
         for claim in claims:
-            unrecorded._offer(Completion(claim))
+            owed._offer(Completion(claim))
     lines = logged(caplog, "completion_not_recorded")
     assert [line.more for line in lines] == [0]
-    assert unrecorded._refused._kept_back == 5
+    assert owed._refused._kept_back == 5

@@ -33,9 +33,9 @@ class FailedAttempt:
         return Released(owned=True, attempts=self.attempts, dead=self.failure.kills(self.attempts))
 
 
-def start_hash(key: Key) -> bytes:
+def noted(key: Key) -> Key:
     """Where the start of a key's run is noted: in a row of its own, beside that of its failures."""
-    return bytes(255 - byte for byte in key.hash)
+    return key._replace(hash=bytes(255 - byte for byte in key.hash))
 
 
 class FailureTable:
@@ -62,7 +62,7 @@ class FailureTable:
         more = f"CASE WHEN {column} = ? THEN 0 ELSE ? END"
         self._upsert = text(f"{insert} {on_conflict} attempts = {column} + {more}, last_error = ?, {changes}")
         self._start = text(f"{insert} {on_conflict} attempts = {column} + {more}, {changes}")
-        self._uncount = text(f"UPDATE {name} SET attempts = attempts - 1 WHERE key_hash = ? AND attempts > 0")
+        self._uncount = text(f"UPDATE {name} SET attempts = ? WHERE key_hash = ? AND attempts = ?")
         self._forget = text(f"DELETE FROM {name} WHERE key_hash = ? AND attempts = 0 AND last_error = ?")
         self._ended = f"DELETE FROM {name} WHERE key_hash IN "
         self._noted = f"SELECT key_hash FROM {name} WHERE key_hash IN "
@@ -96,7 +96,7 @@ class FailureTable:
         unended: set[bytes] = set()
         in_order = sorted(keys, key=lambda key: key.hash)
         for first in range(0, len(in_order), MAX_ROWS):
-            part = {start_hash(key): key for key in in_order[first : first + MAX_ROWS]}
+            part = {noted(key).hash: key for key in in_order[first : first + MAX_ROWS]}
             for row in query(connection, *self._of(self._noted, list(part)), many=True):
                 unended.add(part.pop(bytes(row[0])).hash)
             params: list[Any] = []
@@ -110,7 +110,7 @@ class FailureTable:
 
     def forget_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> None:
         """Forget what `note_starts` noted."""
-        hashes = sorted(map(start_hash, keys))
+        hashes = sorted(noted(key).hash for key in keys)
         for first in range(0, len(hashes), MAX_ROWS):
             execute(connection, *self._of(self._ended, hashes[first : first + MAX_ROWS]), many=True)
 
@@ -127,10 +127,11 @@ class FailureTable:
         failed.attempts = self.attempts(connection, key)
         return True
 
-    def uncount(self, connection: DriverConnection, key: Key) -> None:
-        """Take back what `count_start` counted."""
-        execute(connection, self._uncount, (key.hash,))
-        execute(connection, self._forget, (key.hash, DIED_ERROR))
+    def uncount(self, connection: DriverConnection, failed: FailedAttempt) -> None:
+        """Take back what `count_start` counted; once, even if it is called again because its answer was lost."""
+        hashed = failed.claim.key.hash
+        execute(connection, self._uncount, (failed.attempts - 1, hashed, failed.attempts))
+        execute(connection, self._forget, (hashed, DIED_ERROR))
 
     def explain(self, connection: DriverConnection, key: Key, error: str) -> int:
         """Keep an error without counting an attempt. Returns the attempts so far."""

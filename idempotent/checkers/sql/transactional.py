@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 from sqlalchemy import Engine
@@ -21,7 +21,7 @@ from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import ended
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
 from idempotent.checkers.sql.checker import SqlChecker, sql_findings
-from idempotent.checkers.sql.failures import FailedAttempt
+from idempotent.checkers.sql.failures import FailedAttempt, noted
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
@@ -49,11 +49,10 @@ from idempotent.errors import (
     DoomedTransactionError,
     StoreBusyError,
     StoreError,
+    StoreUnavailableError,
     TransactionEscapedError,
 )
 from idempotent.keys import NO_KEY, Key
-from idempotent.logs import EventLog
-from idempotent.observe.log_lines import about_key
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.bridge import nothing_awaited
 from idempotent.stores.sql.engines import AnyEngine, is_async
@@ -63,8 +62,6 @@ from idempotent.values import changed
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-
-log = EventLog(__name__)
 
 _GC_LEASE_S: Final = 60.0
 # PostgreSQL and SQLite keep the wait in milliseconds, in 32 bits.
@@ -110,7 +107,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         self._transactions: Final = kind(self.store, self._recorder, sessions, strict=strict)
         # What this process has noted and counted, and will take back when the run ends or the process stops in order.
         self._noted: Final[dict[bytes, Key]] = {}
-        self._counted: Final[dict[bytes, Key]] = {}
+        self._counted: Final[dict[bytes, FailedAttempt]] = {}
         # Keys that are rolled back, and not held for their backoff yet: who waited for one in this process has it now.
         self._failing: Final[set[bytes]] = set()
 
@@ -211,8 +208,8 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         del claims  # they roll back
         if self._noted:
             self.forget_starts(list(self._noted.values()))
-        for key in list(self._counted.values()):
-            self.uncount(key)
+        for failed in list(self._counted.values()):
+            self.uncount(failed.claim.key)
 
     def _record_failure(self, failed: FailedAttempt) -> Released:
         if failed.claim.key is not NO_KEY:
@@ -243,7 +240,14 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
             raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
 
     def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
-        unended = self.store.connections.run(self._recorder.failures.note_starts, keys)
+        for key in keys:
+            self.protocol.settle(noted(key))  # this process lives: a note of its own is no death
+        try:
+            unended = self.store.connections.run(self._recorder.failures.note_starts, keys)
+        except BaseException as error:
+            if not isinstance(error, StoreError) or isinstance(error, StoreUnavailableError):
+                self._owe_ends(keys)
+            raise
         self._noted.update((key.hash, key) for key in keys if key.hash not in unended)
         return unended
 
@@ -255,10 +259,16 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         if not ended:
             return
         try:
-            self.store.connections.run(self._recorder.failures.forget_starts, ended)
-        except StoreError as error:
-            for key in ended:
-                log.warning("start_not_forgotten", extra={**about_key(key), "error": str(error)})
+            self._end_starts(ended)
+        except StoreError:
+            self._owe_ends(ended)
+
+    def _end_starts(self, keys: Sequence[Key]) -> None:
+        self.store.connections.run(self._recorder.failures.forget_starts, keys)
+
+    def _owe_ends(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self.protocol.owe_run_end(noted(key), partial(self._end_starts, (key,)))
 
     def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
         """Count in another transaction, which a killed process does not undo."""
@@ -269,11 +279,13 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
             may_run = self.store.connections.run_atomically(self._recorder.failures.count_start, failed)
         except BaseException:
             claim.transaction.close()
+            if failed.attempts > 0:  # COMMIT was sent, perhaps
+                self._owe_uncount(failed)
             raise
         if not may_run:
             self.protocol.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
             return Decision(Verdict.DEAD, reason=DIED_ERROR)
-        self._counted[request.key.hash] = request.key
+        self._counted[request.key.hash] = failed
         decision = (
             self.protocol.claim(request) if self.store.has_one_writer else Decision(Verdict.ACQUIRED, claim)
         )
@@ -284,12 +296,19 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return changed(decision, claim=known)
 
     def uncount(self, key: Key) -> None:
-        if self._counted.pop(key.hash, None) is None:
+        failed = self._counted.pop(key.hash, None)
+        if failed is None:
             return
         try:
-            self.store.connections.run(self._recorder.failures.uncount, key)
-        except StoreError as error:
-            log.warning("attempt_not_taken_back", extra={**about_key(key), "error": str(error)})
+            self._uncount(failed)
+        except StoreError:
+            self._owe_uncount(failed)
+
+    def _uncount(self, failed: FailedAttempt) -> None:
+        self.store.connections.run(self._recorder.failures.uncount, failed)
+
+    def _owe_uncount(self, failed: FailedAttempt) -> None:
+        self.protocol.owe_run_end(failed.claim.key, partial(self._uncount, failed))
 
     def claim_nothing(self) -> Claim:
         return self._transactions.open_empty()

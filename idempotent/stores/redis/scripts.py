@@ -16,7 +16,7 @@ try:
 except ImportError:
     hiredis = None  # type: ignore[assignment]
 
-from idempotent.errors import StoreError
+from idempotent.errors import StoreError, StoreUnavailableError
 from idempotent.keys import HASH_BYTES
 from idempotent.stores.idle import Idle
 from idempotent.stores.redis.client import (
@@ -237,7 +237,7 @@ class RedisStore:
         except LOST as error:
             if self._client_retries:
                 raise self._failed(error) from error
-            return self._run_by_source(script, names, arguments)
+            return self._run_again(error, script, names, arguments)
         except REDIS_ERRORS as error:
             raise self._failed(error) from error
 
@@ -310,7 +310,7 @@ class RedisStore:
             for _ in commands():
                 pass  # adds the parts that were not sent to `waiting`
             for some, theirs in waiting:
-                yield from _each(self._run_by_source(script, some, theirs), len(some))
+                yield from _each(self._run_again(error, script, some, theirs), len(some))
 
     def together(self, names: Sequence[bytes]) -> list[list[int]]:
         """The positions of the names that go into each call: at most MAX_KEYS, and in a cluster of one bucket."""
@@ -341,6 +341,17 @@ class RedisStore:
         if closes(error):
             close_idle(self.client)
         return as_store_error(error, self.where)
+
+    def _run_again(
+        self, lost: Exception, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]
+    ) -> Any:
+        """Run a script whose answer was lost. The answer stays lost, whatever else the server says now."""
+        try:
+            return self._run_by_source(script, names, arguments)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            raise self._failed(lost) from error
 
     def _run_by_source(self, script: Lua, names: Sequence[bytes], arguments: Sequence[bytes | int]) -> Any:
         with self.edge():

@@ -77,6 +77,8 @@ class Connections:
         Raises:
             StoreError: the database failed or did not answer.
         """
+        # An answer that was lost stays lost, whatever becomes of the next try.
+        lost: StoreError | None = None
         for remaining in _TRIES_LEFT:
             try:
                 detached = self._own.take()
@@ -94,9 +96,11 @@ class Connections:
                 failed = as_store_error(error, self.engine, self._table, detached.driver.raw)
                 self._give_back_or_discard(detached, fault)
                 given_up = fault is Fault.LOCKED and not retry_locked
+                if fault is Fault.DISCONNECTED:
+                    lost = failed
                 if remaining and not given_up and self._worth_another_try(fault):
                     continue
-                raise failed from error
+                raise lost or failed from error
             except BaseException:
                 self._own.discard(detached)  # interrupted in the middle: the connection's state is unknown
                 raise
