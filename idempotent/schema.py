@@ -51,15 +51,16 @@ DESTINATION_LENGTH: Final = 100
 """Longest name of a destination, in characters."""
 LANE_BYTES: Final = 16
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_NAME = re.compile(r"(?!(?i:pg_|sqlite_))[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = "idempotent_consumer"
 
 
 def validate_table_name(name: str) -> str:
     """Return `name` if it is a valid name for the tables.
 
-    A valid name has 1 to 40 ASCII letters, digits and underscores, does not start with a digit, and has no schema
-    prefix, because the tables live in the connection's schema.
+    A valid name has 1 to 40 ASCII letters, digits and underscores, does not start with a digit, nor with "pg_" or
+    "sqlite_", as the databases' own tables do, and has no schema prefix, because the tables live in the connection's
+    schema.
 
     Raises:
         ConfigurationError: the name is invalid. The message states the rule.
@@ -68,7 +69,7 @@ def validate_table_name(name: str) -> str:
     if not isinstance(given, str) or not _NAME.fullmatch(given) or len(given) > MAX_TABLE_NAME:
         raise ConfigurationError(
             f"invalid table name {name!r}: use 1 to {MAX_TABLE_NAME} ASCII letters, digits and underscores, "
-            "not starting with a digit, without a schema prefix"
+            "not starting with a digit, pg_ or sqlite_, without a schema prefix"
         )
     return name
 

@@ -75,6 +75,8 @@ def test_a_plain_identifier_is_a_table_name(name):
         "a\n",
         "a" * 41,
         "x\0",
+        "pg_class",
+        "SQLite_x",
     ],
 )
 def test_anything_else_is_refused_with_the_rule(name):

@@ -1,7 +1,7 @@
 """The SQL text of the claim protocol, made once for each table and dialect.
 
 `?` stands for the driver's marker. Constants (statuses, lease, retention) are part of the text; all values from a
-message are parameters.
+message are parameters. Names of subqueries end in `$`, which the name of a table cannot have.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PREVIOUS_LIMIT: Final = (
     f"COALESCE(NULLIF(current_setting('{_SAVED_LIMIT}', true), ''), current_setting('lock_timeout'))"
 )
 _RESTORE_LIMIT: Final = (
-    f"SELECT i.key_hash, i.fence FROM (SELECT set_config('lock_timeout', {_PREVIOUS_LIMIT}, true)"
-    " FROM (SELECT count(*) AS n FROM i) AS a WHERE a.n >= 0) AS r LEFT JOIN i ON true"
+    f"SELECT i$.key_hash, i$.fence FROM (SELECT set_config('lock_timeout', {_PREVIOUS_LIMIT}, true)"
+    " FROM (SELECT count(*) AS n FROM i$) AS a$ WHERE a$.n >= 0) AS r$ LEFT JOIN i$ ON true"
 )
 _BRIEF_S: Final = 1.0
 ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
@@ -174,18 +174,20 @@ class Statements:
         self, into: str, rows: int, status: KeyStatus, wait_s: float, *, in_transaction: bool
     ) -> str:
         blob = self._dialect.blob
-        lease = "CAST(NULL AS BIGINT)" if self._lease_us is None else f"c.n + {self._lease_us}"
+        lease = "CAST(NULL AS BIGINT)" if self._lease_us is None else f"c$.n + {self._lease_us}"
         values = ", ".join(["(?, ?, ?, ?)"] * rows)
         limit = ""
         if self._dialect.name == "postgresql":
             limit = _postgresql_limit(wait_s) if in_transaction else _statement_limit(wait_s)
-        ctes = f"WITH v(h, t, o, f) AS (VALUES {values}), c(n) AS (SELECT {self._dialect.now_us}{limit})"
+        ctes = f"WITH v$(h, t, o, f) AS (VALUES {values}), c$(n) AS (SELECT {self._dialect.now_us}{limit})"
         insert = (
-            f"{into} SELECT c.n, CAST(v.h AS {blob}), v.t, {status:d}, CAST(v.o AS {blob}), {lease},"
-            f" CAST(v.f AS {blob}), c.n, {self._expiry(status, 'c.n')}"
-            " FROM v CROSS JOIN c WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
+            f"{into} SELECT c$.n, CAST(v$.h AS {blob}), v$.t, {status:d}, CAST(v$.o AS {blob}), {lease},"
+            f" CAST(v$.f AS {blob}), c$.n, {self._expiry(status, 'c$.n')}"
+            " FROM v$ CROSS JOIN c$ WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
         )
-        return f"{ctes}, i AS ({insert}) {_RESTORE_LIMIT}" if in_transaction and limit else f"{ctes} {insert}"
+        return (
+            f"{ctes}, i$ AS ({insert}) {_RESTORE_LIMIT}" if in_transaction and limit else f"{ctes} {insert}"
+        )
 
     def _read(self, keys: int, *, locking: bool) -> str:
         lock = self._dialect.locking_read if locking else ""
@@ -224,7 +226,7 @@ class Statements:
         Parameters: hash, text, `NOBODY`, microseconds; and for MySQL again `NOBODY`, microseconds, `NOBODY`, `NOBODY`.
         """
         now, group = self._dialect.now_us, KeyStatus.IN_PROGRESS_GROUP
-        into = f"INSERT INTO {self._table} (fence, key_hash, k, status, owner, lease_until, update_at, expires_at)"
+        columns = "(fence, key_hash, k, status, owner, lease_until, update_at, expires_at)"
         expiry = self._expiry(group, "{0}").format
         if self._dialect.name == "mysql":
             update = (
@@ -232,14 +234,16 @@ class Statements:
                 f" expires_at = IF(owner = ?, {expiry(now)}, expires_at)"
             )
             row = f"{now}, ?, ?, {group:d}, ?, fence + ?, fence, {expiry('fence')}"
-            return self._dialect.scoped(f"{into} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}", _BRIEF_S)
+            insert = f"INSERT INTO {self._table} {columns} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}"
+            return self._dialect.scoped(insert, _BRIEF_S)
         limit = _statement_limit(_BRIEF_S) if self._dialect.name == "postgresql" else " WHERE true"
         blob = self._dialect.blob
         return (
-            f"{into} SELECT c.n, CAST(? AS {blob}), ?, {group:d}, CAST(? AS {blob}), c.n + ?, c.n, {expiry('c.n')}"
-            f" FROM (SELECT {now} AS n{limit}) AS c WHERE true ON CONFLICT (key_hash) DO UPDATE"
+            f"INSERT INTO {self._table} AS t$ {columns}"
+            f" SELECT c$.n, CAST(? AS {blob}), ?, {group:d}, CAST(? AS {blob}), c$.n + ?, c$.n, {expiry('c$.n')}"
+            f" FROM (SELECT {now} AS n{limit}) AS c$ WHERE true ON CONFLICT (key_hash) DO UPDATE"
             " SET lease_until = excluded.lease_until, update_at = excluded.update_at, expires_at = excluded.expires_at"
-            f" WHERE {self._table}.owner = excluded.owner"
+            " WHERE t$.owner = excluded.owner"
         )
 
     def _owned(self, keys: int) -> str:
@@ -252,18 +256,18 @@ class Statements:
 
     def _change(self, change: str, where: str) -> str:
         if self._limits:
-            return self._limited(f"UPDATE {self._table} SET {change} FROM c", where)
+            return self._limited(f"UPDATE {self._table} SET {change} FROM c$", where)
         return self._dialect.markers(f"UPDATE {self._table} SET {change} WHERE {where}")
 
     def _delete(self, where: str) -> str:
         if self._limits:
-            return self._limited(f"DELETE FROM {self._table} USING c", where)
+            return self._limited(f"DELETE FROM {self._table} USING c$", where)
         return self._dialect.markers(f"DELETE FROM {self._table} WHERE {where}")
 
     def _limited(self, action: str, where: str) -> str:
-        # No row is locked before it is joined with that of c, which sets the limit.
-        limit = f"WITH c(n) AS (SELECT 1{_statement_limit(_BRIEF_S)})"
-        return self._dialect.markers(f"{limit} {action} WHERE c.n > 0 AND {where}")
+        # No row is locked before it is joined with that of c$, which sets the limit.
+        limit = f"WITH c$(n) AS (SELECT 1{_statement_limit(_BRIEF_S)})"
+        return self._dialect.markers(f"{limit} {action} WHERE c$.n > 0 AND {where}")
 
 
 def done(dialect: SqlDialect, retention_us: int) -> str:
@@ -286,8 +290,10 @@ def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wai
     if dialect.name != "postgresql":
         return dialect.markers(dialect.scoped(f"UPDATE {table} SET {change} WHERE {where}", wait_s))
     limit = _postgresql_limit(wait_s)
-    update = f"UPDATE {table} SET {change} FROM c WHERE c.n > 0 AND {where} RETURNING key_hash, 0 AS fence"
-    return dialect.markers(f"WITH c(n) AS (SELECT {dialect.now_us}{limit}), i AS ({update}) {_RESTORE_LIMIT}")
+    update = f"UPDATE {table} SET {change} FROM c$ WHERE c$.n > 0 AND {where} RETURNING key_hash, 0 AS fence"
+    return dialect.markers(
+        f"WITH c$(n) AS (SELECT {dialect.now_us}{limit}), i$ AS ({update}) {_RESTORE_LIMIT}"
+    )
 
 
 def microseconds(seconds: float) -> int:
