@@ -138,13 +138,16 @@ class AbstractIdempotentChecker(CheckerHooks):
         if leader.lease_s is None:
             # After a crash, a lock that never lapses would block gc permanently.
             return self.garbage_collect(batch_size=batch_size)
-        claim = leader.protocol.claim(ClaimRequest(_GC_LEASE_KEY)).claim
-        if claim is None:
-            return None
+        request = ClaimRequest(_GC_LEASE_KEY)
+        claim = None
         try:
-            return self.garbage_collect(batch_size=batch_size)
+            claim = leader.protocol.claim(request).claim
+            return None if claim is None else self.garbage_collect(batch_size=batch_size)
         finally:
-            leader.protocol.release(claim)
+            if claim is None:
+                leader.protocol.abandon_all_of(request.owner)  # a signal handler may have raised
+            else:
+                leader.protocol.release(claim)
 
     def close(self) -> None:
         """Close connections and stop the background threads. Idempotent."""

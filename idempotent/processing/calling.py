@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from itertools import islice
@@ -128,11 +127,13 @@ class Calls(Began):
         handler = self._handler
         process = generation.number
         batch = handler.batch
-        token = _current_claim.set(_of_batch(claim) if batch else claim)
         began = self.began
-        if began is not None:
-            began[id(message)] = time.monotonic()
+        before = _current_claim.get()
         try:
+            # Set in here, and set back first: a signal handler may raise behind every call.
+            _current_claim.set(_of_batch(claim) if batch else claim)
+            if began is not None:
+                began[id(message)] = time.monotonic()
             first: Any = [message] if batch else message
             if self._observers.watch_runs:
                 return self._watched((message,), self._arguments(claim, first))
@@ -144,27 +145,28 @@ class Calls(Began):
                 )
             return None if returned is None else finished(returned)
         finally:
+            _current_claim.set(before)
             if generation.number != process:
                 end_child(self._name)
             if began is not None:
                 began[id(message)] = RETURNED
-            _current_claim.reset(token)
 
     def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
         """Run a batch handler on all messages together. Exceptions pass through."""
         arguments = self._arguments(claim, list(messages))
         process = generation.number
-        token = _current_claim.set(_of_batch(claim))
-        self._note(messages, time.monotonic())
+        before = _current_claim.get()
         try:
+            _current_claim.set(_of_batch(claim))
+            self._note(messages, time.monotonic())
             if self._observers.watch_runs:
                 return self._watched(messages, arguments)
             return finished(self._handler.function(*arguments))
         finally:
+            _current_claim.set(before)
             if generation.number != process:
                 end_child(self._name)
             self._note(messages, RETURNED)
-            _current_claim.reset(token)
 
     @staticmethod
     def ask(question: Callable[[Key], Any], key: Key) -> Any:
@@ -219,26 +221,13 @@ class AsyncCalls(Began):
         self._observers = observers
         self._timeout_s = timeout_s
 
-    async def one(self, claim: Claim, message: Message) -> Any:
+    def one(self, claim: Claim, message: Message) -> Coroutine[Any, Any, Any]:
         """Run the handler on one message and return its value. Exceptions pass through."""
-        batch = self._handler.batch
-        token = _current_claim.set(_of_batch(claim) if batch else claim)
-        try:
-            return await self._run(claim, (message,), [message] if batch else message)
-        finally:
-            try:  # noqa: SIM105 - `suppress` would take as long as a step
-                _current_claim.reset(token)
-            except ValueError:  # closed outside its task, which is gone
-                pass
+        return self._run(claim, (message,), [message] if self._handler.batch else message)
 
-    async def batch(self, claim: Claim, messages: Sequence[Message]) -> Any:
+    def batch(self, claim: Claim, messages: Sequence[Message]) -> Coroutine[Any, Any, Any]:
         """Run a batch handler on all messages together. Exceptions pass through."""
-        token = _current_claim.set(_of_batch(claim))
-        try:
-            return await self._run(claim, messages, list(messages))
-        finally:
-            with suppress(ValueError):
-                _current_claim.reset(token)
+        return self._run(claim, messages, list(messages))
 
     @staticmethod
     async def ask(question: Callable[[Key], Any], key: Key) -> Any:
@@ -248,6 +237,20 @@ class AsyncCalls(Began):
         return finished(await asyncio.to_thread(question, key))
 
     async def _run(self, claim: Claim, messages: Sequence[Message], first: Any) -> Any:
+        before, token = _current_claim.get(), None
+        try:
+            token = _current_claim.set(_of_batch(claim) if self._handler.batch else claim)
+            return await self._awaited(claim, messages, first)
+        finally:
+            if token is None:  # a signal handler raised
+                _current_claim.set(before)
+            else:
+                try:  # noqa: SIM105 - `suppress` would take as long as a step
+                    _current_claim.reset(token)
+                except ValueError:  # closed outside its task, which is gone
+                    pass
+
+    async def _awaited(self, claim: Claim, messages: Sequence[Message], first: Any) -> Any:
         """Await a handler. A cancellation passes through only if it is that of the task which awaits it."""
         handler = self._handler
         arguments = [first]
@@ -260,8 +263,8 @@ class AsyncCalls(Began):
         before = task.cancelling()
         process = generation.number
         began = time.monotonic()
-        self._note(messages, began)
         try:
+            self._note(messages, began)
             returned = await (
                 handler.function(*arguments)
                 if self._timeout_s is None

@@ -17,7 +17,7 @@ from idempotent.policy import OnExpiredLease
 from idempotent.processing.binding import Binding
 from idempotent.processing.group_run import GroupRun, Member, place_of
 from idempotent.processing.in_flight import in_flight
-from idempotent.processing.results import mismatch
+from idempotent.processing.results import mismatch, unavailable
 from idempotent.processing.single import process_one, refused, store_failed, without_key
 from idempotent.processing.steps import CLAIM_MANY, STORE, Life
 
@@ -165,6 +165,10 @@ class _Group:
             self._report_claims(members, repeat(error))
             for member in members:
                 self.results[member.index] = yield from store_failed(self._binding, member.message, error)
+            for index in range(
+                len(self._messages)
+            ):  # a signal handler may have raised in `_firsts`, and ended it
+                self.results.setdefault(index, unavailable(error))
             return []
         try:
             self._report_claims(members, decisions)

@@ -99,8 +99,8 @@ async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
     before = task.cancelling()
     resume: Callable[[Any], Step] = life.send
     given: Any = None
-    _under_way.add(life)
     try:
+        _under_way.add(life)
         while True:
             try:
                 kind, function, arguments = resume(given)

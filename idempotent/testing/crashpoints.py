@@ -279,11 +279,12 @@ class _HooksWithPoints(CheckerHooks):
 
 @contextmanager
 def _completing() -> Iterator[None]:
-    token = _commits_completion.set(True)
+    before = _commits_completion.get()
     try:
+        _commits_completion.set(True)
         yield
     finally:
-        _commits_completion.reset(token)
+        _commits_completion.set(before)
 
 
 def _around_commit(dialect: Any, plan: CrashPlan | None) -> None:

@@ -24,7 +24,7 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _OBJECTS_OF_ONE: Final = 64
 
 _lock: Final = free_in_child(threading.Lock())
-_wanted: Final[list[int]] = []
+_wanted: Final[dict[object, int]] = {}
 _before: tuple[int, int, int] = gc.get_threshold()
 
 
@@ -105,8 +105,10 @@ def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may install handlers; the application calls Worker.stop()
         return
-    before = {number: signal.signal(number, lambda _number, _frame: stop()) for number in _STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     try:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, lambda _number, _frame: stop())
         yield
     finally:
         for number, handler in before.items():
@@ -128,20 +130,20 @@ def relaxed_python_gc(messages: int) -> Iterator[None]:
         messages: the most that are in flight at once.
     """
     global _before  # noqa: PLW0603 - the threshold is one for the process
-    wanted = _OBJECTS_OF_ONE * messages
-    with _lock:
-        if not _wanted:
-            _before = gc.get_threshold()
-        _wanted.append(wanted)
-        _apply()
+    worker = object()
     try:
+        with _lock:
+            if not _wanted:
+                _before = gc.get_threshold()
+            _wanted[worker] = _OBJECTS_OF_ONE * messages
+            _apply()
         yield
     finally:
         with _lock:
-            _wanted.remove(wanted)
-            _apply()
+            if _wanted.pop(worker, None):
+                _apply()
 
 
 def _apply() -> None:
     first, *others = _before
-    gc.set_threshold(max([first, *_wanted]) if first else first, *others)
+    gc.set_threshold(max([first, *_wanted.values()]) if first else first, *others)

@@ -2331,8 +2331,8 @@ FAULTS: Final = (
     Fault(
         "async: a handler has no current claim",
         _CALLING,
-        "_current_claim.set(_of_batch(claim) if batch else claim)\n        try:\n            return await",
-        "_current_claim.set(None)\n        try:\n            return await",
+        "token = _current_claim.set(_of_batch(claim) if self._handler.batch else claim)",
+        "token = _current_claim.set(None)",
         "tests/processing/test_awaited.py -k test_each_of_many_handlers",
     ),
     Fault(

@@ -1,7 +1,9 @@
 """An interrupt between the claim and the handler leaves no claim behind that this process renews."""
 
+import asyncio
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from functools import partial
 
 import pymysql.connections
@@ -12,6 +14,9 @@ from sqlalchemy.orm import Session
 from idempotent import Backoff, Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
 from idempotent.observe import Observer
+from idempotent.processing.calling import RETURNED, inside_handler
+from idempotent.processing.in_flight import in_flight
+from idempotent.processing.steps import _under_way
 
 
 class Interrupting(Observer):
@@ -70,31 +75,63 @@ def interrupt_at(nth, call, kind):
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # generators may ignore GeneratorExit
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(
-    ("names", "kind"),
+    ("names", "kind", "batch"),
     [
-        pytest.param(["a"], KeyboardInterrupt, id="single, interrupt"),
-        pytest.param(["a"], SignalError, id="single, exception"),
-        pytest.param(["a", "b", "c"], KeyboardInterrupt, id="group, interrupt"),
+        pytest.param(["a"], KeyboardInterrupt, False, id="single, interrupt"),
+        pytest.param(["a"], SignalError, False, id="single, exception"),
+        pytest.param(["a", "b", "c"], KeyboardInterrupt, False, id="group, interrupt"),
+        pytest.param(["a", "b", "c"], SignalError, True, id="batch, exception"),
     ],
 )
-def test_an_interrupt_anywhere_leaves_nothing_that_is_renewed(names, kind):
+def test_an_interrupt_anywhere_leaves_nothing_behind(names, kind, batch, is_async):
+    """No claim that is renewed, and no message that seems to run: its claim is no other's, nothing waits for it."""
     now = [1000.0]
     checker = MemoryChecker(lease_s=30.0, clock=lambda: now[0])
-    consumer = Registry().consumer("orders", checker=checker, backoff=Backoff(0))(lambda _: None)
-    consumer.process_many([Message("orders", id=f"warm {name}") for name in names])
-    nth = 0
-    while True:
-        messages = [Message("orders", id=f"{name} {nth}") for name in names]
-        if not interrupt_at(nth, partial(consumer.process_many, messages), kind):
-            break
-        assert len(checker.protocol._keeper._held) == checker.protocol.unrecorded, nth
-        now[0] += 31.0
-        results = consumer.process_many(messages)
-        assert not checker.protocol._keeper._held, nth
-        assert {result.outcome for result in results} <= {Outcome.PROCESSED, Outcome.DUPLICATE}, nth
-        nth += 1
+    make = Registry().consumer("orders", checker=checker, backoff=Backoff(0), batch=batch)
+    context = copy_context()
+
+    if is_async:
+
+        @make
+        async def handle(_):
+            pass
+
+        runner = asyncio.Runner()
+        process_many = lambda messages: runner.run(handle.process_many(messages), context=context)  # noqa: E731
+    else:
+        handle = make(lambda _: None)
+        process_many = partial(context.run, handle.process_many)
+        runner = nullcontext()
+    handle.binding.calls.watch()
+    with runner:
+        process_many([Message("orders", id=f"warm {name}") for name in names])
+        nth = 0
+        while True:
+            messages = [Message("orders", id=f"{name} {nth}") for name in names]
+            if not interrupt_at(nth, partial(process_many, messages), kind):
+                break
+            assert len(checker.protocol._keeper._held) == checker.protocol.unrecorded, nth
+            assert not context.run(inside_handler), nth
+            assert not in_flight.running, nth
+            assert not _under_way, nth
+            assert set(handle.binding.calls.began.values()) <= {RETURNED}, nth
+            now[0] += 31.0
+            results = process_many(messages)
+            assert not checker.protocol._keeper._held, nth
+            assert {result.outcome for result in results} <= {Outcome.PROCESSED, Outcome.DUPLICATE}, nth
+            nth += 1
     assert nth > 50
+
+
+def test_an_interrupted_garbage_collection_keeps_no_lock():
+    checker = MemoryChecker()
+    nth = 0
+    while interrupt_at(nth, checker.garbage_collect_alone, KeyboardInterrupt):
+        assert len(checker.protocol._keeper._held) == checker.protocol.unrecorded, nth
+        nth += 1
+    assert nth > 10
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -174,8 +174,8 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         """Roll back; then record each failure in a transaction of its own."""
         failing = {claim.key.hash for claim, failure in releases if failure and claim.key is not NO_KEY}
-        self._failing.update(failing)
         try:
+            self._failing.update(failing)
             return self._roll_back(releases)
         finally:
             self._failing.difference_update(failing)
