@@ -2070,8 +2070,8 @@ FAULTS: Final = (
     Fault(
         "Worker: one context for all tasks",
         "idempotent/worker/handlers/tasks.py",
-        "context=place.context.copy())",
-        "context=place.context)",
+        "create_task(processing)",
+        "create_task(processing, context=place.context)",
         "tests/worker/tasks/test_handlers.py -k context",
     ),
     Fault(

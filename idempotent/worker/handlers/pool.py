@@ -143,4 +143,7 @@ class HandlerPool:
 
     def _hand_over(self, done: Sequence[Done]) -> None:
         self._handed_over.put(done)
-        self._on_done()
+        try:
+            self._on_done()
+        except Exception as error:  # the caller must go on: others wait for its thread
+            self._handed_over.put((Done((), (), error),))

@@ -84,7 +84,7 @@ class HandlerTasks:
         # Otherwise the next task that ends starts them.
         if len(self._running) < self._most:
             assert self._place is not None
-            self._place.loop.call_soon_threadsafe(self._start_tasks)
+            self._place.loop.call_soon_threadsafe(self._start_tasks, context=self._place.context)
 
     def pause(self) -> None:
         """Start no more works; `stop` will return them."""
@@ -115,7 +115,7 @@ class HandlerTasks:
         running = [current] if current else list(self._running.values())
         return sorted({works[0].consumer.name for works in running})
 
-    # All below runs in the loop's thread.
+    # All below runs in the loop's thread, and in the context of its place.
 
     def _start_tasks(self) -> None:
         place = self._place
@@ -125,7 +125,14 @@ class HandlerTasks:
                 works = self._turns.take()
             if not works:
                 return
-            task = place.loop.create_task(_process(works), context=place.context.copy())
+            processing = _process(works)
+            try:
+                # Its context is a copy of the running one: not every task factory of an application takes another.
+                task = place.loop.create_task(processing)
+            except BaseException as error:  # that of the factory
+                processing.close()
+                self._hand_over((Done(works, [], error),))
+                return
             self._running[task] = works
             # Not the end of the coroutine: a task that is cancelled before its first step never enters it.
             task.add_done_callback(self._end, context=place.context)
