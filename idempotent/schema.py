@@ -230,11 +230,12 @@ def _runs(metadata: MetaData, name: str) -> Table:
         Column("lease_until", BigInteger, nullable=False),
         Column("began_at", BigInteger, nullable=False),
         Column("update_at", BigInteger, nullable=False),
-        Column("ended_at", BigInteger, nullable=True),
+        Column("retention", BigInteger, nullable=False),
+        Column("expires_at", BigInteger, nullable=True),
         Column("prepared_epoch", Integer, nullable=True),
         Column("manifest", _long_binary(), nullable=True),
         Index(f"uq_{name}_generation", "run_hash", "generation", unique=True),
-        Index(f"ix_{name}_ended_at", "ended_at"),
+        Index(f"ix_{name}_expires_at", "expires_at"),
         key="token",
     )
 

@@ -83,12 +83,13 @@ def define_runs(metadata: sa.MetaData, table: str) -> None:
         sa.Column("lease_until", sa.BigInteger(), nullable=False),
         sa.Column("began_at", sa.BigInteger(), nullable=False),
         sa.Column("update_at", sa.BigInteger(), nullable=False),
-        sa.Column("ended_at", sa.BigInteger(), nullable=True),
+        sa.Column("retention", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("prepared_epoch", sa.Integer(), nullable=True),
         sa.Column("manifest", _blob(), nullable=True),
         sa.PrimaryKeyConstraint("token", name=f"pk_{runs}"),
         sa.Index(f"uq_{runs}_generation", "run_hash", "generation", unique=True),
-        sa.Index(f"ix_{runs}_ended_at", "ended_at"),
+        sa.Index(f"ix_{runs}_expires_at", "expires_at"),
     )
     _define(
         metadata,

@@ -28,16 +28,20 @@ def test_a_batch_has_at_least_one_key(cli, sqlite_store):
     assert cli("gc", *at(sqlite_store), "--batch-size", "0").code == 2
 
 
-def test_gc_collects_the_claims_of_sparks_runs_when_it_is_told_their_retention(cli, sqlite_store):
+def test_gc_collects_the_claims_of_sparks_runs_that_their_own_settings_no_longer_keep(cli, sqlite_store):
     url = sqlite_store.url
     upgrade(url, table=sqlite_store.table)
     with open_ledger(StoreConfig(url, table=sqlite_store.table)) as ledger:
-        refs = [ledger.begin("orders", run_id, lease_s=60.0).ref for run_id in ("aborted", "open")]
+        refs = [
+            ledger.begin("orders", run_id, lease_s=60.0).ref for run_id in ("aborted", "open", "committed")
+        ]
         for number, ref in enumerate(refs):
             ledger.claim(ref, [bytes([number, each]) * 10 for each in range(3)])
         ledger.abort(refs[0])
+        ledger.prepare(refs[2])
+        ledger.commit(refs[2])
         assert cli("gc", *at(sqlite_store), "--json").line == {"deleted": 0}
-        answer = cli("gc", *at(sqlite_store), "--runs", "14d", "--json")
+        answer = cli("gc", *at(sqlite_store), "--runs", "--json")
         assert answer.line == {"deleted": 0, "claims": 3}
-        assert [sum(claims_of(ledger, ref).values()) for ref in refs] == [0, 3]
-    assert "0 claims of runs deleted" in cli("gc", *at(sqlite_store), "--runs", "14d").out
+        assert [sum(claims_of(ledger, ref).values()) for ref in refs] == [0, 3, 3]
+    assert "0 claims of runs deleted" in cli("gc", *at(sqlite_store), "--runs").out

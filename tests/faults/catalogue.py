@@ -2139,6 +2139,13 @@ FAULTS: Final = (
         f"{_RUNS} -k 'TestSqlite and test_prepare_refuses_another_number'",
     ),
     Fault(
+        "runs, Redis: who ends a run decides how long it is kept",
+        "adapters/spark/ledger/lua/change_run.lua",
+        "    redis.call('PEXPIRE', key, row[8])",
+        "    redis.call('PEXPIRE', key, keep_ms)",
+        "tests/guarantees/test_other_settings.py -k 'aborts and redis'",
+    ),
+    Fault(
         "runs: of two frames with a common key both have it",
         "adapters/spark/ledger/run_claims.py",
         "return Verdict.NEW if owner.frame == self._frame else Verdict.DUPLICATE",

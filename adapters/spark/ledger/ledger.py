@@ -395,6 +395,8 @@ class RunLedger:
     def gc(self, limit: int = 10_000) -> int:
         """Delete claims and runs that are no longer needed, in bounded batches; the number of claims deleted.
 
+        The retention of a run is the longest of the drivers that began it, whatever that of this ledger is.
+
         - Claims of ABORTED runs; those that are DONE only after the retention, because their effect has happened.
         - Claims of COMMITTED runs, a retention after the commit.
         - Runs without claims, a retention after their end.

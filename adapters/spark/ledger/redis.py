@@ -5,7 +5,7 @@
 `<prefix>run:<token>`         a hash: state, generation, epoch, fingerprint, output_ref, lease, began (microseconds),
                               owned (the number of OWNED claims with the mark of this epoch), prepared (the epoch that
                               was PREPARED, 0 before), manifest, memory (the server and its evictions, see
-                              RedisRunStore), pointer (the name above)
+                              RedisRunStore), pointer (the name above), keep (milliseconds, once it has ended)
 `<prefix>claim:<key hash>`    a string, of 20 bytes after the colon; see below
 ============================  ======================================================================================
 
@@ -24,7 +24,8 @@ offset  bytes  field        meaning
 37             result       DONE: nothing, or '=' and the result
 ======  =====  ===========  =========================================================
 
-Claims expire a retention after they were made or changed, ended runs a little later. Other runs do not expire.
+Claims expire a retention after they were made or changed, ended runs a little later, by the longest retention of the
+drivers that began them. Other runs do not expire.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class RedisRunStore(RunStore):
 
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         names = [self._names.newest(ref.consumer, ref.run_id), self._names.run(ref.token)]
-        arguments = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us, self._memory())
-        self._store.run(_RUN_INSERT, names, arguments)
+        told = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us)
+        self._store.run(_RUN_INSERT, names, (*told, self._memory(), self._keep_ms))
 
     def change_run(self, token: int, change: RunChange) -> bool:
         arguments = (

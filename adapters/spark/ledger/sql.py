@@ -135,9 +135,9 @@ class _Tables:
 
     def __init__(self, connections: Connections, table: str, retention_us: int) -> None:
         dialect = connections.dialect
-        self.runs = RunTable(dialect, table)
+        self.runs = RunTable(dialect, table, retention_us)
         self.claims = ClaimTable(dialect, table, self.runs.open_run())
-        self.garbage = Garbage(dialect, self.runs.name, self.claims.name, retention_us)
+        self.garbage = Garbage(dialect, self.runs.name, self.claims.name)
 
 
 class _SqliteFile:
@@ -185,9 +185,10 @@ class RunTable:
     Args:
         dialect: what differs between the databases.
         table: validated name of the key table it stands beside.
+        retention_us: how long claims of runs that this client begins are kept, in microseconds; stored with the run.
     """
 
-    def __init__(self, dialect: SqlDialect, table: str) -> None:
+    def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
         """Make the constant statements."""
         self.name: Final = dialect.quoted(runs_name(table))
         self._dialect = dialect
@@ -197,8 +198,8 @@ class RunTable:
         self._find = text(f"{row} WHERE token = ?")
         self._insert = text(
             f"INSERT INTO {self.name}"
-            " (token, run_hash, generation, k, state, epoch, fingerprint, began_at, update_at, lease_until)"
-            f" VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {now}, {now}, {now} + ?) "
+            " (token, run_hash, generation, k, state, epoch, fingerprint, retention, began_at, update_at, lease_until)"
+            f" VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {retention_us}, {now}, {now}, {now} + ?) "
             + (
                 "ON DUPLICATE KEY UPDATE token = token"
                 if dialect.name == "mysql"
@@ -207,6 +208,7 @@ class RunTable:
         )
         lock = "" if dialect.name == "sqlite" else " FOR UPDATE"
         self._lock: Final = text(f"SELECT token FROM {self.name} WHERE token = ?{lock}")
+        self._at_least: Final = f"CASE WHEN retention < {retention_us} THEN {retention_us} ELSE retention END"
         self._standings = lru_cache(maxsize=64)(self._standings_of)
 
     def newest(self, connection: DriverConnection, consumer: str, run_id: str) -> RunRow | None:
@@ -248,7 +250,9 @@ class RunTable:
         conditions: list[str] = ["token = ?", f"state IN ({states})"]
         wanted: list[Any] = [token]
         if change.to is not None:
-            sets.append(f"state = {change.to:d}" + (f", ended_at = {now}" if change.to.is_final else ""))
+            sets.append(
+                f"state = {change.to:d}" + (f", expires_at = {now} + retention" if change.to.is_final else "")
+            )
         if change.to is RunState.PREPARED:
             sets.append("prepared_epoch = epoch")
         if (change.to is not None or change.resumes) and self._dialect.name == "postgresql":
@@ -268,7 +272,7 @@ class RunTable:
             sets.append("output_ref = ?")
             values.append(change.output_ref)
         if change.resumes:
-            sets.append("epoch = epoch + 1")
+            sets.append(f"epoch = epoch + 1, retention = {self._at_least}")
         if change.epoch is not None:
             conditions.append("epoch = ?")
             wanted.append(change.epoch)
@@ -333,24 +337,22 @@ class Garbage:
         dialect: what differs between the databases.
         runs: name of the table of runs.
         claims: name of the table of claims.
-        retention_us: how long claims are kept, in microseconds.
     """
 
-    def __init__(self, dialect: SqlDialect, runs: str, claims: str, retention_us: int) -> None:
+    def __init__(self, dialect: SqlDialect, runs: str, claims: str) -> None:
         """Make the statements."""
         self._text = text = dialect.markers
         self._claims, self._runs = claims, runs
         now = dialect.now_us
-        before = f"{now} - {retention_us}"
         self._abandoned: Final = text(
-            f"SELECT token FROM {runs} WHERE ended_at IS NULL AND state = {RunState.OPEN:d}"
-            f" AND began_at < {before} AND lease_until < {now} LIMIT ?"
+            f"SELECT token FROM {runs} WHERE expires_at IS NULL AND state = {RunState.OPEN:d}"
+            f" AND began_at + retention < {now} AND lease_until < {now} LIMIT ?"
         )
         # Run by run: claims that count are never read.
-        expired = f"r.ended_at < {before}"
+        expired = f"r.expires_at < {now}"
         not_done = f"c.state <> {ClaimState.DONE:d}"
         self._ended: Final = text(
-            f"SELECT r.token, {expired} FROM {runs} r WHERE r.ended_at IS NOT NULL"
+            f"SELECT r.token, {expired} FROM {runs} r WHERE r.expires_at IS NOT NULL"
             f" AND ({expired} OR r.state = {RunState.ABORTED:d})"
             f" AND EXISTS (SELECT 1 FROM {claims} c WHERE c.run = r.token AND ({expired} OR {not_done})) LIMIT ?"
         )

@@ -1,9 +1,10 @@
--- KEYS: the run. ARGV: the fields of RunChange in their order ('' for None and false; states as digits), milliseconds to keep
--- an ended run, memory of the server for a run that is resumed while OPEN. 1 if the conditions held and the run is changed.
+-- KEYS: the run. ARGV: the fields of RunChange in their order ('' for None and false; states as digits), and for a run that is
+-- resumed: milliseconds to keep it at least once it has ended, memory of the server if it is OPEN. 1 if the conditions held
+-- and the run is changed.
 local within, to, lease, epoch, resumes, owned, max_age, only_lapsed, fingerprint, manifest, output_ref, keep_ms, memory =
   unpack(ARGV)
 local key = KEYS[1]
-local row = redis.call('HMGET', key, 'state', 'epoch', 'lease', 'began', 'fingerprint', 'pointer', 'owned')
+local row = redis.call('HMGET', key, 'state', 'epoch', 'lease', 'began', 'fingerprint', 'pointer', 'owned', 'keep')
 local state = row[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -19,6 +20,9 @@ if lease ~= '' then
 end
 if resumes == '1' then
   redis.call('HINCRBY', key, 'epoch', 1)
+  if row[8] + 0 < keep_ms + 0 then
+    redis.call('HSET', key, 'keep', keep_ms)
+  end
   if state == '1' then
     redis.call('HSET', key, 'memory', memory, 'owned', '0')
   end
@@ -38,8 +42,8 @@ if to ~= '' then
     redis.call('HSET', key, 'prepared', row[2])
   end
   if to == '3' or to == '4' then
-    redis.call('PEXPIRE', key, keep_ms)
-    redis.call('PEXPIRE', row[6], keep_ms)
+    redis.call('PEXPIRE', key, row[8])
+    redis.call('PEXPIRE', row[6], row[8])
   end
 end
 return 1

@@ -17,7 +17,8 @@ from idempotent.checkers.base import DEFAULT_RETENTION_S
 @dataclass(slots=True)
 class _Run:
     row: RunRow
-    ended_at_us: int | None = None
+    retention_us: int
+    expires_at_us: int | None = None
 
 
 @dataclass(slots=True)
@@ -67,33 +68,37 @@ class MemoryRunStore(RunStore):
 
     def abandoned(self) -> list[int]:
         with self.memory.lock:
-            before, now = self._clock() - self.retention.us, self._clock()
-            rows = [run.row for run in self.memory.runs.values() if run.row.state is RunState.OPEN]
-            return [row.ref.token for row in rows if row.began_at_us < before and row.lease_until_us < now]
+            now = self._clock()
+            runs = [
+                run
+                for run in self.memory.runs.values()
+                if run.row.state is RunState.OPEN and run.row.lease_until_us < now
+            ]
+            return [run.row.ref.token for run in runs if run.row.began_at_us + run.retention_us < now]
 
     def collect(self, limit: int) -> int:
         with self.memory.lock:
-            before = self._clock() - self.retention.us
-            garbage = list(islice(self._garbage(before), limit))
+            now = self._clock()
+            garbage = list(islice(self._garbage(now), limit))
             for key_hash in garbage:
                 del self.memory.claims[key_hash]
             owning = {claim.token for claim in self.memory.claims.values()}
             for token, run in list(self.memory.runs.items()):
-                if run.ended_at_us is not None and run.ended_at_us < before and token not in owning:
+                if run.expires_at_us is not None and run.expires_at_us < now and token not in owning:
                     del self.memory.runs[token]
             return len(garbage)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _garbage(self, before: int) -> list[bytes]:
+    def _garbage(self, now: int) -> list[bytes]:
         found = []
         for key_hash, claim in self.memory.claims.items():
             run = self.memory.runs[claim.token]
-            if run.ended_at_us is None:
+            if run.expires_at_us is None:
                 continue
             is_void = run.row.state is RunState.ABORTED and claim.state is not ClaimState.DONE
-            if is_void or run.ended_at_us < before:
+            if is_void or run.expires_at_us < now:
                 found.append(key_hash)
         return found
 
@@ -134,7 +139,7 @@ class MemoryRunStore(RunStore):
             if there is None or there.ref.generation < ref.generation:
                 now = self._clock()
                 row = RunRow(ref, RunState.OPEN, fingerprint, None, now + lease_us, now, now)
-                self.memory.runs[ref.token] = _Run(row)
+                self.memory.runs[ref.token] = _Run(row, self.retention.us)
 
     def change_run(self, token: int, change: RunChange) -> bool:
         with self.memory.lock:
@@ -144,7 +149,9 @@ class MemoryRunStore(RunStore):
                 return False
             run.row = change.applied(run.row, now)
             if change.to is not None and change.to.is_final:
-                run.ended_at_us = now
+                run.expires_at_us = now + run.retention_us
+            if change.resumes:
+                run.retention_us = max(run.retention_us, self.retention.us)
             return True
 
     def _is_open(self, token: int, epoch: int) -> bool:

@@ -69,5 +69,11 @@ class LedgerContract:
         time.sleep(SHORT_S)
         return self.place.ledger(retention_s=TINY_RETENTION_S)
 
+    def short_lived(self, run_id: str) -> RunRef:
+        """A run whose lease and retention are over."""
+        ref = self.forgetful().begin("orders", run_id, lease_s=TINY_RETENTION_S / 10).ref
+        time.sleep(SHORT_S)
+        return ref
+
     def claims(self, ref: RunRef, on_conflict: OnConflict = OnConflict.FAIL, **options) -> RunClaims:
         return RunClaims(self.ledger, ref, on_conflict=on_conflict, **options)

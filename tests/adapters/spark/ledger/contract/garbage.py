@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 from idempotent.adapters.spark.ledger import ClaimState, RunState, Verdict
-from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract, keys
+from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
 
 
@@ -22,29 +24,32 @@ class GarbageContract(LedgerContract):
         assert self.state(dead) is RunState.ABORTED
 
     def test_claims_of_live_and_prepared_runs_stay_however_old(self):
-        live, prepared = self.begin("live"), self.lapsed("prepared")
+        live, prepared = self.short_lived("live"), self.short_lived("prepared")
         for ref in (live, prepared):
             self.ledger.claim(ref, keys(2))
+        self.ledger.renew(live, LONG_S)
         self.ledger.prepare(prepared)
-        assert self.forgetful().gc() == 0
+        assert self.ledger.gc() == 0
         for ref in (live, prepared):
             assert claims_of(self.ledger, ref)[ClaimState.OWNED] == 2
         assert (self.state(live), self.state(prepared)) == (RunState.OPEN, RunState.PREPARED)
 
-    def test_a_committed_run_is_forgotten_after_the_retention_with_all_of_it(self):
+    def test_a_committed_run_is_forgotten_after_its_retention_with_all_of_it(self):
         hashes = keys(3)
-        ref = self.committed("r1", hashes)
-        assert self.ledger.gc() == 0
-        assert self.forgetful().gc() == 3
+        ref = self.short_lived("r1")
+        assert set(self.claims(ref).decide(hashes)) == {Verdict.NEW}
+        self.ledger.prepare(ref)
+        self.ledger.commit(ref)
+        time.sleep(SHORT_S)
+        assert self.ledger.gc() == 3
         assert self.state(ref) is RunState.UNKNOWN
         assert self.ledger.read("orders", "r1") is None
         assert self.claims(self.begin("two")).decide(hashes) == [Verdict.NEW] * 3
 
-    def test_an_open_run_abandoned_for_a_retention_is_aborted(self):
-        ref = self.lapsed()
-        self.ledger.claim(ref, keys(2))
-        assert self.ledger.gc() == 0
-        forgetful = self.forgetful()
-        assert forgetful.gc(limit=0) == 0
-        assert self.state(ref) is RunState.ABORTED
-        assert forgetful.gc() == 2
+    def test_an_open_run_abandoned_for_its_retention_is_aborted(self):
+        lapsed, abandoned = self.lapsed(), self.short_lived("abandoned")
+        for ref in (lapsed, abandoned):
+            self.ledger.claim(ref, keys(2))
+        assert self.ledger.gc(limit=0) == 0
+        assert (self.state(lapsed), self.state(abandoned)) == (RunState.OPEN, RunState.ABORTED)
+        assert self.ledger.gc() == 2
