@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.options import Ordering
 from idempotent.adapters.kafka.partition import Limits, Partition
 from idempotent.adapters.kafka.records import origin_of
-from idempotent.adapters.kafka.resets import Resets
+from idempotent.adapters.kafka.resets import Resets, restart
 from idempotent.adapters.kafka.topics import TopicId, TopicIds
 from idempotent.logs import EventLog
 
@@ -122,32 +123,28 @@ class Assignment:
         return self._begin([(partition.topic, partition.number)])[0]
 
     def begin_stored(self, consumer: KafkaConsumer) -> None:
-        """Seek partitions with stored positions to the store's offset, before their first delivery."""
-        if not self._stored:
-            return
-        for partition in list(self._turns):
-            first = partition.awaits_begin
-            if first is None or partition.topic_id is None:
-                continue
-            offset = self._stored.begin(partition.subject, partition.topic_id, partition.number, first)
-            if offset is None:
-                continue
-            if offset == first:
+        """Read partitions where their checkers say: before the first delivery, and whenever a database went back."""
+        for partition, offset in self._stored.ask(self._turns).items():
+            if partition.is_at(offset):
                 partition.begin_at(offset)
-                continue
-            self._seek(consumer, partition, offset)
+            else:
+                self._move(consumer, partition, offset)
 
-    def _seek(self, consumer: KafkaConsumer, partition: Partition, offset: int) -> None:
-        where = TopicPartition(partition.topic, partition.number, offset)
-        try:
-            consumer.seek(where)
-        except KafkaException as error:
-            log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
-            return  # the next fetch tries again
-        log.info("stored_offset_wins", extra={"topic": partition.topic, "offset": offset})
+    def _move(self, consumer: KafkaConsumer, partition: Partition, offset: int) -> None:
+        was_at = partition.begins_at
         self._end([partition])
         (begun,) = self._begin([(partition.topic, partition.number)])
         begun.begin_behind(partition, offset)
+        try:
+            restart(consumer, {begun: offset}, self._turns)
+        except KafkaException as error:
+            log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
+            begun.begin_anew()  # and be moved by the next look
+            return
+        # Ahead is where a crash, or a handler that outlasts a rebalance, leaves the store.
+        level = logging.INFO if was_at is None or was_at < offset else logging.WARNING
+        about = {"topic": partition.topic, "partition": partition.number}
+        log.log(level, "stored_offset_wins", extra={**about, "offset": offset, "position": was_at})
         self.count_finished()  # so that the offset is committed
 
     def take(self, limit: int, full: Container[str], now: float) -> list[Delivery]:

@@ -93,6 +93,9 @@ class Partition:
         self._first: int | None = None
         self._next: int | None = None
         self.is_begun = not is_stored
+        self.awaits_record = False
+        """Whether the store is asked where to continue only when a record was received."""
+        self._begun_at = OFFSET_INVALID
         self._stored: int | None = None
         self._stored_epoch = NO_EPOCH
         self._has_effect = False
@@ -102,6 +105,8 @@ class Partition:
     def restart_at(self, offset: int) -> None:
         """Note that the client fetches from this offset now."""
         self._start, self.is_paused = offset, False
+        if self._next is None or not self.is_begun:
+            self._next = offset if offset >= 0 else None
 
     @property
     def position(self) -> int:
@@ -134,26 +139,47 @@ class Partition:
         return self._topic_id.value
 
     @property
-    def awaits_begin(self) -> int | None:
-        """The first received offset while the store must be asked where to continue; None if it need not be."""
-        return None if self.is_begun or self.topic_id is None else self._first
+    def begins_at(self) -> int | None:
+        """Where the client reads, until the store says where to continue; None: where its first record will be.
+
+        Afterwards: the offset before which all messages are finished. The store never has a smaller one.
+        """
+        if self.is_begun:
+            return self._begun_at if self.mark is None else self.mark
+        return self._next if self._first is None else self._first
+
+    @property
+    def awaits_begin(self) -> bool:
+        """Whether the store must be asked where to continue, before the first delivery."""
+        return not (self.is_begun or (self.awaits_record and self.begins_at is None))
+
+    def is_at(self, offset: int) -> bool:
+        """Whether the messages from the store's offset on, and none before it, are unfinished or not received yet."""
+        if not self.is_begun:
+            return offset == self.begins_at
+        return self.begins_at is not None and self.begins_at <= offset <= self.position
 
     def begin_at(self, offset: int) -> None:
-        """Start delivering, from the store's offset. It is the first received one, or no message was received."""
-        self.is_begun = True
-        if self._next is None:
-            self._next = offset
+        """Start delivering, from the store's offset, where the client reads."""
+        if not self.is_begun:
+            self.is_begun, self._begun_at = True, offset
 
     def begin_behind(self, earlier: Partition, offset: int) -> None:
         """Start delivering from the store's offset, to which the client moves from what `earlier` has received.
 
         The offset is to be committed, even if no message comes.
         """
+        self.restart_at(offset)
         self.begin_at(offset)
-        self._stored = offset
+        self._stored, self.unverified = offset, earlier.unverified
         # With another epoch than that of the record before it, the broker would report a truncated log.
         if earlier.has_received(offset - 1):
             self._stored_epoch = earlier.epoch_before(offset)
+
+    def begin_anew(self) -> None:
+        """Deliver nothing until the store has said again where to continue: the client may read elsewhere."""
+        if self.is_stored:
+            self.is_begun, self._start, self._next = False, OFFSET_INVALID, None
 
     def has_received(self, offset: int) -> bool:
         """Whether the client has received the log up to this offset. Compaction may have removed the record itself."""

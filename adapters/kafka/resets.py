@@ -49,6 +49,8 @@ class _Lost:
 
     @property
     def is_due(self) -> bool:
+        if self.partition.awaits_begin and self.partition.begins_at is not None:
+            return False  # the store has not answered yet
         if self.topic_id is not None and None in (self.topic_id.value, self.partition.topic_id):
             return False  # the broker has not answered yet
         return time.monotonic() >= self.retry_at
@@ -90,8 +92,11 @@ class Resets:
             return
         self.beginnings.learn(found)
         for tp in found:
-            if tp.error is None and tp.offset >= 0 and tp.leader_epoch is not None:
-                named[tp.topic, tp.partition].unverified = tp.offset, tp.leader_epoch
+            if tp.error is None and tp.offset >= 0:
+                partition = named[tp.topic, tp.partition]
+                partition.restart_at(tp.offset)
+                if tp.leader_epoch is not None:
+                    partition.unverified = tp.offset, tp.leader_epoch
 
     def accepts(self, partition: Partition, raw: Raw) -> bool:
         """Whether the log did not lose records between the group's offset and this record.
@@ -133,7 +138,7 @@ class Resets:
             starts = {one.partition: self._start(consumer, one) for one in due if not one.is_new}
             new = [one.partition for one in due if one.is_new]
             starts |= self.beginnings.find(consumer, new, partitions)
-            _restart(consumer, starts, partitions)
+            restart(consumer, starts, partitions)
         except KafkaException as error:
             log.warning("seek_failed", extra={"error": error_of(error)})
             starts = {}
@@ -156,6 +161,8 @@ class Resets:
                     # Asks the broker where this epoch ended.
                     where = TopicPartition(partition.topic, partition.number, offset, leader_epoch=epoch)
                     consumer.seek(where)
+                    partition.begin_anew()
+                    partition.awaits_record = True  # it shows that the broker found the epoch
                 except KafkaException as error:
                     log.warning("seek_failed", extra={"topic": partition.topic, "error": error_of(error)})
                     partition.unverified = offset, epoch
@@ -201,7 +208,7 @@ class Resets:
         return first if self._policy is Reset.EARLIEST else end
 
 
-def _restart(
+def restart(
     consumer: KafkaConsumer, starts: Mapping[Partition, int], partitions: Iterable[Partition]
 ) -> None:
     """Fetch from these offsets. The client library does not seek in a partition that stands still."""
@@ -277,6 +284,9 @@ class Beginnings:
         offsets: dict[str, Mapping[int, int]] = {}
         for partition in new:
             topic = partition.topic
+            if partition.is_stored and partition.is_begun:
+                starts[partition] = partition.position
+                continue
             if self._begins_first(partition):
                 starts[partition] = OFFSET_BEGINNING
                 continue

@@ -24,6 +24,7 @@ from idempotent.stores.sql.dialects import SqlDialect
 
 log = EventLog(__name__)
 
+_MOST_READ: Final = 500
 _WAIT: Final = Decision(
     Verdict.IN_PROGRESS, retry_after_s=0.1, reason="an earlier message of its partition is not done"
 )
@@ -53,19 +54,35 @@ class OffsetTable:
             "key_hash = ? AND next_offset BETWEEN ? AND ?",
         )
         self._advance: Final = lru_cache(maxsize=8)(partial(limited_update, dialect, name, change, where))
+        self._read_many: Final = lru_cache(maxsize=8)(
+            lambda count: text(
+                f"SELECT key_hash, next_offset FROM {name} WHERE key_hash IN ({', '.join('?' * count)})"
+            )
+        )
         read = f"SELECT next_offset, owner FROM {name} WHERE key_hash = ?"
         self._read: Final = text(read)
         # In a transaction, a plain read may return the row as it was when the transaction began.
         self._read_newest: Final = text(f"{read}{dialect.locking_read}")
 
-    def begin(self, connection: DriverConnection, starts: Mapping[Key, int]) -> dict[Key, int]:
-        """The next offset of each partition. One that is not stored yet is stored with its offset in `starts`."""
+    def begin(self, connection: DriverConnection, starts: Mapping[Key, int | None]) -> dict[Key, int]:
+        """The next offset of each partition. One that is not stored yet is stored with its offset in `starts`.
+
+        One that has neither is left out.
+        """
+        by_hash = {key.hash: key for key in starts}
+        hashes = sorted(by_hash)
         offsets = {}
-        for key in sorted(starts, key=lambda key: key.hash):
-            text = self._dialect.storable(connection, key.text)
-            execute(connection, self._begin, (key.hash, text, starts[key]))
-            ((offset, _),) = query(connection, self._read, (key.hash,))
-            offsets[key] = int(offset)
+        for at in range(0, len(hashes), _MOST_READ):
+            some = hashes[at : at + _MOST_READ]
+            for key_hash, offset in query(connection, self._read_many(len(some)), some):
+                offsets[by_hash[bytes(key_hash)]] = int(offset)
+        for key in [by_hash[each] for each in hashes]:
+            if key not in offsets and (start := starts[key]) is not None:
+                text = self._dialect.storable(connection, key.text)
+                execute(connection, self._begin, (key.hash, text, start))
+                # Another process may have stored it meanwhile.
+                ((offset, _),) = query(connection, self._read_newest, (key.hash,))
+                offsets[key] = int(offset)
         return offsets
 
     def advance(
@@ -248,8 +265,10 @@ class OffsetChecker(TransactionalBase):
             "leave offsets+ out of the URL"
         )
 
-    def begin(self, starts: Mapping[Key, int]) -> dict[Key, int]:
+    def begin(self, starts: Mapping[Key, int | None]) -> dict[Key, int]:
         """The next offset to read in each partition. One that is not stored yet starts at its offset in `starts`.
+
+        One that is not stored and has None in `starts` is left out.
 
         Raises:
             StoreError: the database did not answer.

@@ -228,7 +228,7 @@ def test_a_store_that_is_down_at_the_assignment_is_waited_for(broker, store):
     shop = Shop(broker, store, kind=DownAtFirst)
     shop.send(1)
     shop.run_until(1)
-    assert len(calls) == 3
+    assert len(calls) >= 3
     assert shop.booked() == once(1)
 
 
