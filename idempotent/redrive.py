@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -62,6 +62,9 @@ def redrive(
     The key is reopened first, then the message is published and confirmed, and only then is the letter removed. Letters
     that die while it works, beside a running worker, stay: each message is returned at most once.
 
+    A checker that recognises positions, such as `OffsetChecker`, has no keys to reopen: a message that comes back has a
+    new position, and runs; one that a crash returned twice runs twice.
+
     Args:
         consumer: the consumer of the dead letters.
         adapter: for the broker, not open; closed afterwards.
@@ -72,7 +75,7 @@ def redrive(
         on_letter: called after each letter with the counts so far.
 
     Raises:
-        ConfigurationError: the adapter cannot receive dead letters, or the checker has no admin.
+        ConfigurationError: the adapter cannot receive dead letters, or the checker keeps keys and has no admin.
         AdapterError: the broker failed.
         StoreError: the store did not answer.
     """
@@ -115,9 +118,10 @@ class _Redrive:
         self.done = Redriven()
         self._consumer = consumer
         self._adapter = adapter
-        self._admin = consumer.checker.admin()
+        # Who recognises positions has no keys: a message that comes back has a new position, and runs.
+        self._admin = None if consumer.checker.remembers.by_position else consumer.checker.admin()
         self._include_unknown = include_unknown
-        self._returned: set[bytes] = set()
+        self._returned: set[Hashable] = set()
         self._began_us: int | None = None
         """The store's clock when it was first read."""
 
@@ -141,20 +145,21 @@ class _Redrive:
             raw=letter.raw,
             key=letter.key,
         )
-        key = self._consumer.key_in(message)
-        if key is None:
+        admin, key = self._admin, self._consumer.key_in(message)
+        identity = message.id if admin is None else key
+        if identity is None:
             return self._leave()
-        record = self._admin.get(key)
+        record = None if admin is None or key is None else admin.get(key)
         dead = record if record is not None and record.status is KeyStatus.DEAD else None
         if dead is not None and self._began_us is None:
             self._began_us = dead.now_us
-        if key.hash in self._returned or (dead is not None and dead.update_at_us > (self._began_us or 0)):
+        if identity in self._returned or (dead is not None and dead.update_at_us > (self._began_us or 0)):
             return self._leave(again=1)
         if dead is not None and dead.last_error == UNKNOWN_EFFECT and not self._include_unknown:
             return self._leave(unknown=1)
-        if dead is not None and not self._admin.reopen(dead):
+        if admin is not None and dead is not None and not admin.reopen(dead):
             return self._leave()
-        self._returned.add(key.hash)
+        self._returned.add(identity)
         self._adapter.put_back(message)
         self._adapter.settle(delivery, _ACK)
         done = self.done

@@ -222,7 +222,7 @@ class KafkaAdapter(Adapter):
             {topic: subject for subject, topic in retry_topics.items()},
             stored,
             commits,
-            Resets(reset_policy(self._consumer_config, self._semantics, consumers), topic_ids),
+            Resets(reset_policy(self._consumer_config, self._semantics, consumers), topic_ids, group_id),
             interval_s=self._commit_interval_s,
             every=self._commit_every,
         )

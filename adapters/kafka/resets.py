@@ -70,10 +70,12 @@ class Resets:
     Args:
         policy: what to do when records are lost, and where the group begins a topic.
         topic_ids: looks up whether a topic was created again.
+        group: the name of the group, for what a person has to type.
     """
 
-    def __init__(self, policy: Reset, topic_ids: TopicIds) -> None:
+    def __init__(self, policy: Reset, topic_ids: TopicIds, group: str) -> None:
         self._policy = policy
+        self._group = group
         self._topic_ids = topic_ids
         self.beginnings: Final = Beginnings(policy)
         """Decides where partitions begin."""
@@ -184,15 +186,20 @@ class Resets:
             )
         else:
             what = f"{name} has lost records at its end: {one.reason}"
-        if self._policy is Reset.ERROR:
-            raise AdapterError(
-                f"{what}. Find out what is missing; the broker does not have it. To continue without it, start once "
-                "with consumer_config={'auto.offset.reset': 'earliest'}, or set the offset of the group"
-            )
+        set_stored = f"idempotent offsets set {self._group} {partition.topic} {partition.number}"
         if partition.is_stored and not is_removed:
             raise AdapterError(
                 f"{what}. New records have offsets that the database counts as processed. Find out what is missing, "
-                "then set next_offset of the partition in the table of offsets, and the offset of the group"
+                "then set the offset of the group with kafka-consumer-groups.sh --reset-offsets, and the stored one. "
+                f"Type: {set_stored} OFFSET --url URL"
+            )
+        if self._policy is Reset.ERROR:
+            continued = "set the offset of the group with kafka-consumer-groups.sh --reset-offsets"
+            if partition.is_stored:
+                continued = f"set the stored offset. Type: {set_stored} {first} --url URL"
+            raise AdapterError(
+                f"{what}. Find out what is missing; the broker does not have it. To continue without it, start once "
+                f"with consumer_config={{'auto.offset.reset': 'earliest'}}, or {continued}"
             )
         log.error(
             "records_lost",

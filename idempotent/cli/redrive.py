@@ -44,7 +44,8 @@ def redrive(
     """Return a consumer's dead letters to their queue, so that they run.
 
     Fix what killed them first. For each letter the key is reopened, the message is published and confirmed, and only
-    then is the letter removed: an interruption loses nothing, and a message that is returned twice still runs once.
+    then is the letter removed: an interruption loses nothing, and a message that is returned twice still runs once. (It
+    runs twice with an OffsetChecker or exactly_once, which recognise positions, and have no keys.)
 
     Beside a running worker, a message that dies again stays. Exit code 1: some letters stay dead, because they have no
     key, their key changed during the redrive, they died after it began, their effect is unknown, or they cannot be

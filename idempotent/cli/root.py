@@ -81,6 +81,7 @@ COMMANDS: Final = (
     Command("outbox", "idempotent.cli.outbox:app"),
     Command("migrate", "idempotent.cli.migrate:app"),
     Command("keys", "idempotent.cli.keys.command:app"),
+    Command("offsets", "idempotent.cli.offsets:app"),
     Command(
         "gc",
         "idempotent.cli.gc:gc",

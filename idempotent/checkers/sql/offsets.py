@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Final
@@ -12,7 +13,7 @@ from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.statements import limited_update
 from idempotent.checkers.sql.transactional import TransactionalBase
 from idempotent.checkers.sql.transactions import ClaimRecorder
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Released, Remembers, Verdict
+from idempotent.claims import NOBODY, Claim, ClaimRequest, Completion, Decision, Released, Remembers, Verdict
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key
 from idempotent.logs import EventLog
@@ -25,13 +26,34 @@ from idempotent.stores.sql.dialects import SqlDialect
 log = EventLog(__name__)
 
 _MOST_READ: Final = 500
+_GREATEST: Final = 2**63 - 1
 _WAIT: Final = Decision(
     Verdict.IN_PROGRESS, retry_after_s=0.1, reason="an earlier message of its partition is not done"
 )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredOffset:
+    """The next offset of a partition.
+
+    Attributes:
+        key: of the partition.
+        next_offset: its first message that is not processed.
+        age_s: seconds since it was stored.
+    """
+
+    key: Key
+    next_offset: int
+    age_s: float
+
+    @property
+    def place(self) -> str:
+        """`<topic id>/<partition>`; a hash if the names of topic and group are too long for the table."""
+        return self.key.text.rpartition(":")[2]
+
+
 class OffsetTable:
-    """The table `<table>_offsets`. Offsets only grow, and every change is conditioned on the stored one.
+    """The table `<table>_offsets`. Every change is conditioned on the stored offset, and only a person sets one back.
 
     Args:
         dialect: the properties of the database.
@@ -61,6 +83,9 @@ class OffsetTable:
         )
         read = f"SELECT next_offset, owner FROM {name} WHERE key_hash = ?"
         self._read: Final = text(read)
+        self._read_all: Final = text(
+            f"SELECT key_hash, k, next_offset, {now} - update_at FROM {name} ORDER BY k"
+        )
         # In a transaction, a plain read may return the row as it was when the transaction began.
         self._read_newest: Final = text(f"{read}{dialect.locking_read}")
 
@@ -108,6 +133,13 @@ class OffsetTable:
         if self._returns:
             return query(connection, self._advance(wait_s), params)[0][0] is not None
         return execute(connection, self._advance(wait_s), params) == 1
+
+    def read_all(self, connection: DriverConnection) -> list[StoredOffset]:
+        """All partitions, sorted by topic and group."""
+        return [
+            StoredOffset(Key(bytes(key_hash), text), int(offset), age_us / 1e6)
+            for key_hash, text, offset, age_us in query(connection, self._read_all)
+        ]
 
     def read(self, connection: DriverConnection, key: Key, *, newest: bool = False) -> Row | None:
         """(next offset, owner of the last change) of a partition; None: `begin` has not stored it."""
@@ -261,8 +293,8 @@ class OffsetChecker(TransactionalBase):
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "an OffsetChecker keeps the offsets of partitions, not keys; for the keys in the same tables "
-            "leave offsets+ out of the URL"
+            "an OffsetChecker keeps the offsets of partitions, not keys: `idempotent offsets show` shows them; for the "
+            "keys in the same tables leave offsets+ out of the URL"
         )
 
     def begin(self, starts: Mapping[Key, int | None]) -> dict[Key, int]:
@@ -275,6 +307,24 @@ class OffsetChecker(TransactionalBase):
         """
         return self.store.connections.run_atomically(self._recorder.offsets.begin, starts)
 
+    def stored(self) -> list[StoredOffset]:
+        """The offsets of all partitions, of all consumers with this table.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        return self.store.connections.run(self._recorder.offsets.read_all)
+
+    def set(self, partition: Key, offset: int) -> bool:
+        """Let a partition continue at another offset. A running worker goes there within seconds.
+
+        Set back, messages run again; set forward, those between do not run. False: the partition is not stored.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        return self._advance(partition, (0, _GREATEST), offset)
+
     def skip(self, partition: Key, position: Position) -> bool:
         """Advance past a message that will not be processed, such as a dead letter whose copy is confirmed.
 
@@ -283,9 +333,9 @@ class OffsetChecker(TransactionalBase):
         Raises:
             StoreError: the database did not answer.
         """
-        to, between = position.offset + 1, (position.expected, position.offset)
+        return self._advance(partition, (position.expected, position.offset), position.offset + 1)
+
+    def _advance(self, partition: Key, between: tuple[int, int], to: int) -> bool:
         return self.store.connections.run_atomically(
-            lambda driver: self._recorder.offsets.advance(
-                driver, partition, between, to, bytes(16), self.lock_timeout_s
-            )
+            self._recorder.offsets.advance, partition, between, to, NOBODY, self.lock_timeout_s
         )

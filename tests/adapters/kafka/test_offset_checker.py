@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy.orm import Session
+from typer.testing import CliRunner
 
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import OffsetChecker
+from idempotent.cli.root import app
 from idempotent.errors import AdapterError, ConfigurationError, StoreUnavailableError
 from idempotent.policy import Backoff
 from tests.adapters.kafka.through_proxy import garbled
@@ -184,16 +187,23 @@ def test_a_record_that_cannot_be_decoded_moves_on_in_its_turn(broker, store, bat
     assert shop.booked() == once(1, 2, 4, 5, 6)
 
 
-def test_records_that_were_removed_stop_it_whatever_kafka_has_committed(broker, store):
+@pytest.mark.parametrize("how", ["policy", "command"])
+def test_records_that_were_removed_stop_it_whatever_kafka_has_committed(broker, store, how):
     shop = Shop(broker, store)
     shop.send(*range(3))
     shop.run_until(3)
     shop.send(*range(3, 8))
     broker.remove(shop.topic, before=5)
     broker.commit("billing", shop.topic, 6)
-    with pytest.raises(AdapterError, match=f"records 3 to 4 of {shop.topic}/0 were removed"):
+    with pytest.raises(AdapterError, match=f"records 3 to 4 of {shop.topic}/0 were removed") as stopped:
         shop.worker().run()
-    shop.run_until(6, consumer_config={"auto.offset.reset": "earliest"})
+    if how == "policy":
+        shop.run_until(6, consumer_config={"auto.offset.reset": "earliest"})
+    else:
+        command = str(stopped.value).partition("Type: idempotent ")[2].replace("URL", store.url)
+        words = [*shlex.split(command), "--table", store.table, "--yes"]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        shop.run_until(6)
     assert shop.booked() == once(0, 1, 2, 5, 6, 7)
 
 

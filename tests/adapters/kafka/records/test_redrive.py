@@ -1,14 +1,19 @@
 """A dead letter that is sent back is the record that it was."""
 
 import secrets
+import threading
+from collections import Counter
+from contextlib import closing, contextmanager
 
 import pytest
 
-from idempotent import Outcome, Registry, Result
+from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.copies import FOR_HEADER, KEY_HEADER, ORIGIN_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.checkers import MemoryChecker
+from idempotent.checkers import AttemptChecker, MemoryChecker, OffsetChecker
+from idempotent.migrations import upgrade
 from idempotent.redrive import Redriven, redrive
+from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import GROUP, nothing, receive
 from tests.adapters.kafka.through_proxy import garbled
 from tests.support.logs import logged
@@ -95,3 +100,42 @@ def test_an_origin_that_a_producer_wrote_is_replaced(broker, topic, opened):
     adapter.close()
     (raw,) = broker.read_raw(f"{topic}.dlq")
     assert [value for name, value in raw.headers() if name == ORIGIN_HEADER] == [f"{topic}/0/0".encode()]
+
+
+@pytest.mark.parametrize("kind", ["offsets", "attempts"])
+def test_a_group_that_knows_positions_gets_its_letters_back(broker, topic, kind, tmp_path):
+    url = f"sqlite:///{tmp_path / 'offsets.db'}"
+    upgrade(url)
+    checker = OffsetChecker(url) if kind == "offsets" else AttemptChecker()
+    options = {} if kind == "offsets" else {"semantics": "exactly_once"}
+    runs, bad = Counter(), {b"1", b"3"}
+
+    def handle(message: Message) -> None:
+        runs[message.body] += 1
+        if message.body in bad:
+            raise ValueError("no such customer")
+
+    registry = Registry()
+    consumer = registry.consumer(topic, group=GROUP, checker=checker, max_attempts=1)(handle)
+    with closing(checker):
+        for number in range(4):
+            broker.produce(topic, b"%d" % number, None, [])
+        with working(registry, broker, options):
+            until(lambda: runs.total() == 4 and len(broker.read_raw(f"{topic}.dlq")) == 2, "two letters")
+        bad.clear()
+        assert redrive(consumer, KafkaAdapter(broker.bootstrap), limit=2, idle_s=60) == Redriven(returned=2)
+        with working(registry, broker, options):
+            until(lambda: runs.total() == 6, "the letters' messages")
+    assert runs == {b"0": 1, b"1": 2, b"2": 1, b"3": 2}
+
+
+@contextmanager
+def working(registry, broker, options):
+    worker = Worker(registry, KafkaAdapter(broker.bootstrap, **options), gc_interval_s=None)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(150)

@@ -1,0 +1,140 @@
+"""`idempotent offsets`: how far the partitions of OffsetCheckers are processed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from idempotent.checkers.urls import StoreKind, scheme_of
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
+from idempotent.cli.stores import checker_at
+from idempotent.cli.terminal.output import confirm, console, count, emit, note, plain, say, tell
+from idempotent.cli.terminal.output import table as new_table
+from idempotent.errors import ConfigurationError
+from idempotent.keys import KeySpace
+
+if TYPE_CHECKING:
+    from idempotent.checkers import OffsetChecker
+
+app = typer.Typer(
+    help="Show and set how far the partitions of OffsetCheckers are processed.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+_GREATEST = 2**63 - 1
+
+
+@app.command(epilog=epilog("idempotent offsets show --url sqlite:///app.db"))
+def show(url: UrlOption, table: TableOption = None, as_json: JsonOption = False) -> None:
+    """Show the next offset of each partition: its first message that is not processed."""
+    with _checker(url, table) as checker:
+        found = checker.stored()
+    if as_json:
+        for each in found:
+            emit(
+                consumer=each.key.consumer,
+                place=each.place,
+                next_offset=each.next_offset,
+                age_s=round(each.age_s, 1),
+            )
+    elif found:
+        shown = new_table(
+            "topic:group", "topic id/partition", "next offset", "stored", right=("next offset",)
+        )
+        for each in found:
+            shown.add_row(
+                plain(each.key.consumer), plain(each.place), str(each.next_offset), f"{each.age_s:,.0f} s ago"
+            )
+        console().print(shown)
+    else:
+        say("No offsets yet.")
+
+
+@app.command(
+    "set",
+    epilog=epilog("idempotent offsets set billing orders.shipped 0 4711 --dry-run --url sqlite:///app.db"),
+)
+def set_offset(
+    group: Annotated[str, typer.Argument(metavar="GROUP", show_default=False, help="The consumer's group.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="The consumer's topic.")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, show_default=False)],
+    offset: Annotated[
+        int,
+        typer.Argument(
+            metavar="OFFSET", min=0, max=_GREATEST, show_default=False, help="The next message to process."
+        ),
+    ],
+    url: UrlOption,
+    table: TableOption = None,
+    topic_id: Annotated[
+        str | None,
+        typer.Option(
+            "--topic-id",
+            metavar="ID",
+            show_default=False,
+            help="Of which topic, if one with this name was deleted and created again.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a partition continue at another offset. A running worker goes there within seconds.
+
+    Set back, messages run again. Set forward, the messages between do not run. Kafka's own offset of the group follows
+    the stored one while a worker runs. Exit code 1: no such partition is stored, or several topics had this name.
+    """
+    consumer = KeySpace(topic, group).name
+    with _checker(url, table) as checker:
+        found = [
+            each
+            for each in checker.stored()
+            if each.key.hash == KeySpace(topic, group).key(each.place).hash
+            and each.place.rpartition("/")[2] == str(partition)
+            and topic_id in (None, each.place.rpartition("/")[0])
+        ]
+        if len(found) != 1:
+            ids = ", ".join(each.place.rpartition("/")[0] for each in found)
+            why = (
+                f"several topics had this name; choose one with --topic-id: {ids}"
+                if found
+                else "it is not stored"
+            )
+            note(
+                f"[yellow]Partition {partition} of {plain(consumer)}:[/yellow] {plain(why)}. idempotent offsets show"
+            )
+            raise typer.Exit(ExitCode.ATTENTION)
+        (before,) = found
+        moved = offset - before.next_offset
+        effect = f"{count(abs(moved), 'offset')} {'will not run' if moved > 0 else 'will run again'}"
+        what = f"partition {partition} of {plain(consumer)} from offset {before.next_offset} to {offset}: {effect}"
+        if not dry_run:
+            confirm(f"Set {what}?", yes=yes)
+            checker.set(before.key, offset)
+    tell(
+        f"{'Would set' if dry_run else '[green]Done:[/green] set'} {what}.",
+        as_json=as_json,
+        consumer=consumer,
+        place=before.place,
+        before=before.next_offset,
+        next_offset=offset,
+        done=not dry_run,
+    )
+
+
+@contextmanager
+def _checker(url: str, table: str | None) -> Iterator[OffsetChecker]:
+    scheme = scheme_of(url)
+    if scheme.kind is not StoreKind.SQL:
+        raise ConfigurationError("offsets are in an SQL database; give its URL")
+    from idempotent.checkers import OffsetChecker
+
+    with checker_at(f"offsets+{scheme.store_url(url)}", table=table) as checker:
+        assert isinstance(checker, OffsetChecker)
+        yield checker
