@@ -17,6 +17,8 @@ log = EventLog(__name__)
 _JITTER: Final = 0.5
 # librdkafka too asks at least every five seconds; longer waits would leave a fleet idle after the broker is back.
 RECONNECT: Final = Backoff(initial_s=0.2, maximum_s=5.0)
+DOUBT_AFTER_S: Final = 60.0
+"""After this long without a message a broker that may remove a consumer without a word is asked about it."""
 
 
 class Reconnecting:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from idempotent.adapters.activemq import client as stomp
@@ -42,12 +42,12 @@ class Subscription:
     """One subscription.
 
     Attributes:
-        id: unique on its connection.
+        id: unique on its connection; it changes when the subscription is renewed.
         subject: the consumer's name for the destination.
         destination: ActiveMQ's name.
     """
 
-    id: str
+    id: str = field(compare=False)
     subject: str
     destination: str
 
@@ -171,6 +171,18 @@ class StompConnection:
         for answer in [self._answer(receipt, until, what) for receipt in receipts]:
             if answer.command == "ERROR":
                 raise refusal(answer, what)
+
+    def renew(self, old: Subscription, new: Subscription) -> None:
+        """Replace a subscription of which nothing is unacknowledged.
+
+        Raises:
+            LostError: the broker does not know it any more, or refuses another.
+        """
+        try:
+            self.confirm([Frame("UNSUBSCRIBE", {"id": old.id})], "UNSUBSCRIBE")
+            self.confirm([self._subscribe_frame(new)], "SUBSCRIBE")
+        except RefusedError as error:
+            raise LostError(f"the broker has removed the consumer of {old.destination}: {error}") from error
 
     def transact(self, steps: Sequence[Frame], what: str) -> None:
         """Process all of these SENDs and ACKs in one transaction, or none.

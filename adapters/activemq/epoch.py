@@ -9,17 +9,17 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
 from idempotent.adapters.activemq.frames import DELAY_HEADER, Frame, message_of, unreadable
-from idempotent.adapters.activemq.options import AckMode, StompSettings
+from idempotent.adapters.activemq.options import AckMode, StompSettings, is_topic
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.copies import number_in
 from idempotent.adapters.fair_queue import FairQueue
-from idempotent.adapters.reconnecting import describe
+from idempotent.adapters.reconnecting import DOUBT_AFTER_S, describe
 from idempotent.adapters.watermark import Watermark
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
@@ -66,9 +66,12 @@ class Epoch:
         self._began_at = time.monotonic()
         self._settling = settling(connection, settings)
         self._accept_empty = settings.accept_empty
+        self._is_durable = settings.durable_subscription is not None
         self._subscriptions = {subscription.id: subscription for subscription in subscriptions}
         self._numbers = itertools.count(1)
         self._handed_over: set[Token] = set()
+        self._unsettled: Counter[str] = Counter()
+        self._heard_at = dict.fromkeys(self._subscriptions, self._began_at)
         self._kept: list[tuple[float, int, Held]] = []
         self._turns: FairQueue[tuple[Held, bool]] = FairQueue()
 
@@ -93,17 +96,17 @@ class Epoch:
     def done(self, token: Token) -> None:
         """Settle a delivery with an acknowledgement."""
         self._settling.done(token.held)
-        self._handed_over.remove(token)
+        self._settled(token)
 
     def replaced(self, token: Token, copy: CopyOf) -> None:
         """Settle a delivery with a copy."""
         self._settling.replaced(token.held, copy)
-        self._handed_over.remove(token)
+        self._settled(token)
 
     def refused(self, token: Token, copy: CopyOf) -> None:
         """Settle a delivery whose body cannot be read with a copy; the broker keeps the original."""
         self._settling.refused(token.held, copy)
-        self._handed_over.remove(token)
+        self._settled(token)
 
     def keep(self, token: Token, delay_s: float) -> None:
         """Keep the message unacknowledged, and deliver it to the worker again after `delay_s` seconds."""
@@ -111,9 +114,12 @@ class Epoch:
         self._keep(token.held, delay_s)
 
     def upkeep(self) -> None:
-        """Send heartbeats, and the acknowledgements that have waited long enough."""
+        """Send heartbeats, and the acknowledgements that have waited long enough; renew what has long been silent."""
         self.connection.upkeep()
         self._settling.flush()
+        for identity, heard_at in list(self._heard_at.items()):
+            if time.monotonic() - heard_at > DOUBT_AFTER_S:
+                self._doubt(self._subscriptions[identity])
 
     def close(self) -> None:
         """Send the last acknowledgements, and disconnect when the broker has processed them."""
@@ -129,7 +135,12 @@ class Epoch:
             held = heapq.heappop(self._kept)[2]
             self._turns.add(held.subscription.subject, (held, True))
         while (frame := self.connection.next_message()) is not None:
-            held = Held(next(self._numbers), self._subscriptions[frame.headers["subscription"]], frame)
+            subscription = self._subscriptions.get(frame.headers["subscription"])
+            if subscription is None:
+                continue  # sent just before it was renewed: the broker delivers it again
+            held = Held(next(self._numbers), subscription, frame)
+            self._heard_at[subscription.id] = time.monotonic()
+            self._unsettled[subscription.id] += 1
             self._settling.delivered(held)
             if DELAY_HEADER in frame.headers:
                 # A scheduler would have delayed the message and removed the header.
@@ -137,6 +148,24 @@ class Epoch:
                 self._keep(held, number_in(frame.headers, DELAY_HEADER) / 1000)
             else:
                 self._turns.add(held.subscription.subject, (held, False))
+
+    def _settled(self, token: Token) -> None:
+        self._handed_over.remove(token)
+        self._unsettled[token.held.subscription.id] -= 1
+
+    def _doubt(self, old: Subscription) -> None:
+        """Renew a silent subscription: ActiveMQ removes one without a word, and answers nothing to its late ACKs.
+
+        One of which a message is unsettled is left for later, and one that would miss messages meanwhile for ever.
+        """
+        if self._unsettled[old.id] or (is_topic(old.destination) and not self._is_durable):
+            self._heard_at[old.id] = time.monotonic()
+            return
+        new = replace(old, id=f"renewed-{next(self._numbers)}")
+        self._settling.flush(at_once=True)
+        self.connection.renew(old, new)
+        del self._subscriptions[old.id], self._heard_at[old.id]
+        self._subscriptions[new.id], self._heard_at[new.id] = new, time.monotonic()
 
     def _hand_over(self, held: Held, *, redelivered: bool) -> Delivery:
         token = Token(held)

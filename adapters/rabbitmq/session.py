@@ -18,6 +18,7 @@ from idempotent.adapters.rabbitmq.messages import Received, late_s, message_from
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, Window
 from idempotent.adapters.rabbitmq.reading import fault_in
 from idempotent.adapters.rabbitmq.topology import Topology, get
+from idempotent.adapters.reconnecting import DOUBT_AFTER_S
 from idempotent.adapters.watermark import Watermark
 from idempotent.errors import MessageError
 from idempotent.logs import EventLog
@@ -28,8 +29,6 @@ log = EventLog(__name__)
 # How often the connection is served while deliveries are available.
 _PUMP_EVERY_S: Final = 0.05
 _PULL_EVERY_S: Final = 0.1
-# After this long without a message, the broker is asked whether the consumers still exist.
-_DOUBT_AFTER_S: Final = 60.0
 # A delayed message is on its way for milliseconds; one that its queue refuses is offered again after three minutes.
 _LATE_S: Final = 60.0
 # The broker adds this header to each message of a stream.
@@ -90,7 +89,7 @@ class Session:
         self._unsettled: set[int] = set()
         self._suspects: set[str] = set()
         self._no_streams: set[str] = set()
-        self._cancelled: Any = None
+        self._is_cancelled = False
         self._next_pump = 0.0
         self._opened_at = self._heard_at = time.monotonic()
         self._told_late = LogThrottle()
@@ -164,8 +163,10 @@ class Session:
         limits = [wait_s, self._acks.due_in_s, _PULL_EVERY_S if self._consuming.pull else None]
         self._connection.process_data_events(min(limit for limit in limits if limit is not None))
         self._next_pump = time.monotonic() + _PUMP_EVERY_S
-        if self._cancelled is not None:
-            raise pika_errors.ConsumerCancelled(self._cancelled)
+        if self._is_cancelled:
+            raise pika_errors.ChannelError(
+                "the broker cancelled the consumer of a queue, which it may have deleted"
+            )
         if not self._channel.is_open:
             raise pika_errors.ChannelWrongStateError("the broker closed the channel")
         while self._suspects:
@@ -175,7 +176,7 @@ class Session:
 
     def _check_consumers(self) -> None:
         """Detect a consumer that the broker lost without a cancel, which happens in clusters."""
-        if time.monotonic() - self._heard_at < _DOUBT_AFTER_S:
+        if time.monotonic() - self._heard_at < DOUBT_AFTER_S:
             return
         self._heard_at = time.monotonic()
         for queue, _ in self._queues:
@@ -245,7 +246,8 @@ class Session:
         self._channel.basic_consume(queue, partial(self._on_message, queue, work))
 
     def _on_cancel(self, frame: Any) -> None:
-        self._cancelled = frame
+        del frame
+        self._is_cancelled = True
 
     def _on_message(
         self, queue: str, work: str, channel: Any, method: Any, properties: Any, body: bytes

@@ -120,7 +120,7 @@ def test_a_handler_longer_than_the_consumer_timeout_has_one_effect_and_a_warning
 
 
 def test_a_consumer_that_the_broker_lost_without_a_word_is_noticed(tuned_rabbitmq, monkeypatch, caplog):
-    monkeypatch.setattr(rabbitmq_session, "_DOUBT_AFTER_S", 0.5)
+    monkeypatch.setattr(rabbitmq_session, "DOUBT_AFTER_S", 0.5)
     rabbit = Rabbit(tuned_rabbitmq.url)
     queue = rabbit.declare(rabbit.name())
     adapter = open_on(rabbit, queue)

@@ -12,6 +12,7 @@ from idempotent.errors import AdapterError
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import ACK, DEAD, failed
 from tests.adapters.rabbitmq.rabbit import consumer_of, keep_working, numbered, receive
+from tests.support.logs import events
 
 # Queues
 
@@ -79,6 +80,18 @@ def test_a_deleted_queue_is_an_error_because_its_bindings_are_gone(rabbit, queue
     with pytest.raises(AdapterError, match="was deleted while it was consumed"):
         keep_working(adapter, 10)
     assert not rabbit.exists(queue)
+
+
+def test_a_queue_that_is_deleted_and_made_again_at_once_is_consumed_again(rabbit, queue, opened, caplog):
+    adapter = opened(queue)
+    keep_working(adapter, 0.2)
+    with rabbit.channel() as channel:
+        channel.queue_delete(queue)
+        channel.queue_declare(queue, durable=True)
+    rabbit.send(Message(queue, id="1"))
+    assert receive(adapter)[0].message.id == "1"
+    assert "broker_connected" in events(caplog)
+    assert "cancelled the consumer" in caplog.text
 
 
 @pytest.mark.parametrize("suffix", [".dead", ".retry.due"])

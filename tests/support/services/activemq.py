@@ -11,6 +11,7 @@ from tests.support.services.process import PrivateServer, free_port
 
 USER, PASSWORD = "consumer", "s3cret-of-the-tests"
 MAX_FRAME_BYTES = 1_048_576
+IMPATIENCE_S = 0.5
 _JAR = Path("/usr/share/activemq/bin/activemq.jar")
 _TIMEOUT_S = 5.0
 
@@ -25,9 +26,11 @@ def ping(url: str) -> None:
 
 
 class PrivateActiveMq(PrivateServer):
-    """Its options are words, for the configuration: `no-scheduler`, `accounts` and `tls`.
+    """Its options are words, for the configuration: `no-scheduler`, `accounts`, `impatient`, `small-store` and `tls`.
 
     `accounts`: USER may read and write queues, but not write to any under `locked.`.
+    `impatient`: it removes consumers that acknowledged nothing for IMPATIENCE_S.
+    `small-store`: its store is full after a few messages of MAX_FRAME_BYTES.
     `tls`: `tls_url` and the certificate `ca_file` are there too.
     """
 
@@ -105,6 +108,8 @@ class PrivateActiveMq(PrivateServer):
             scheduler=str("no-scheduler" not in self._features).lower(),
             data=self.folder / "data",
             plugins=_ACCOUNTS if "accounts" in self._features else "",
+            policies=_IMPATIENT if "impatient" in self._features else "",
+            store_mb=4 if "small-store" in self._features else 512,
             security=security,
             connectors="".join(connectors),
         )
@@ -131,6 +136,10 @@ _ACCOUNTS = f"""<plugins>
     <authorizationEntry topic=">" read="users" write="users" admin="users"/>
   </authorizationEntries></authorizationMap></map></authorizationPlugin>
 </plugins>"""
+_IMPATIENT = f"""<destinationPolicy><policyMap><policyEntries><policyEntry queue=">"><slowConsumerStrategy>
+  <abortSlowAckConsumerStrategy checkPeriod="100" maxTimeSinceLastAck="{IMPATIENCE_S * 1000:.0f}" maxSlowDuration="100"
+    ignoreIdleConsumers="false"/>
+</slowConsumerStrategy></policyEntry></policyEntries></policyMap></destinationPolicy>"""
 # `enableJournalDiskSyncs`: an acknowledged message reaches the system, which writes it down when it likes.
 _XML = """<beans xmlns="http://www.springframework.org/schema/beans"
     xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
@@ -140,10 +149,11 @@ _XML = """<beans xmlns="http://www.springframework.org/schema/beans"
   <broker xmlns="http://activemq.apache.org/schema/core" brokerName="tests" useJmx="false" persistent="true"
       schedulerSupport="{scheduler}" dataDirectory="{data}">
     {plugins}
+    {policies}
     <persistenceAdapter><kahaDB directory="{data}/kahadb" enableJournalDiskSyncs="false"/></persistenceAdapter>
     {security}
     <systemUsage><systemUsage>
-      <storeUsage><storeUsage limit="512 mb"/></storeUsage>
+      <storeUsage><storeUsage limit="{store_mb} mb"/></storeUsage>
       <tempUsage><tempUsage limit="128 mb"/></tempUsage>
       <jobSchedulerUsage><jobSchedulerUsage limit="128 mb"/></jobSchedulerUsage>
     </systemUsage></systemUsage>
