@@ -165,9 +165,8 @@ class _Group:
             self._report_claims(members, repeat(error))
             for member in members:
                 self.results[member.index] = yield from store_failed(self._binding, member.message, error)
-            for index in range(
-                len(self._messages)
-            ):  # a signal handler may have raised in `_firsts`, and ended it
+            # A signal handler may have raised in `_firsts`, and ended it.
+            for index in range(len(self._messages)):
                 self.results.setdefault(index, unavailable(error))
             return []
         try:

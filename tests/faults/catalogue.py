@@ -785,28 +785,28 @@ FAULTS: Final = (
         "idempotent/checkers/protocol.py",
         "if not answered and not self.hooks.group_is_atomic:",
         "if False:",
-        "tests/guarantees/test_lost_answers.py -k 'redis-one-answer-claim_once'",
+        "tests/guarantees/crash/test_lost_answers.py -k 'redis-one-answer-claim_once'",
     ),
     Fault(
         "the note of a start that could not be deleted is forgotten",
         "idempotent/checkers/sql/transactional.py",
         "        except StoreError:\n            self._owe_ends(ended)\n",
         "        except StoreError:\n            pass\n",
-        "tests/guarantees/test_lost_answers.py -k 'outages and postgres-group-]'",
+        "tests/guarantees/crash/test_lost_answers.py -k 'outages and postgres-group-]'",
     ),
     Fault(
         "an attempt that could not be taken back stays counted",
         "idempotent/checkers/sql/transactional.py",
         "        except StoreError:\n            self._owe_uncount(failed)\n",
         "        except StoreError:\n            pass\n",
-        "tests/guarantees/test_lost_answers.py -k 'outages and postgres-one-died'",
+        "tests/guarantees/crash/test_lost_answers.py -k 'outages and postgres-one-died'",
     ),
     Fault(
         "an answer that was lost is forgotten when the next try meets a lock",
         "idempotent/stores/sql/connections.py",
         "                raise lost or failed from error\n",
         "                raise failed from error\n",
-        "tests/guarantees/test_lost_answers.py -k stays_lost",
+        "tests/guarantees/crash/test_lost_answers.py -k stays_lost",
     ),
     Fault(
         "the newer of two unrecorded steps of a key is forgotten with the older",
@@ -1665,7 +1665,7 @@ FAULTS: Final = (
     Fault(
         "a dead letter comes back and its key stays dead",
         "idempotent/redrive.py",
-        "if dead is not None and not self._admin.reopen(dead):",
+        "if admin is not None and dead is not None and not admin.reopen(dead):",
         "if False:",
         "tests/test_redrive.py -k test_dead_letters_go_back_and_run",
     ),
@@ -1679,7 +1679,7 @@ FAULTS: Final = (
     Fault(
         "redrive: a message that dies again is returned again",
         "idempotent/redrive.py",
-        "        self._returned.add(key.hash)\n",
+        "        self._returned.add(identity)\n",
         "",
         "tests/test_redrive.py -k test_a_letter_that_is_rejected_again",
     ),
@@ -2345,8 +2345,8 @@ FAULTS: Final = (
     Fault(
         "async: the current claim outlives its handler",
         _CALLING,
-        "as a step\n                _current_claim.reset(token)\n",
-        "as a step\n                pass\n",
+        "as a step\n                    _current_claim.reset(token)\n",
+        "as a step\n                    pass\n",
         "tests/processing/test_awaited.py -k another_consumer",
     ),
     Fault(
