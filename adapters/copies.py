@@ -7,6 +7,7 @@ and only that one believes it: a client without this library may pass on all hea
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -128,13 +129,19 @@ def fit_headers(headers: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], 
 
     The headers of this library stay, and one of them names those that were removed. The body is never cut.
     """
-    kept, cut = dict(headers), []
-    while not fits(kept) and (theirs := [name for name in kept if not str(name).startswith(OURS)]):
-        largest = max(theirs, key=lambda name: len(repr(kept[name])))
-        del kept[largest]
-        cut.append(str(largest))
-        kept[CUT_HEADER] = ", ".join(cut)[:_REASON_LIMIT]
-    return kept
+    theirs = [name for name in headers if not str(name).startswith(OURS)]
+    theirs.sort(key=lambda name: len(repr(headers[name])), reverse=True)
+
+    def without(count: int) -> dict[str, Any]:
+        if not count:
+            return dict(headers)
+        kept = headers.keys() - theirs[:count]
+        cut = {CUT_HEADER: ", ".join(map(str, theirs[:count]))[:_REASON_LIMIT]}
+        return {name: each for name, each in headers.items() if name in kept} | cut
+
+    if not theirs or fits(headers):
+        return without(0)
+    return without(bisect_left(range(len(theirs)), x=True, lo=1, key=lambda count: fits(without(count))))
 
 
 def _identity(

@@ -46,39 +46,55 @@ from types import MappingProxyType
 from typing import Final, Self
 from urllib.parse import unquote
 
-# To the last @ of the word: a password may contain an unquoted @.
-_USERINFO: Final = re.compile(r"(://[^:/@\s]*:)[^\s'\"]*@")
-# One slash or colon is missing: `postgresql:/me:secret@host`, `amqp//me:secret@host`.
-_MISTYPED: Final = re.compile(
-    r"(\b(?:mysql|mariadb|postgres|redis|amqp|stomp|kafka|https?)[\w+]*:*/[:/]*[^:/@\s]*:)[^\s'\"]*@"
+LONGEST: Final = 10_000
+"""How many characters of a text from elsewhere are looked at, and shown."""
+# Marks the end of a text that was cut: what a pattern looks for may have stood behind it.
+_CUT: Final = "\0"
+
+# Anybody may have sent the texts, so the patterns look at no character more often than a few times. Each begins at a
+# word, a line or a mark, which no attempt passes, and does not look for another (?>...) when the first leads nowhere.
+
+# From the colon before the first password of a word to the last @ of it, because passwords contain unquoted ones. The
+# second form lacks a slash or a colon: `postgresql:/me:secret@host`, `amqp//me:secret@host`. What Redis calls a user,
+# without a colon, is often the password.
+_USERINFO: Final = re.compile(
+    r"(?<!\S)((?>\S*?(?:"
+    r"(?:://|(?:mysql|mariadb|postgres|redis|amqp|stomp|kafka|https?)[\w+]{0,40}:*/[:/]*?)[^:/@\s]*:"
+    rf"|rediss?://)))(?:\S+{_CUT}\Z|\S+@)"
 )
-# Redis calls the word before the @ a user; often it is the password, whose colon was forgotten.
-_REDIS_USER: Final = re.compile(r"(\brediss?://)[^:/@\s]+@")
 _PARAMETER: Final = re.compile(
-    r"([?&][\w.-]*(?:password|passwd|passcode|pwd|secret|token)[\w.-]*=)[^&\s'\"]*", re.IGNORECASE
+    r"([?&](?=[\w.-]*?(?:password|passwd|passcode|pwd|secret|token))[\w.-]*+=)([^&\s'\"\0]*)", re.IGNORECASE
 )
 # What SQLAlchemy, PostgreSQL and MySQL quote from a statement.
 _PARAMETERS: Final = re.compile(r"\s?\[parameters: (?:.*\](?=\s*\(Background on this error)|.*)", re.DOTALL)
 _DETAIL: Final = re.compile(r"\s(?:DETAIL|CONTEXT):.*")
-_IN_MYSQL: Final = re.compile(
-    r"(?<=\bDuplicate entry )'.*'(?= for key )|(?<=\bvalue: )'.*'(?= for )|(?<=\bnear )'.*'(?= at line)"
-    r"|(?:(?<=\bvalue: )|(?<=\bout of range in )|(?<=\bsyntax error: )|(?<=\bto the value of )|(?<=\btime zone: ))"
-    r"'.*'(?=\W{0,4}$)",
-    re.MULTILINE,
-)
-_IN_POSTGRESQL: Final = re.compile(
-    r"(\b(?:invalid|malformed|out of range|syntax error)\b[^\n]*?: |\bvalue (?=\".*\" is out of range))\".*\""
+_QUOTED: Final = tuple(
+    re.compile(rf"^((?>.*?{before}))(?:{quote}.*{quote}(?={after})|{quote}.*{_CUT}\Z)", re.MULTILINE)
+    for before, quote, after in (
+        (r"\bDuplicate entry (?=')", "'", " for key "),
+        (r"\bvalue: (?=')", "'", " for "),
+        (r"\bnear (?=')", "'", " at line"),
+        (r"\b(?:value:|out of range in|syntax error:|to the value of|time zone:) (?=')", "'", r"\W{0,4}$"),
+        (r"\b(?:invalid|malformed|out of range|syntax error)\b)(?>.*?: (?=\")", '"', ""),
+        (r"\bvalue (?=\")", '"', " is out of range"),
+    )
 )
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
-# The patterns take a quadratic time, and a text may come from a message.
-LONGEST: Final = 10_000
 
 
 def mask(text: str) -> str:
     """The text with the passwords of its URLs replaced by `***`."""
-    for secret in (_USERINFO, _MISTYPED, _REDIS_USER):
-        text = secret.sub(_masked_user, text)
-    return _PARAMETER.sub(_masked, text)
+    text = _PARAMETER.sub(_masked_parameter, text)
+    return _USERINFO.sub(_masked_user, text) if "@" in text or text.endswith(_CUT) else text
+
+
+def brief(text: str) -> str:
+    """At most 10,000 characters of the text, without the passwords of its URLs, or the half of one."""
+    return mask(_cut(text)).removesuffix(_CUT)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + _CUT
 
 
 _given: Final[dict[str, str]] = {}
@@ -115,6 +131,11 @@ def _masked(found: re.Match[str]) -> str:
     return f"{found[1]}***"
 
 
+def _masked_parameter(found: re.Match[str]) -> str:
+    # Its @ may be that behind a password.
+    return f"{found[1]}***{'@' if '@' in found[2] else ''}"
+
+
 def _masked_user(found: re.Match[str]) -> str:
     return f"{found[1]}***@"
 
@@ -124,8 +145,10 @@ def without_values(text: str) -> str:
 
     At most 10,000 characters of it.
     """
-    text = _DETAIL.sub("", _PARAMETERS.sub("", text[:LONGEST]))
-    return mask(_IN_POSTGRESQL.sub(_masked, _IN_MYSQL.sub("***", text)))
+    text = _DETAIL.sub("", _PARAMETERS.sub("", _cut(text)))
+    for quoted in _QUOTED:
+        text = quoted.sub(_masked, text)
+    return mask(text).removesuffix(_CUT)
 
 
 class IdempotentError(Exception):

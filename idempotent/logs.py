@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from idempotent.errors import LONGEST, mask
+from idempotent.errors import brief
 
 _FIRST: Final = ("consumer", "key", "error")
 
@@ -30,7 +31,16 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
             return
         given = kwargs.pop("extra", {})
         names = [*filter(given.__contains__, _FIRST), *(name for name in given if name not in _FIRST)]
-        shown = {name: mask(repr(given[name])[:LONGEST]) for name in names if given[name] is not None}
+        shown = {name: brief(repr(given[name])) for name in names if given[name] is not None}
         # What differs from record to record are arguments: who groups records by their text finds one for an event.
         text = " ".join([str(msg), *(f"{name}=%s" for name in shown)])
         self.logger.log(level, text, *shown.values(), extra={**given, "event": msg}, stacklevel=2, **kwargs)
+
+
+def masked(data: Any, mask: Callable[[str], str]) -> Any:
+    """The data of a record, with each text, also in lists and dicts, as `mask` shows it."""
+    if isinstance(data, str):
+        return mask(data)
+    if isinstance(data, Mapping):
+        return {name: masked(value, mask) for name, value in data.items()}
+    return [masked(value, mask) for value in data] if isinstance(data, (list, tuple)) else data

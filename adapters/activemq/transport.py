@@ -29,6 +29,7 @@ class FrameSplitter:
 
     def __init__(self) -> None:
         self._received = bytearray()
+        self._frames = self._split()
 
     def add(self, chunk: bytes) -> None:
         """Add received bytes."""
@@ -36,23 +37,35 @@ class FrameSplitter:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the complete frames, each once."""
-        while (end := self._end_of_first()) is not None:
-            frame = bytes(self._received[:end])
-            del self._received[: end + 1]
+        while (frame := next(self._frames)) is not None:
             yield frame
 
-    def _end_of_first(self) -> int | None:
-        while self._received[:1] and self._received[0] in _BETWEEN_FRAMES:
-            del self._received[0]
-        headers = _END_OF_HEADERS.search(self._received)
-        if headers is None:
-            return None
-        length = _CONTENT_LENGTH.search(self._received, 0, headers.end())
-        if length is not None:
-            end = headers.end() + int(length[1])
-            return end if end < len(self._received) else None
-        end = self._received.find(b"\0", headers.end())
-        return end if end >= 0 else None
+    def _split(self) -> Iterator[bytes | None]:
+        """Yield the frames, and None where more bytes are needed; those that were looked at are not looked at again."""
+        received = self._received
+        while True:
+            while not received or received[0] in _BETWEEN_FRAMES:
+                if received:
+                    del received[0]
+                else:
+                    yield None
+            seen = 0
+            while (headers := _END_OF_HEADERS.search(received, max(seen - 2, 0))) is None:
+                seen = len(received)
+                yield None
+            body = headers.end()
+            if (length := _CONTENT_LENGTH.search(received, 0, body)) is not None:
+                end = body + int(length[1])
+                while len(received) <= end:
+                    yield None
+            else:
+                seen = body
+                while (end := received.find(b"\0", seen)) < 0:
+                    seen = len(received)
+                    yield None
+            frame = bytes(received[:end])
+            del received[: end + 1]
+            yield frame
 
 
 class Transport(stomp.Transport):  # type: ignore[misc]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from idempotent.errors import mask
+from idempotent.logs import masked
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
@@ -56,4 +57,5 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return mask(json.dumps(line, default=str))
+        # Before it is written: a mask would take a quote's backslash for a part of the password before it.
+        return json.dumps(masked(line, mask), default=lambda value: mask(str(value)))

@@ -3,37 +3,44 @@
 import io
 import json
 import logging
+import threading
+import time
 
 import pytest
+from rich.console import Console
 
 from idempotent import Message, Registry
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
+from idempotent.cli.terminal.logs import ConsoleHandler
 from idempotent.observe.formatters import JsonFormatter, TextFormatter
 from tests.support.working import run_until
 
 
 @pytest.fixture
 def logged():
-    """`logged(formatter)`: what a worker logs with it when its handler raises."""
+    """`logged(formatter)`: what a worker logs with it when its handler raises; with another handler: on a terminal."""
     library, stream = logging.getLogger("idempotent"), io.StringIO()
-    handler = logging.StreamHandler(stream)
-    library.addHandler(handler)
+    handlers = []
 
-    def run(formatter):
-        handler.setFormatter(formatter)
+    def run(formatter, text="no account at amqp://me:s3cret@host", handler=None):
+        handlers.append(handler or logging.StreamHandler(stream))
+        library.addHandler(handlers[0])
+        handlers[0].setFormatter(formatter)
         registry, broker = Registry(), MemoryBroker()
 
         @registry.consumer("orders", checker=MemoryChecker(), max_attempts=1)
         def pay(message):
-            raise ValueError("no account at amqp://me:s3cret@host")
+            raise ValueError(text)
 
         broker.publish(Message("orders", id="7"))
-        run_until(registry, MemoryAdapter(broker), lambda: "message_dead" in stream.getvalue())
-        return stream.getvalue()
+        shown = stream if handler is None else handler.console.file
+        run_until(registry, MemoryAdapter(broker), lambda: "message_dead" in shown.getvalue())
+        return shown.getvalue()
 
     yield run
-    library.removeHandler(handler)
+    for handler in handlers:
+        library.removeHandler(handler)
 
 
 def test_as_text_an_event_has_its_data_and_its_traceback(logged):
@@ -51,3 +58,37 @@ def test_as_json_an_event_is_an_object_a_line(logged):
     (line,) = [json.loads(line) for line in text.splitlines() if "message_dead" in line]
     assert (line["level"], line["event"], line["key"]) == ("warning", "message_dead", "orders:default:7")
     assert "s3cret" not in text
+
+
+@pytest.mark.parametrize("text", ['x://h?password="s3cret"', "x://me:\"s3cret'@h"])
+def test_a_line_of_json_stays_one_whatever_the_password_has(text):
+    record = logging.LogRecord("x", 30, "x", 1, text, None, None)
+    record.given = {"urls": [text], "kind": ValueError(text)}
+    line = JsonFormatter().format(record)
+    assert json.loads(line)["given"]["urls"] == [json.loads(line)["event"]]
+    assert "x://me:***@h" in line or "x://h?password=***" in line
+
+
+@pytest.mark.parametrize("part", ["://a:", "\n"])
+@pytest.mark.parametrize("form", ["text", "json", "terminal"])
+def test_an_error_with_the_body_of_a_message_stops_no_other_thread(logged, form, part):
+    """The thread that renews leases is one of them."""
+    longest, ended = 0.0, threading.Event()
+
+    def tick():
+        nonlocal longest
+        last = time.monotonic()
+        while not ended.wait(0.001):
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    console = ConsoleHandler(Console(file=io.StringIO(), force_terminal=True))
+    formatter = JsonFormatter() if form == "json" else TextFormatter()
+    try:
+        logged(formatter, part * 40_000 + "@", console if form == "terminal" else None)
+    finally:
+        ended.set()
+        ticking.join()
+    assert longest < 2.0

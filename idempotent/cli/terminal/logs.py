@@ -9,6 +9,7 @@ from enum import Enum
 
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 from idempotent.observe.formatters import JsonFormatter, TextFormatter
 
@@ -37,8 +38,8 @@ def log_to(
         handler = logging.StreamHandler(console.file)
         handler.setFormatter(JsonFormatter())
     elif console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, markup=False)
-        handler.setFormatter(TextFormatter("%(message)s"))
+        handler = ConsoleHandler(console)
+        handler.setFormatter(TextFormatter())
     else:
         handler = logging.StreamHandler(console.file)
         handler.setFormatter(TextFormatter())
@@ -52,9 +53,24 @@ def log_to(
         root.setLevel(level.upper())
 
 
+class ConsoleHandler(logging.Handler):
+    """Writes above a progress bar. Rich's own handler takes a quadratic time to lay out a text of many lines."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            style = "red" if record.levelno >= logging.ERROR else ""
+            self.console.print(Text(self.format(record), style), soft_wrap=True)
+        except Exception:  # a closed terminal; as the handlers of `logging`
+            self.handleError(record)
+
+
 def _is_shown(handler: logging.Handler) -> bool:
     """Whether a handler writes where the command writes."""
-    if isinstance(handler, RichHandler):
+    if isinstance(handler, (RichHandler, ConsoleHandler)):
         return True
     shown = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
     return isinstance(handler, logging.StreamHandler) and handler.stream in shown

@@ -42,6 +42,7 @@ from idempotent.errors import (
     StoreError,
     StoreUnavailableError,
     UnknownCheckerError,
+    brief,
     mask,
 )
 
@@ -101,8 +102,11 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
 
 
 def plain(text: str) -> str:
-    """Text from outside, escaped for rich markup, and without passwords and what a terminal would obey."""
-    return escape(_harmless(mask(text)))
+    """Text from outside, escaped for rich markup, and without passwords and what a terminal would obey.
+
+    At most 10,000 characters of it: Rich takes a quadratic time for backslashes.
+    """
+    return escape(_harmless(brief(text)))
 
 
 def shown(text: str) -> str:

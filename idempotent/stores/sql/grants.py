@@ -27,6 +27,8 @@ _NO_RIGHT_IN_MYSQLS_DATABASE: Final = re.compile(
 _DENIED_BY_POSTGRESQL: Final = re.compile(
     r"(?P<why>permission denied for|must be owner of) (?P<kind>table|relation|sequence|schema) (?P<name>\w+)"
 )
+# A server's message has at most 512 bytes; what a procedure raises may be longer.
+_LONGEST: Final = 1000
 # The schemas of the search_path that have the table and that the user may not use: to him they are not there.
 _UNUSABLE_SCHEMA: Final = (
     "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
@@ -83,6 +85,7 @@ def what_to_grant(text: str, engine: Engine, connection: Any = None) -> str:
         engine: of the user.
         connection: the driver's connection, which is asked for the name of the account.
     """
+    text = text[:_LONGEST]
     if engine.dialect.name == "postgresql":
         statement = _for_postgresql(text, _account(engine, connection))
     else:
