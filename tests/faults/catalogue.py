@@ -226,8 +226,8 @@ FAULTS: Final = (
     Fault(
         "SQL: the checker's own sessions keep the application's time zone",
         "idempotent/stores/sql/detached.py",
-        "if self._autocommit and dialect.use_utc:",
-        "if False and dialect.use_utc:",
+        "own = dialect.own_settings if self._autocommit else",
+        "own = dialect.own_settings if False else",
         "tests/guarantees/test_summer_time.py",
     ),
     Fault(

@@ -141,10 +141,10 @@ class DetachedConnections:
             limit_silence(raw, self._silence_s)
             keep_from_children(raw)
             driver = DriverConnection(raw)
-            if self._autocommit and dialect.use_utc:
-                execute(driver, dialect.use_utc)
-            if self._waits_briefly and dialect.lock_limit:
-                execute(driver, dialect.lock_limit)
+            if dialect.settings:
+                own = dialect.own_settings if self._autocommit else ""
+                limit = dialect.lock_limit if self._waits_briefly else ""
+                execute(driver, f"{dialect.settings}{own}{limit}")
             return Detached(connection, driver, pool, time.monotonic(), closings)
         except BaseException:
             _close(connection, raw)

@@ -21,11 +21,13 @@ MAX_ROWS: Final = 1000
 # The server's clock when the statement acts, not when the statement or its transaction began: a claim that waited for
 # a lock must not go back in time. Only SYSDATE tells it, in the session's zone; the second difference, of when the
 # statement began, removes that. If summer time began or ended meanwhile, this is an hour wrong: so statements that may
-# wait run in UTC, by `use_utc` or `scoped`. See docs/decisions/0044-statements-run-in-utc.md.
+# wait run in UTC, by `own_settings` or `scoped`. See docs/decisions/0044-statements-run-in-utc.md.
 _MYSQL_NOW: Final = (
     "(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))-TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),NOW(6)))"
 )
 _UTC: Final = "time_zone='+00:00'"
+# With CHAIN a COMMIT opens a transaction, in which all that follows is never committed; with RELEASE it disconnects.
+_MYSQL_SETTINGS: Final = "SET SESSION completion_type=NO_CHAIN"
 _POSTGRESQL_NOW: Final = "(EXTRACT(EPOCH FROM clock_timestamp())*1000000)::bigint"
 _SERVER_STATUS_IN_TRANS: Final = 1
 _PQTRANS_INTRANS: Final = 2
@@ -88,13 +90,14 @@ class SqlDialect:
         name: SQLAlchemy's name of the family: mysql, postgresql or sqlite.
         marker: the driver's positional parameter marker.
         now_us: the clock in microseconds since the epoch, UTC, as an SQL expression.
-        use_utc: makes UTC the zone of a session; empty: its clock does not depend on the zone.
+        settings: sets what a COMMIT must mean in each session of ours; empty: no setting changes that.
+        own_settings: what it sets too where no handler works: UTC, on which the clock depends, and the modes of SQL.
         blob: the binary type to CAST to.
         conflict: how INSERT reports existing keys.
         locking_read: the suffix with which a SELECT sees the newest committed rows inside a transaction.
         autocommits: whether a driver connection is in autocommit.
         in_transaction: whether, as far as the driver knows, the transaction is still open and usable.
-        lock_limit: limits the lock waits of a session to a second; empty: the claims do so, or nothing waits.
+        lock_limit: and a limit of a second for lock waits; empty: the claims set it, or nothing waits.
         prepare: prepares a driver connection for the library's statements; cheap, may be called again.
         statement_limit: a query for the longest statement that the server takes, in bytes; None: longer than any.
         use_utf8: makes UTF-8 the character set of a driver connection in autocommit.
@@ -104,7 +107,8 @@ class SqlDialect:
     name: str
     marker: str
     now_us: str
-    use_utc: str
+    settings: str
+    own_settings: str
     blob: str
     conflict: Conflict
     locking_read: str
@@ -170,11 +174,12 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             name="mysql",
             marker=marker,
             now_us=_MYSQL_NOW,
-            use_utc=f"SET SESSION {_UTC}",
+            settings=_MYSQL_SETTINGS,
+            own_settings=f", {_UTC}, sql_mode='STRICT_TRANS_TABLES'",
             blob="BINARY",
             conflict=Conflict.RETURNS_ALL if mariadb and dialect.insert_returning else Conflict.SILENT,
             locking_read=" LOCK IN SHARE MODE",
-            lock_limit="SET SESSION innodb_lock_wait_timeout = 1",
+            lock_limit=", innodb_lock_wait_timeout=1",
             autocommits=lambda connection: bool(connection.get_autocommit()),
             in_transaction=_mysql_in_transaction,
             prepare=_no_preparation,
@@ -187,7 +192,8 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             name="postgresql",
             marker=marker,
             now_us=_POSTGRESQL_NOW,
-            use_utc="",
+            settings="",
+            own_settings="",
             blob="bytea",
             conflict=Conflict.RETURNS_NEW,
             locking_read="",
@@ -203,7 +209,8 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
         name="sqlite",
         marker=marker,
         now_us="idempotent_now_us()",
-        use_utc="",
+        settings="",
+        own_settings="",
         blob="BLOB",
         conflict=Conflict.RETURNS_NEW,
         locking_read="",

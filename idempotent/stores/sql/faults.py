@@ -105,6 +105,12 @@ _MISSING_TABLE: Final = re.compile(
     r"|Table '(?:[^'.]*\.)?(\w+)' doesn't exist"
     r"|no such table: (?:\w+\.)?(\w+)"
 )
+_READ_ONLY: Final = re.compile("read[- ]only", re.IGNORECASE)
+_READ_ONLY_BY: Final = {
+    "postgresql": "default_transaction_read_only",
+    "sqlite": "mode=ro",
+    **dict.fromkeys(("mysql", "mariadb"), "transaction_read_only (tx_read_only)"),
+}
 # As the names of psycopg's prepared statements begin.
 _PREPARED_BY_PSYCOPG: Final = 'prepared statement "_pg3_'
 _PREPARE_NOTHING: Final = (
@@ -198,11 +204,8 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
         )
     match fault_of(error, engine, connection):
         case Fault.DISCONNECTED:
-            return StoreUnavailableError(
-                f"cannot use the store {store}: {text}. "
-                "Check that the server runs, the host, port and database, the user and the password."
-                f"{_right_to_connect(text, engine)}"
-            )
+            remedy = _where_to_write(text, engine) or _to_connect(text, engine)
+            return StoreUnavailableError(f"cannot use the store {store}: {text}{remedy}")
         case Fault.CROWDED:
             return StoreUnavailableError(
                 f"the engine's pool lent no connection to {store}: {text}. Each message that is handled at the same "
@@ -221,7 +224,7 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
                 f"the user of the store {store} lacks a right: {text}. {what_to_grant(text, engine, connection)}"
             )
         case _:
-            return StoreError(f"the store {store} failed: {text}")
+            return StoreError(f"the store {store} failed: {text}{_where_to_write(text, engine)}")
 
 
 def _missing(error: BaseException, engine: Engine, table: str, connection: Any) -> SchemaError:
@@ -251,9 +254,20 @@ def _unseen(missing: str, engine: Engine, connection: Any) -> str | None:
         return None  # its transaction has failed, or the connection
 
 
-def _right_to_connect(text: str, engine: Engine) -> str:
-    """For MySQL's error 1044: the server has let the user in, but not into the database."""
-    return f" {what_to_grant(text, engine)}" if "Access denied" in text and "to database" in text else ""
+def _where_to_write(text: str, engine: Engine) -> str:
+    """After an error of a session that only reads: what to do, with the name of the setting."""
+    if not _READ_ONLY.search(text):
+        return ""
+    return (
+        f". Connect to the primary; if this is it, unset {_READ_ONLY_BY[engine.dialect.name]} for the user."
+    )
+
+
+def _to_connect(text: str, engine: Engine) -> str:
+    # MySQL's error 1044: the server has let the user in, but not into the database.
+    shut = "Access denied" in text and "to database" in text
+    granted = f" {what_to_grant(text, engine)}" if shut else ""
+    return f". Check that the server runs, the host, port and database, the user and the password.{granted}"
 
 
 def _missing_table(text: str) -> str | None:
