@@ -118,6 +118,11 @@ def consumer_in(text: str) -> str:
     return _SEPARATOR.join(text[:SHOWN].split(_SEPARATOR, 2)[:2])
 
 
+def id_in(text: str) -> str:
+    """The id in the readable text of a key, as far as the text shows it."""
+    return text.split(_SEPARATOR, 2)[-1]
+
+
 def _encoded(part: str | bytes) -> bytes:
     # surrogatepass: an id with a lone surrogate is valid, and differs from every other id.
     return part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")

@@ -128,8 +128,8 @@ def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
             continue
         if (owner.token, owner.mark) == (handle.ref.token, handle.ref.epoch):
             return
-        state = ledger.state_of([owner.token])[owner.token]
-        if owner.token == handle.ref.token or state.is_final:
+        other = ledger.standing_of([owner.token])[owner.token]
+        if owner.token == handle.ref.token or other.state.is_final:
             if not ledger.steal(handle.ref, owner, [turn]):
                 require_open(
                     handle.ref, ledger.standing_of([handle.ref.token])[handle.ref.token], handle.store.where
@@ -139,7 +139,7 @@ def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
             continue
         if handle.on_conflict is not OnConflict.WAIT or time.monotonic() > deadline:
             raise RunConflictError(
-                f"another run of consumer {handle.ref.consumer!r} is {state.name} and has the turn: begin {handle.ref} "
-                "again after that one has ended"
+                f"another run of consumer {handle.ref.consumer!r} has the turn: {other}. Begin {handle.ref} again when "
+                "that one has ended"
             )
         time.sleep(_POLL_S)

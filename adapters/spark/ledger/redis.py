@@ -5,7 +5,8 @@
 `<prefix>run:<token>`         a hash: state, generation, epoch, fingerprint, output_ref, lease, began (microseconds),
                               owned (the number of OWNED claims with the mark of this epoch), prepared (the epoch that
                               was PREPARED, 0 before), manifest, memory (the server and its evictions, see
-                              RedisRunStore), pointer (the name above), keep (milliseconds, once it has ended)
+                              RedisRunStore), pointer (the name above), keep (milliseconds, once it has ended),
+                              run_id (readable)
 `<prefix>claim:<key hash>`    a string, of 20 bytes after the colon; see below
 ============================  ======================================================================================
 
@@ -39,7 +40,7 @@ from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, O
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing
 from idempotent.adapters.spark.ledger.store import RunStore
-from idempotent.keys import KeySpace
+from idempotent.keys import KeySpace, id_in
 from idempotent.stores.redis.client import open_client
 from idempotent.stores.redis.scripts import Lua, RedisStore
 
@@ -98,8 +99,8 @@ class RedisRunStore(RunStore):
     def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
         found = self._store.run(_RUN_STANDINGS, [self._names.run(token) for token in tokens], ())
         return {
-            token: Standing(RunState(int(state)), int(epoch), int(prepared))
-            for token, (state, epoch, prepared) in zip(tokens, found, strict=True)
+            token: Standing(RunState(int(state)), int(epoch), int(prepared), run_id.decode())
+            for token, (state, epoch, prepared, run_id) in zip(tokens, found, strict=True)
             if state
         }
 
@@ -110,8 +111,9 @@ class RedisRunStore(RunStore):
 
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         names = [self._names.newest(ref.consumer, ref.run_id), self._names.run(ref.token)]
+        run_id = id_in(KeySpace(ref.consumer, "run").key(ref.run_id).text).encode()
         told = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us)
-        self._store.run(_RUN_INSERT, names, (*told, self._memory(), self._keep_ms))
+        self._store.run(_RUN_INSERT, names, (*told, self._memory(), self._keep_ms, run_id))
 
     def change_run(self, token: int, change: RunChange) -> bool:
         arguments = (

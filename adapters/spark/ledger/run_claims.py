@@ -235,7 +235,7 @@ class RunClaims:
             return _Step.LOST  # normal once: gc may have deleted claim and run since the claim was read
         if owner.state is RunState.OPEN and self._ledger.abort_lapsed(seen.token):
             return _Step.AGAIN
-        return self._meet_live(seen.token, owner.state, keys, marks, decided)
+        return self._meet_live(seen.token, owner, keys, marks, decided)
 
     def _steal(self, seen: Owner, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
         hashes = list(keys)
@@ -246,7 +246,7 @@ class RunClaims:
         return _Step.DECIDED if len(stolen) == len(hashes) else _Step.AGAIN
 
     def _meet_live(
-        self, token: int, state: RunState, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]
+        self, token: int, owner: Standing, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]
     ) -> _Step:
         match self._on_conflict:
             case OnConflict.WAIT:
@@ -255,8 +255,7 @@ class RunClaims:
                 return self._divert(token, keys, marks, decided)
             case OnConflict.FAIL:
                 raise RunConflictError(
-                    f"{self._ref}: {len(keys)} keys are owned by another run that is {state.name} (token {token}). "
-                    "Try again when that run has ended"
+                    f"{self._ref}: {len(keys)} keys are owned by {owner}. Try again when that run has ended"
                 )
 
     def _divert(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
@@ -268,9 +267,9 @@ class RunClaims:
         now = self._monotonic()
         deadline = now + self._timeout_s if deadline is None else deadline
         if now >= deadline:
-            others = {token: each.state.name for token, each in standings.items() if token != self._ref.token}
+            others = ", ".join(str(each) for token, each in standings.items() if token != self._ref.token)
             raise RunConflictError(
-                f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs (token: state): {others}. "
+                f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs: {others}. "
                 "An OPEN one is taken over when its lease ends. Begin a PREPARED one again: publish it, or abort it"
             )
         self._sleep(min(self._poll_s, deadline - now))

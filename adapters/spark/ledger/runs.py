@@ -55,11 +55,13 @@ class Standing(NamedTuple):
         state: its state.
         epoch: of its newest attempt.
         prepared: the epoch of the attempt that was PREPARED; 0 before.
+        run_id: the name of its unit of work, for people: readable, and cut if it is long.
     """
 
     state: RunState
     epoch: int = 0
     prepared: int = 0
+    run_id: str = ""
 
     @property
     def is_closed(self) -> bool:
@@ -75,6 +77,9 @@ class Standing(NamedTuple):
     def counts(self, mark: int) -> bool:
         """Whether claims with this mark are in committed output."""
         return self.state is RunState.COMMITTED and mark == self.prepared
+
+    def __str__(self) -> str:
+        return f"run {self.run_id!r}, which is {self.state.name}"
 
     def frees(self, mark: int) -> bool:
         """Whether claims with this mark can never be in committed output."""
@@ -143,7 +148,7 @@ class RunRow:
     @property
     def standing(self) -> Standing:
         """How far the run is."""
-        return Standing(self.state, self.ref.epoch, self.prepared)
+        return Standing(self.state, self.ref.epoch, self.prepared, self.ref.run_id)
 
     def at(self, epoch: int) -> RunRow:
         """The row as the attempt of this epoch has it."""

@@ -17,7 +17,7 @@ from idempotent.adapters.spark.ledger.sql_claims import ClaimTable, listed
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.errors import StoreReplacedError
 from idempotent.forks import free_in_child
-from idempotent.keys import Key, KeySpace
+from idempotent.keys import Key, KeySpace, id_in
 from idempotent.schema import runs_name
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -225,8 +225,8 @@ class RunTable:
         """How far the runs are that are stored."""
         found = query(connection, self._standings(len(tokens)), tuple(tokens))
         return {
-            int(token): Standing(RunState(state), epoch, prepared or 0)
-            for token, state, epoch, prepared in found
+            int(token): Standing(RunState(state), epoch, prepared or 0, id_in(bytes(key).decode()))
+            for token, state, epoch, prepared, key in found
         }
 
     def lock(self, connection: DriverConnection, token: int) -> None:
@@ -295,7 +295,8 @@ class RunTable:
 
     def _standings_of(self, count: int) -> str:
         return self._dialect.markers(
-            f"SELECT token, state, epoch, prepared_epoch FROM {self.name} WHERE token IN {listed(count)}"
+            f"SELECT token, state, epoch, prepared_epoch, {self._dialect.in_utf8('k')} FROM {self.name}"
+            f" WHERE token IN {listed(count)}"
         )
 
 

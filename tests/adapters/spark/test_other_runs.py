@@ -42,7 +42,7 @@ def statuses(run, frame):
 @pytest.mark.slow
 def test_fail_refuses_keys_of_an_open_run(begin, first, frame):
     second = begin("second", on_conflict="fail")
-    with pytest.raises(Exception, match=r"RunConflictError.*keys are owned by another run that is OPEN"):
+    with pytest.raises(Exception, match=r"RunConflictError.*keys are owned by run 'first', which is OPEN"):
         second.dedup(frame, key="k", unique=True).count()
     first.abort()
     assert second.dedup(frame, key="k", unique=True).count() == ROWS

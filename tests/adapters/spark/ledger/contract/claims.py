@@ -119,11 +119,11 @@ class ClaimsContract(LedgerContract):
         self.claims(live).decide(hashes[:2])
         if prepared:
             self.ledger.prepare(live)
-        with pytest.raises(RunConflictError):
+        with pytest.raises(RunConflictError, match=r"owned by run 'live', which is (OPEN|PREPARED)"):
             self.claims(ref).decide(hashes)
         diverted = self.claims(ref, OnConflict.DIVERT).decide(hashes)
         assert diverted == [Verdict.CONFLICT, Verdict.CONFLICT, Verdict.NEW]
-        with pytest.raises(RunConflictError, match="waited"):
+        with pytest.raises(RunConflictError, match=r"waited.*: run 'live', which is"):
             self.claims(ref, OnConflict.WAIT, timeout_s=0.05, poll_s=0.01).decide(hashes)
         assert self.state(live) is (RunState.PREPARED if prepared else RunState.OPEN)
 

@@ -37,6 +37,7 @@ class RunsContract(LedgerContract):
         row = self.ledger.read(name, name)
         assert row is not None
         assert row.ref == ref == RunRef(name, name, 1, ref.token, 1)
+        assert self.state(ref) is RunState.OPEN
 
     def test_a_run_never_begun_is_not_there(self):
         assert self.ledger.read("orders", "r1") is None
