@@ -204,7 +204,7 @@ class StoreReplacedError(StoreError):
 
 
 class CommitUnknownError(StoreError):
-    """The connection was lost during COMMIT, and whether the transaction committed is unknown."""
+    """The connection was lost, or an exception came, during COMMIT: whether the transaction committed is unknown."""
 
 
 class MessageError(IdempotentError):

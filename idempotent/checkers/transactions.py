@@ -9,7 +9,7 @@ from typing import Any
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.claims import Claim, ClaimRequest, Decision, Verdict
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Verdict
 from idempotent.errors import ConfigurationError
 from idempotent.keys import NO_KEY, Key
 
@@ -45,6 +45,14 @@ class TransactionHooks(ABC):
     @abstractmethod
     def flush(self, claim: Claim) -> None:
         """Send what a handler of an atomic group has left pending, so that the next handler cannot discard it."""
+
+    @abstractmethod
+    def committed(self, completions: Sequence[Completion]) -> bool:
+        """Whether these completions of one transaction were recorded, although an exception came that is no StoreError.
+
+        Raises:
+            StoreError: it is unknown.
+        """
 
     @abstractmethod
     def forget(self, claim: Claim) -> None:
@@ -136,6 +144,12 @@ class NoTransactions(TransactionHooks):
 
     def flush(self, claim: Claim) -> None:
         del claim
+
+    def committed(self, completions: Sequence[Completion]) -> bool:
+        self._protocol.complete_many(
+            completions
+        )  # the effects have happened, whatever interrupted this before
+        return True
 
     def forget(self, claim: Claim) -> None:
         del claim

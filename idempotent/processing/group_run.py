@@ -16,7 +16,7 @@ from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
-from idempotent.processing.results import failed, failure_of, processed, unavailable
+from idempotent.processing.results import failed, failure_of, not_recorded, processed, unavailable
 from idempotent.processing.single import count_lost
 from idempotent.processing.steps import RUN, STORE, Life
 
@@ -221,15 +221,17 @@ class GroupRun:
         """Complete these keys; False: an atomic group could not commit, and all its messages will run alone."""
         if not ran:
             return True
+        kept: Sequence[bool] = [True] * len(ran)
+        error: Exception | None = None
         try:
             kept = yield STORE, self._binding.protocol.complete_many, (self._completions(ran),)
-        except StoreError as error:
+        except Exception as raised:
+            error = yield from not_recorded(self._binding, self._completions(ran), raised)
+        if isinstance(error, StoreError):
             self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for member in ran:
                 self.results[member.index] = unavailable(error)
-        except Exception as error:
-            if not self._binding.checker.group_is_atomic:
-                raise
+        elif error is not None:
             # Rolled back, or refused at COMMIT: running each message alone shows which one is at fault.
             yield from self.undo(claimed, error=error)
             return False

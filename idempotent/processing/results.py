@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from idempotent.claims import ClaimRequest, Decision, Failure, Released, Verdict
-from idempotent.errors import DeadKeyError, FingerprintMismatchError, described
+from idempotent.claims import ClaimRequest, Completion, Decision, Failure, Released, Verdict
+from idempotent.errors import (
+    DeadKeyError,
+    DoomedTransactionError,
+    FingerprintMismatchError,
+    StoreError,
+    described,
+)
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Backoff, Handling
 from idempotent.processing.binding import Binding
+from idempotent.processing.steps import STORE, Life
 
 STORE_RETRY_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 60.0
@@ -45,6 +53,22 @@ def failed(
     if failure is not None and failure.backoff is not None:
         backoff = failure
     return Result(Outcome.FAILED, error=error, retry_after_s=backoff.delay_s(attempt or 1), attempt=attempt)
+
+
+def not_recorded(
+    binding: Binding, completions: Sequence[Completion], error: Exception
+) -> Life[Exception | None]:
+    """What an exception of a completion means. None: it was recorded all the same; a StoreError: that is unknown.
+
+    The handler of a signal, such as that of a time limit, may raise anywhere.
+    """
+    if isinstance(error, (StoreError, DoomedTransactionError)):
+        return error
+    try:
+        recorded = yield STORE, binding.transactions.committed, (completions,)
+    except StoreError as unknown:
+        return unknown
+    return None if recorded else error
 
 
 def unavailable(error: BaseException | None) -> Result:

@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any, Final
 
-from idempotent.claims import Claim, ClaimRequest, Decision, new_owner
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, new_owner
 from idempotent.errors import (
     DoomedTransactionError,
     MessageError,
@@ -27,6 +27,7 @@ from idempotent.processing.results import (
     answered,
     failed,
     failure_of,
+    not_recorded,
     processed,
     raised_by_handler,
     unavailable,
@@ -349,8 +350,12 @@ class _Run:
             raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
         return (yield from self._failed(error))
 
-    def not_recorded(self, value: Any, error: Exception) -> Life[Result]:
-        """The result of a handler that returned, and whose key could not be completed."""
+    def not_recorded(self, value: Any, raised: Exception) -> Life[Result]:
+        """The result of a handler that returned, and whose completion raised."""
+        completion = Completion(self.claim, self.binding.encode(value, self.message))
+        error = yield from not_recorded(self.binding, (completion,), raised)
+        if error is None:
+            return processed(value)
         if isinstance(error, DoomedTransactionError):
             # A handler that committed by itself before makes its key DEAD; else its next run would be a duplicate.
             yield from release_quietly(self.binding, self.message, self.claim)
@@ -447,12 +452,14 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         raise
     try:
         yield STORE, binding.protocol.complete, (claim,)
-    except (StoreError, DoomedTransactionError) as error:
-        if isinstance(error, DoomedTransactionError):
-            binding.transaction_undone((message,), error)
-        return unavailable(error)
-    except Exception as error:
-        return _failed_without_key(binding, error)
+    except Exception as raised:
+        failure = yield from not_recorded(binding, (Completion(claim),), raised)
+        if isinstance(failure, DoomedTransactionError):
+            binding.transaction_undone((message,), failure)
+        if isinstance(failure, (StoreError, DoomedTransactionError)):
+            return unavailable(failure)
+        if failure is not None:
+            return _failed_without_key(binding, failure)
     return processed(value)
 
 

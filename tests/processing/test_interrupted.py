@@ -1,8 +1,9 @@
 """An interrupt between the claim and the handler leaves no claim behind that this process renews."""
 
 import asyncio
+import dis
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 
@@ -17,6 +18,7 @@ from idempotent.observe import Observer
 from idempotent.processing.calling import RETURNED, inside_handler
 from idempotent.processing.in_flight import in_flight
 from idempotent.processing.steps import _under_way
+from tests.support.stores import ASYNC, open_store
 
 
 class Interrupting(Observer):
@@ -44,20 +46,32 @@ def test_what_was_claimed_is_not_renewed_after_an_interrupt(names):
     assert {result.outcome for result in consumer.process_many(messages)} == {Outcome.PROCESSED}
 
 
+BURIED = {Outcome.FAILED, Outcome.DEAD}
+HAPPENED = {Outcome.PROCESSED, Outcome.DUPLICATE}
+
+
 class SignalError(Exception):
     """What a handler of a signal raises, as those of time limits do."""
 
 
-def interrupt_at(nth, call, kind):
+def waits_for_another(frame):
+    """Whether a generator that goes on only hands on what it is sent, by the operand of its RESUME."""
+    resume, operand = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    return dis.opname[resume].startswith("RESUME") and operand & 3 > 1
+
+
+def interrupt_at(nth, call, kind, *, within=("idempotent.",), armed=lambda: True):
     """Call a function, and raise where Python looks for signals in it for the nth time. Whether it came so far.
 
-    Python looks when a function of Python begins or a generator goes on, and behind a call of a function in C.
+    Python looks when a function of Python begins or a generator goes on, and behind a call of a function in C. Not in a
+    generator that waits in `yield from` for another one, which goes on.
     """
     left = [nth]
 
     def look(frame, event, _argument):
-        ours = frame.f_globals.get("__name__", "").startswith("idempotent.")
-        if ours and event in ("call", "c_return") and left[0] >= 0:
+        ours = frame.f_globals.get("__name__", "").startswith(within)
+        looks = event == "c_return" or (event == "call" and not waits_for_another(frame))
+        if ours and looks and left[0] >= 0 and armed():
             left[0] -= 1
             if left[0] < 0:
                 sys.setprofile(None)
@@ -125,6 +139,47 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(names, kind, batch, is_asyn
     assert nth > 50
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a cursor that is freed
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["single", "group"])
+@pytest.mark.parametrize("kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ASYNC)])
+def test_an_exception_while_the_effect_commits_is_no_failure_of_the_message(kind, names, request):
+    """Wherever it comes after the handler: what has committed is processed, or unknown, and never dead."""
+    with contextmanager(open_store)(kind, request) as store:
+        returned: list[str] = []
+
+        @Registry().consumer("orders", checker=store.transactional(), max_attempts=1)
+        def handle(message: Message, session: Session) -> None:
+            session.execute(store.effects.insert().values(id=message.id))
+            returned.append(message.id)
+
+        def messages_of(nth):
+            return [Message("orders", id=f"{name} {nth}") for name in names]
+
+        def process(nth, into):
+            into.update(
+                zip([m.id for m in messages_of(nth)], handle.process_many(messages_of(nth)), strict=True)
+            )
+
+        within = ("idempotent.", "sqlalchemy.", "psycopg.", "pymysql.")
+        handle.process_many(messages_of("warm"))
+        nth = 0
+        while True:
+            first, then, last = {}, {}, messages_of(nth)[-1].id
+            call, armed = partial(process, nth, first), partial(returned.__contains__, last)
+            if not interrupt_at(nth, call, SignalError, within=within, armed=armed):
+                break
+            booked = store.booked()
+            process(nth, then)
+            for each, result in then.items():
+                before = first[each].outcome if each in first else None
+                assert not (before in BURIED and booked.get(each)), (nth, each, first[each])
+                assert before in BURIED or result.outcome in HAPPENED, (nth, each, result)
+                assert before not in HAPPENED or booked[each] == 1, (nth, each)
+            nth += 1
+        assert set(store.booked().values()) == {1}
+        assert nth > 100
+
+
 def test_an_interrupted_garbage_collection_keeps_no_lock():
     checker = MemoryChecker()
     nth = 0
@@ -137,8 +192,6 @@ def test_an_interrupted_garbage_collection_keeps_no_lock():
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_interrupted_statement_does_not_poison_the_next_units(mysql_url, request, monkeypatch, strict):
     """PyMySQL leaves the answer in the connection, where the next statement would read it."""
-    from tests.support.stores import open_store
-
     with_store = open_store("mysql", request)
     store = next(with_store)
     checker = store.transactional(strict=strict)

@@ -46,7 +46,7 @@ class State(Enum):
     ENDING = auto()
     """The checker ends it; the application's session events run."""
     COMMIT_SENT = auto()
-    """COMMIT has no answer yet, or its answer was lost."""
+    """COMMIT has no answer yet, or its answer was lost. It stays so when the connection is given up."""
     COMMITTED = auto()
     ROLLED_BACK = auto()
 
@@ -320,7 +320,7 @@ class HandlerTransaction:
         before = self.state
         self._has_connection = False
         self.check = None  # it refers to this transaction, which would live until Python looks for cycles
-        if before is not State.COMMITTED:
+        if before not in (State.COMMIT_SENT, State.COMMITTED):
             self.state = State.ROLLED_BACK
         return before
 

@@ -324,6 +324,9 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
     def interrupted(self, claim: Claim) -> None:
         claim.transaction.close(reuse=False)
 
+    def committed(self, completions: Sequence[Completion]) -> bool:
+        return self._transactions.committed([completion.claim for completion in completions])
+
     def forget(self, claim: Claim) -> None:
         claim.transaction.demand_open()  # else the others cannot go on in it either
         self._transactions.forget(claim)

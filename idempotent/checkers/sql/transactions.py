@@ -18,6 +18,7 @@ from idempotent.checkers.sql.keytable import ClaimMode, KeyTable, key_hash
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
+from idempotent.checkers.sql.watching import was_sending
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released
 from idempotent.errors import (
     CommitUnknownError,
@@ -25,6 +26,7 @@ from idempotent.errors import (
     DoomedTransactionError,
     StoreError,
     TransactionEscapedError,
+    described,
 )
 from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
@@ -35,6 +37,7 @@ from idempotent.stores.sql.cursor import DriverConnection
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, explained, fault_of, original
 from idempotent.stores.sql.loops import LoopConnections
+from idempotent.values import changed
 
 log = EventLog(__name__)
 
@@ -283,6 +286,8 @@ class HandlerTransactions:
                 if isinstance(error, TransactionEscapedError):  # the next message may not find it as it was
                     transaction.close(reuse=False)
                 self._raise_undone(transaction, claims, error)
+                if self.fault(error) is None:  # perhaps that of a signal handler within the driver
+                    transaction.close(reuse=False)
                 raise  # from a statement that the flush sent, or an event of the session: the handler's failure
             if transaction.state is State.COMMITTED:
                 log.warning("after_commit_failed", extra={"error": explained(error)})
@@ -371,15 +376,22 @@ class HandlerTransactions:
     def _demand_committed(
         self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception
     ) -> None:
-        """Return if a COMMIT that raised has succeeded; else raise an exception that says what became of it."""
+        """Return if a COMMIT that raised has succeeded; else raise an exception that says what became of it.
+
+        One that is not the database's own proves nothing: the handler of a signal may raise anywhere.
+        """
         fault = self.fault(error)
         if fault in (Fault.ABORTED, Fault.LOCKED, Fault.FULL):
             raise DoomedTransactionError(
                 f"the server has undone the transaction: {explained(error)}"
             ) from error
-        if fault in (None, Fault.REFUSED) or self._is_alive(transaction, claims):
+        refused = fault is Fault.REFUSED or isinstance(error, TransactionEscapedError)
+        # After an exception within the driver its connection may hold an unread answer, and is not to be asked.
+        asked = fault is not None or not was_sending(error)
+        if refused or (asked and self._is_alive(transaction, claims)):
+            transaction.state = State.ROLLED_BACK  # as `close` will do
             raise error  # a deferred constraint, or an event listener before the statement: the handler's failure
-        transaction.close()
+        transaction.close(reuse=False)
         if not self._is_committed(claims):
             raise self._unknown(error, fault) from error
         log.warning("commit_answer_lost", extra={"keys": len(claims)})
@@ -391,9 +403,22 @@ class HandlerTransactions:
         except StoreError:
             return False
 
+    def committed(self, claims: Sequence[Claim]) -> bool:
+        """Whether COMMIT has succeeded, of a transaction that an exception has left at any point.
+
+        Raises:
+            CommitUnknownError: it was sent, and no connection sees the claims.
+        """
+        state = _transaction_of(claims).state
+        if state is State.COMMIT_SENT and not self._is_committed(claims):
+            raise CommitUnknownError("an exception came during COMMIT")
+        return state in (State.COMMIT_SENT, State.COMMITTED)
+
     def _unknown(self, error: Exception, fault: Fault | None) -> StoreError:
         if fault is Fault.DISCONNECTED:
             return CommitUnknownError(f"the connection was lost during COMMIT: {explained(error)}")
+        if fault is None and not isinstance(error, StoreError):
+            return CommitUnknownError(f"an exception came during COMMIT: {described(error)}")
         return as_store_error(error, self._store.engine, self._store.table)
 
     def escaped(self, claims: Sequence[Claim]) -> set[Claim]:
@@ -462,15 +487,7 @@ def _in_transaction(decision: Decision, transaction: HandlerTransaction) -> Deci
     # not copied: that would need a second transaction, and this one has locked the key.
     return Decision(
         decision.verdict,
-        Claim(
-            claim.key,
-            claim.fence,
-            claim.owner,
-            transaction,
-            claim.partition,
-            claim.attempt,
-            claim.max_attempts,
-        ),
+        changed(claim, transaction=transaction),
         lapsed=decision.lapsed,
     )
 

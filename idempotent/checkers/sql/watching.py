@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum, auto
 from functools import lru_cache
+from traceback import walk_tb
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
@@ -130,6 +131,11 @@ class WatchedTransaction(RootTransaction):
         super().commit()
         if watcher is not None:
             watcher.has_committed()
+
+
+def was_sending(error: Exception) -> bool:
+    """Whether an exception came out of SQLAlchemy's call of the driver's COMMIT, not of a listener before it."""
+    return any(frame.f_code.co_name == "do_commit" for frame, _ in walk_tb(error.__traceback__))
 
 
 def listen(dialect: Dialect) -> None:
