@@ -21,7 +21,7 @@ from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import Result
-from idempotent.policy import OnStoreError
+from idempotent.policy import OnExpiredLease, OnStoreError
 from idempotent.processing.binding import Binding
 from idempotent.processing.calling import current_claim
 from idempotent.processing.group import process_many
@@ -165,6 +165,11 @@ class AnyConsumer:
             raise ConfigurationError(
                 f"{self.name}: on_store_error='process' cannot go with {kind}: without its database the "
                 "handler has no transaction; remove the option"
+            )
+        if checker.lease_s is None and self.options.on_expired_lease is not OnExpiredLease.RETRY:
+            raise ConfigurationError(
+                f"{self.name}: on_expired_lease= cannot go with {kind}, whose keys have no leases that could end; "
+                "remove it, or use a checker with lease_s="
             )
         longest_s = self.options.longest_backoff_s
         if longest_s >= checker.retention_s:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from contextlib import nullcontext
 
 import pytest
 from sqlalchemy.orm import Session
 
 from idempotent import Backoff, Outcome, Registry
-from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
+from idempotent.checkers import (
+    AttemptChecker,
+    MemoryChecker,
+    OffsetChecker,
+    RedisChecker,
+    SqlChecker,
+    TransactionalSqlChecker,
+)
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from tests.support.consumers import message
 
@@ -102,6 +111,61 @@ def generator_handler(message):
 def test_what_cannot_work_is_refused_when_it_is_declared(declaration, said):
     with pytest.raises(ConfigurationError, match=said):
         declaration()
+
+
+CHECKERS = {
+    "memory": MemoryChecker,
+    "memory without leases": lambda: MemoryChecker(lease_s=None),
+    "attempts": AttemptChecker,
+    "sql": lambda: SqlChecker("sqlite:///x.db"),
+    "sql without leases": lambda: SqlChecker("sqlite:///x.db", lease_s=None),
+    "redis": lambda: RedisChecker("redis://127.0.0.1:1"),
+    "transactional": lambda: TransactionalSqlChecker("sqlite:///x.db"),
+    "offsets": lambda: OffsetChecker("sqlite:///x.db"),
+}
+POSITIONS = {"attempts", "offsets"}
+TRANSACTIONS = {"transactional", "offsets"}
+NO_LEASES = {"memory without leases", "sql without leases", *TRANSACTIONS}
+# Each option of `@consumer` with a value that is not its default, and the checkers that cannot do as it says.
+OPTIONS = {
+    "key": ([lambda m: m.id], POSITIONS),
+    "fingerprint": ([lambda m: m.body], POSITIONS),
+    "store_result": ([True], POSITIONS),
+    "on_expired_lease": (["park", lambda key: True], NO_LEASES),
+    "on_store_error": (["process"], TRANSACTIONS),
+    "retry_for": ([ValueError], ()),
+    "idempotent_for": ([ValueError], ()),
+    "max_attempts": ([2], ()),
+    "backoff": ([Backoff(2)], ()),
+    "on_missing_key": (["process"], ()),
+    "batch": ([True], ()),
+    "concurrency": ([1], ()),
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_that_the_checker_cannot_honour_is_refused(option, checker):
+    values, refusing = OPTIONS[option]
+    for value in values:
+        used = CHECKERS[checker]()
+        try:
+            refused = nullcontext()
+            if checker in refusing:
+                refused = pytest.raises(
+                    ConfigurationError, match=f"{option}=.* cannot go with {type(used).__name__}"
+                )
+            with refused:
+                declare(print_message, checker=used, **{option: value})
+        finally:
+            used.close()
+
+
+def test_each_option_is_tried_with_each_checker():
+    options = set(inspect.signature(Registry.consumer).parameters) - {"self", "subject", "checker", "group"}
+    assert options == {*OPTIONS, "handler_timeout_s"}, (
+        "handler_timeout_s is for `async def`, whatever the checker"
+    )
 
 
 def print_message(message):

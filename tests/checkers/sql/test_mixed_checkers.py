@@ -5,7 +5,6 @@ import time
 import pytest
 from sqlalchemy.orm import Session
 
-from idempotent import Outcome
 from idempotent.claims import ClaimRequest, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
 from tests.checkers.sql.booking import consumer_of, messages
@@ -32,31 +31,6 @@ def lapsed(store):
     park = ClaimRequest(KEY, status=KeyStatus.IN_PROGRESS_PARK, on_lapsed=Lapsed.PARK)
     checker.protocol.abandon(checker.protocol.claim(park).claim)
     store.age(3600)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("savepoints", [False, True])
-def test_a_key_that_a_transactional_consumer_parks_stays_parked(store, strict, savepoints):
-    lapsed(store)
-    checker = store.transactional(strict=strict, savepoints=savepoints)
-    assert (
-        consumer_of(store, checker, on_expired_lease="park").process(messages("1")[0]).outcome is Outcome.DEAD
-    )
-    record = checker.admin().get(KEY)
-    assert record.status is KeyStatus.DEAD
-    assert "effect unknown" in record.last_error
-    assert consumer_of(store, checker).process(messages("1")[0]).outcome is Outcome.DEAD
-    assert store.booked() == {}
-
-
-def test_a_key_parked_in_a_group_stays_parked(store):
-    lapsed(store)
-    checker = store.transactional()
-    consumer = consumer_of(store, checker, on_expired_lease="park")
-    results = consumer.process_many(messages("2", "1", "3"))
-    assert [result.outcome.value for result in results] == ["processed", "dead", "processed"]
-    assert checker.admin().get(KEY).status is KeyStatus.DEAD
-    assert store.booked() == {"2": 1, "3": 1}
 
 
 @pytest.mark.slow
