@@ -15,8 +15,9 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
     """A module's logger. An event is a constant word, its data are given as `extra`.
 
     The message of the record is the event with its data, `message_dead consumer='orders:default' key=... error=...`,
-    each value as Python writes it, so that a line stays one, and without the passwords of URLs. What does not apply is
-    left out. The data stay attributes of the record, and the word alone is its attribute `event`.
+    each value as Python writes it, so that a line stays one. What does not apply is left out. The data are attributes
+    of the record too, and the word alone is its attribute `event`. Neither has the passwords of URLs, nor more than
+    10,000 characters of a text.
 
     Args:
         name: the module's name.
@@ -29,7 +30,7 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
         """Log an event: `msg` is its word. All other methods call this one."""
         if not self.isEnabledFor(level):
             return
-        given = kwargs.pop("extra", {})
+        given = masked(kwargs.pop("extra", {}), brief)
         names = [*filter(given.__contains__, _FIRST), *(name for name in given if name not in _FIRST)]
         shown = {name: brief(repr(given[name])) for name in names if given[name] is not None}
         # What differs from record to record are arguments: who groups records by their text finds one for an event.

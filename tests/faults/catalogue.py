@@ -1769,6 +1769,13 @@ FAULTS: Final = (
         "tests/observe/test_event_log.py -k 'no_password'",
     ),
     Fault(
+        "an attribute of a log record has a password",
+        "idempotent/logs.py",
+        'given = masked(kwargs.pop("extra", {}), brief)',
+        'given = kwargs.pop("extra", {})',
+        "tests/observe/test_event_log.py -k no_attribute",
+    ),
+    Fault(
         "the search for passwords takes a quadratic time",
         "idempotent/errors.py",
         '    r"(?<!\\S)((?>',

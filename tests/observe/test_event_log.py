@@ -62,9 +62,20 @@ def test_an_event_stays_one_line_and_has_no_password(written):
     assert line.endswith(r"broker_unreachable error='line\n2' broker='amqp://me:***@host' of='100%s'")
 
 
-def test_a_huge_id_is_cut_before_it_is_searched_for_passwords(written):
-    log.warning("message_dead", extra={"message_id": "amqp://" * 1_000_000})
+@pytest.mark.parametrize("url", ["amqp://me:s3cret@host", "x://host/db?password=s3cret&sslmode=require"])
+@pytest.mark.parametrize("within", [lambda url: url, lambda url: [url], lambda url: {"to": (url, 1)}])
+def test_no_attribute_has_a_password(written, caplog, url, within):
+    log.warning("broker_unreachable", extra={"broker": within(url), "attempt": 3})
+    (record,) = caplog.records
+    assert "s3cret" not in written.getvalue() + repr(vars(record))
+    assert "***" in repr(record.broker)
+    assert record.attempt == 3
+
+
+def test_a_huge_id_is_cut(written, caplog):
+    log.warning("message_dead", extra={"message_id": "1" * 1_000_000})
     assert len(written.getvalue()) < 11_000
+    assert len(caplog.records[0].message_id) == 10_000
 
 
 def test_what_groups_records_by_their_text_finds_one_for_each_event(caplog):

@@ -15,7 +15,7 @@ NOTE = Message("invoices", b"1")
 def test_an_outbox_of_another_database_is_told_once(sql_store, outbox, tables, caplog, tmp_path):
     other = f"sqlite:///{tmp_path / 'other.db'}"
     if sql_store.kind != "sqlite":
-        other = sa.make_url(sql_store.url).set(database="another")
+        other = sa.make_url(sql_store.url).set(database="another", query={"password": "s3cret"})
     elsewhere = Outbox(other, table=sql_store.table)
     for one in (outbox, elsewhere):
         for _ in range(3):
@@ -25,6 +25,7 @@ def test_an_outbox_of_another_database_is_told_once(sql_store, outbox, tables, c
     (told,) = logged(caplog, "outbox_elsewhere")
     assert sql_store.admin_engine.url.database in told.written_to
     assert "***" in told.written_to or sql_store.kind == "sqlite"
+    assert "s3cret" not in repr(vars(told))
 
 
 def test_a_host_of_another_name_is_not_told(sql_store, tables, caplog):
