@@ -64,7 +64,7 @@ class MessageLog:
         elif result.action is Action.DELAY:
             log.warning("message_failed", extra=extra, exc_info=shown)
         else:
-            log.warning("message_dead", extra=extra, exc_info=shown)
+            log.error("message_dead", extra=extra, exc_info=shown)
 
     def held(self, work: InFlightDelivery, result: Result) -> None:
         """Log a delivery that waits for its key or its store.

@@ -1769,6 +1769,13 @@ FAULTS: Final = (
         "tests/observe/test_event_log.py -k 'no_password'",
     ),
     Fault(
+        "the module's dictConfig disables the library's loggers",
+        "idempotent/cli/terminal/logs.py",
+        "            logging.getLogger(name).disabled = False\n",
+        "            pass\n",
+        "tests/cli/test_run.py -k 'typed_win and True and dictConfig'",
+    ),
+    Fault(
         "an attribute of a log record has a password",
         "idempotent/logs.py",
         'given = masked(kwargs.pop("extra", {}), brief)',

@@ -46,7 +46,7 @@ def logged():
 def test_as_text_an_event_has_its_data_and_its_traceback(logged):
     text = logged(TextFormatter())
     first = text.splitlines()[0]
-    assert "WARNING message_dead" in first
+    assert "ERROR message_dead" in first
     assert "key='orders:default:7'" in first
     assert "ValueError: no account" in first
     assert "Traceback" in text
@@ -56,7 +56,7 @@ def test_as_text_an_event_has_its_data_and_its_traceback(logged):
 def test_as_json_an_event_is_an_object_a_line(logged):
     text = logged(JsonFormatter())
     (line,) = [json.loads(line) for line in text.splitlines() if "message_dead" in line]
-    assert (line["level"], line["event"], line["key"]) == ("warning", "message_dead", "orders:default:7")
+    assert (line["level"], line["event"], line["key"]) == ("error", "message_dead", "orders:default:7")
     assert "s3cret" not in text
 
 

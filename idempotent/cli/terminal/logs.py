@@ -26,6 +26,8 @@ def log_to(
 ) -> None:
     """Send the log to a console, above its progress bar, unless the application's module has set logging up.
 
+    The library's loggers are enabled: `dictConfig` and `fileConfig` disable, unless told otherwise, all that exist.
+
     Args:
         console: the console.
         level: the lowest level.
@@ -51,6 +53,9 @@ def log_to(
         root.addHandler(handler)
     if not is_set_up or "log_level" in typed:
         root.setLevel(level.upper())
+    for name in list(root.manager.loggerDict):
+        if name.partition(".")[0] == "idempotent":
+            logging.getLogger(name).disabled = False
 
 
 class ConsoleHandler(logging.Handler):
