@@ -25,6 +25,8 @@ class Fault(Enum):
     """The engine's pool lent no connection within its pool_timeout."""
     LOCKED = "locked"
     """A lock was not granted in time. The transaction is still open (MySQL, SQLite)."""
+    TIMED_OUT = "timed out"
+    """The session's limit for a statement has ended it: ours are so long only while they wait for a lock."""
     ABORTED = "aborted"
     """A deadlock or a serialization failure: the server has rolled the transaction back."""
     FULL = "full"
@@ -38,7 +40,7 @@ class Fault(Enum):
     OTHER = "other"
 
 
-KEPT: Final = (Fault.LOCKED, Fault.ABORTED, Fault.CROWDED)
+KEPT: Final = (Fault.LOCKED, Fault.TIMED_OUT, Fault.ABORTED, Fault.CROWDED)
 """After any other error the connection is closed, and the idle ones with it. Their server may have become a replica or
 left its cluster, while a new connection reaches the primary. Or a handler has left a setting on the connection, such as
 a search_path without the table, with which each later claim would fail too."""
@@ -47,6 +49,8 @@ a search_path without the table, with which each later claim would fail too."""
 _MYSQL: Final = {
     1205: Fault.LOCKED,
     3572: Fault.LOCKED,
+    1969: Fault.TIMED_OUT,  # MariaDB's max_statement_time
+    3024: Fault.TIMED_OUT,  # MySQL's max_execution_time
     1213: Fault.ABORTED,
     1020: Fault.ABORTED,
     1021: Fault.FULL,
@@ -90,6 +94,7 @@ _POSTGRESQL: Final = {
     "53300": Fault.DISCONNECTED,
     "25006": Fault.DISCONNECTED,  # a primary that has become a replica
 }
+_CANCELED: Final = "57014"  # by statement_timeout, or by a person
 _POSTGRESQL_CLASSES: Final = {
     "08": Fault.DISCONNECTED,
     "28": Fault.DISCONNECTED,
@@ -171,6 +176,8 @@ def fault_of(error: BaseException, engine: Engine, connection: Any = None) -> Fa
 def _known(error: BaseException, database: str) -> Fault | None:
     if database == "postgresql":
         state = getattr(error, "sqlstate", None) or ""
+        if state == _CANCELED and "statement timeout" in str(error):
+            return Fault.TIMED_OUT
         return _POSTGRESQL.get(state) or _POSTGRESQL_CLASSES.get(state[:2])
     if database == "sqlite":
         return _known_to_sqlite(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error))
@@ -210,6 +217,11 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
             return StoreUnavailableError(
                 f"the engine's pool lent no connection to {store}: {text}. Each message that is handled at the same "
                 "time needs one: raise the engine's pool_size or lower the worker's concurrency."
+            )
+        case Fault.TIMED_OUT:
+            return StoreBusyError(
+                f"the store {store} is busy: {text}. statement_timeout (MariaDB: max_statement_time) should be longer "
+                "than lock_timeout_s. Try again."
             )
         case Fault.LOCKED | Fault.ABORTED:
             alone = engine.dialect.name == "sqlite"
@@ -256,11 +268,10 @@ def _unseen(missing: str, engine: Engine, connection: Any) -> str | None:
 
 def _where_to_write(text: str, engine: Engine) -> str:
     """After an error of a session that only reads: what to do, with the name of the setting."""
-    if not _READ_ONLY.search(text):
+    setting = _READ_ONLY_BY.get(engine.dialect.name)
+    if setting is None or not _READ_ONLY.search(text):
         return ""
-    return (
-        f". Connect to the primary; if this is it, unset {_READ_ONLY_BY[engine.dialect.name]} for the user."
-    )
+    return f". Connect to the primary; if this is it, unset {setting} for the user."
 
 
 def _to_connect(text: str, engine: Engine) -> str:

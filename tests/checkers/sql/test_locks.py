@@ -47,6 +47,31 @@ def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_
     assert sql_store.booked() == {"1": 1, "2": 1}
 
 
+@pytest.mark.parametrize("ids", ["1", pytest.param("14", marks=pytest.mark.slow)], ids=["single", "group"])
+@pytest.mark.parametrize("sql_store", ["mysql", "postgres"], indirect=True)
+def test_a_statement_that_may_not_wait_as_long_as_a_lock_finds_the_key_in_progress(sql_store, ids):
+    setting = {"mysql": "max_statement_time = 2", "postgres": "statement_timeout = 2000"}[sql_store.kind]
+    engine, connected = sql_store.engine(), []
+
+    @sa.event.listens_for(engine, "connect")
+    def limit(raw, _record):
+        connected.append(raw)
+        with raw.cursor() as cursor:
+            cursor.execute(f"SET {setting}")
+        raw.commit()
+
+    def meet(*_):
+        waits.extend(quick.process_many(messages(*ids)))
+
+    quick, waits = consumer_of(sql_store, sql_store.transactional(engine)), []
+    quick.process(messages("2")[0])
+    before = len(connected)
+    assert consumer_of(sql_store, sql_store.transactional(), meet).process(messages("1")[0])
+    assert outcomes(waits)[0] == "in_progress"
+    assert quick.process(messages("3")[0]).outcome is Outcome.PROCESSED
+    assert len(connected) == before, "its connections were closed"
+
+
 def test_waiting_for_a_key_does_not_shorten_the_handlers_own_lock_waits(sql_store):
     if sql_store.kind == "sqlite":
         pytest.skip("SQLite's busy timeout belongs to the engine")
