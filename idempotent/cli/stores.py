@@ -21,10 +21,11 @@ from idempotent.cli.configuration import URL_VARIABLE
 from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError, url_word
 from idempotent.keys import Key, key_from_text
 from idempotent.outbox import Outbox
-from idempotent.schema import DEFAULT_TABLE, validate_table_name
+from idempotent.schema import DEFAULT_TABLE, failures_name, validate_table_name
 from idempotent.stores.sql.answers import limit_answers
 from idempotent.stores.sql.engines import engine_from, without_asyncio
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+from idempotent.stores.sql.rights import hidden_rows
 
 _CONNECT_TIMEOUT_S: Final = 10
 ANSWER_TIMEOUT_S: Final = 30
@@ -144,6 +145,14 @@ def _translated(error: SQLAlchemyError, engine: Engine, table: str) -> StoreErro
         with suppress(SQLAlchemyError), engine.connect() as connection:
             return as_store_error(error, engine, table, connection.connection.dbapi_connection)
     return as_store_error(error, engine, table)
+
+
+def tables_that_hide_rows(checker: AbstractIdempotentChecker) -> list[str]:
+    """Those of the tables of keys in which row level security hides rows from this user."""
+    if not isinstance(checker, (SqlChecker, TransactionalBase)):
+        return []
+    store = checker.store
+    return [table for table, _ in hidden_rows(store.connections, [store.table, failures_name(store.table)])]
 
 
 def demand_file(url: str, table: str | None = None) -> None:

@@ -188,6 +188,34 @@ def test_a_missing_right_is_given_by_the_grant_that_is_named(place, suffix):
                 assert place.doctor() == []
 
 
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+@pytest.mark.parametrize("suffix", NEEDED)
+def test_row_level_security_is_named_with_what_ends_it(place, suffix):
+    upgrade(place.url, table=place.table)
+    table = f"{place.table}{suffix}"
+    row = {
+        "": "VALUES ('x', 'x', 1, 'x', 1, 1, 'x', 'x', 1, 1)",
+        "_failures": "VALUES ('x', 'x', 1, 'x', 1, 1)",
+    }
+    words = ["--url", place.url, "--table", place.table]
+    with limited(place, [f"{place.table}{each}" for each in NEEDED]) as name:
+        words[1] = place.user
+        for said in (
+            lambda: "\n".join(place.doctor()),
+            lambda: place.failed(f"INSERT INTO {table} {row[suffix]}"),
+        ):
+            place.do(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+            text = said()
+            assert "row level security" in text.lower().replace("-", " ")
+            assert "GRANT" not in text
+            assert f"hides rows of {table}" in place.cli("keys", "list", *words).err
+            place.type(text)
+            assert place.cli("keys", "list", *words).err == ""
+        place.do(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        place.do(f"CREATE POLICY all_rows ON {table} TO {name} USING (true)")
+        assert [line for line in place.doctor() if "row level" in line] == []  # it may show all
+
+
 @pytest.mark.parametrize("place", SERVERS, indirect=True)
 def test_a_user_without_rights_on_tables_that_it_does_not_use_is_healthy(place):
     upgrade(place.url, table=place.table)

@@ -22,8 +22,8 @@ from idempotent.errors import SchemaError, StoreBusyError, StoreError
 from idempotent.schema import DEFAULT_TABLE, dedup_tables, failures_name, run_tables
 from idempotent.stores.sql.cursor import DriverConnection, query
 from idempotent.stores.sql.faults import as_store_error, in_own_history, to_create
-from idempotent.stores.sql.grants import RIGHTS
-from idempotent.stores.sql.rights import grant_on, missing_rights
+from idempotent.stores.sql.grants import RIGHTS, showing_all
+from idempotent.stores.sql.rights import grant_on, hidden_rows, missing_rights
 from idempotent.stores.sql.sockets import LONGEST_S
 from idempotent.validation import seconds_or_none
 
@@ -185,7 +185,7 @@ def sql_findings(store: SqlStore) -> list[Finding]:
     # What the user has no right to would be refused once more.
     denied = any(finding.level is Level.ERROR for finding in rights)
     refused = () if denied else _refused(store)
-    return [*found, *rights, *_autocommit(store), *refused, *store.connections.run(look)]
+    return [*found, *rights, *_hidden(store), *_autocommit(store), *refused, *store.connections.run(look)]
 
 
 def _tables(store: SqlStore) -> Iterator[Finding]:
@@ -230,6 +230,17 @@ def _rights(store: SqlStore) -> Iterator[Finding]:
     runs = run_tables(MetaData(), store.table)
     yield from _optional_rights(store, [tables.offsets], "an OffsetChecker")
     yield from _optional_rights(store, [runs.runs, runs.claims], "Spark's run ledger")
+
+
+def _hidden(store: SqlStore) -> Iterator[Finding]:
+    """Whether PostgreSQL's row level security hides keys: they run again, or cannot be stored."""
+    for table, has_policy in hidden_rows(store.connections, [store.table, failures_name(store.table)]):
+        yield Finding(
+            Level.WARNING if has_policy else Level.ERROR,
+            f"row level security hides rows of {table} from this user"
+            + (" if its policies say so" if has_policy else ", and lets him store none"),
+            f"type, as the owner of the table: {showing_all(table)}",
+        )
 
 
 def _optional_rights(store: SqlStore, tables: Sequence[Table], user: str) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Final, NoReturn
@@ -38,7 +39,7 @@ from idempotent.cli.options import (
     YesOption,
 )
 from idempotent.cli.redrive import REDRIVE
-from idempotent.cli.stores import checker_at, parsed_key, store_words
+from idempotent.cli.stores import checker_at, parsed_key, store_words, tables_that_hide_rows
 from idempotent.cli.terminal.output import (
     Unit,
     confirm,
@@ -118,7 +119,7 @@ def list_keys(
     """List keys, in the order of their hashes."""
     selection = _selection(consumer, status, lapsed=lapsed)
     wanted = limit if limit is not None else (0 if json else _SCREENFUL)
-    with checker_at(url, table=table, prefix=prefix) as checker:
+    with _keys_at(url, table=table, prefix=prefix) as checker:
         # One more than wanted shows whether more exist.
         found = checker.admin().list(selection, limit=wanted + 1 if wanted else None)
         if json:
@@ -156,7 +157,7 @@ def show(
 ) -> None:
     """Show everything about one key. Exit code 1: it is not stored, so its next delivery runs."""
     wanted = parsed_key(key)
-    with checker_at(url, table=table, prefix=prefix) as checker:
+    with _keys_at(url, table=table, prefix=prefix) as checker:
         record = checker.admin().get(wanted)
     if record is None:
         _not_stored(key, as_json=json)
@@ -178,7 +179,7 @@ def stats(
     url: UrlOption, table: TableOption = None, prefix: PrefixOption = None, json: JsonOption = False
 ) -> None:
     """Count keys by consumer and state."""
-    with checker_at(url, table=table, prefix=prefix) as checker, progress(Unit.UNBOUNDED, quiet=json) as bar:
+    with _keys_at(url, table=table, prefix=prefix) as checker, progress(Unit.UNBOUNDED, quiet=json) as bar:
         bar.add_task("counting", total=None)
         admin = checker.admin()
         counted = admin.stats()
@@ -231,7 +232,7 @@ def reopen(
     has changed meanwhile.
     """
     meant = _meant(key, consumer, status, lapsed=lapsed)
-    with checker_at(url, table=table, prefix=prefix) as checker:
+    with _keys_at(url, table=table, prefix=prefix) as checker:
         _change(checker.admin(), _REOPEN, key, meant, yes=yes, as_json=json)
 
 
@@ -277,7 +278,7 @@ def resolve(
             "--create goes with one KEY and --done; for many keys: idempotent keys import"
         )
     meant = _meant(key, consumer, status, lapsed=lapsed)
-    with checker_at(url, table=table, prefix=prefix) as checker:
+    with _keys_at(url, table=table, prefix=prefix) as checker:
         admin = checker.admin()
         if create and key is not None and _create(checker, key, as_json=json):
             return
@@ -413,6 +414,17 @@ def _why_not(record: KeyRecord) -> str:
             "renews it. Wait, and look again: idempotent keys show KEY"
         )
     return "it has changed meanwhile; look again."
+
+
+@contextmanager
+def _keys_at(url: str, *, table: str | None, prefix: str | None) -> Iterator[AbstractIdempotentChecker]:
+    """The checker of a store, after a remark about keys that its user does not see."""
+    with checker_at(url, table=table, prefix=prefix) as checker:
+        for hiding in tables_that_hide_rows(checker):
+            note(
+                f"Row level security hides rows of {plain(hiding)} from this user: `idempotent doctor` says more."
+            )
+        yield checker
 
 
 importing.register(app)

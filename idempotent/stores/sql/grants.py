@@ -29,6 +29,7 @@ _DENIED_BY_POSTGRESQL: Final = re.compile(
 )
 # A server's message has at most 512 bytes; what a procedure raises may be longer.
 _LONGEST: Final = 1000
+_HIDDEN_BY_POSTGRESQL: Final = re.compile(r'row-level security policy .*?for table "(?P<name>\w+)"')
 # The schemas of the search_path that have the table and that the user may not use: to him they are not there.
 _UNUSABLE_SCHEMA: Final = (
     "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
@@ -77,6 +78,11 @@ def asking(connection: Any) -> Ask | None:
     return ask
 
 
+def showing_all(table: str) -> str:
+    """The statement that ends the row level security of a table of PostgreSQL."""
+    return f'ALTER TABLE "{table}" DISABLE ROW LEVEL SECURITY;'
+
+
 def what_to_grant(text: str, engine: Engine, connection: Any = None) -> str:
     """What to type after the database has refused a statement because of a right, as a sentence.
 
@@ -96,6 +102,8 @@ def what_to_grant(text: str, engine: Engine, connection: Any = None) -> str:
 
 
 def _for_postgresql(text: str, account: str) -> str | None:
+    if hidden := _HIDDEN_BY_POSTGRESQL.search(text):
+        return showing_all(hidden["name"])
     denied = _DENIED_BY_POSTGRESQL.search(text)
     if denied is None:
         return None

@@ -23,6 +23,24 @@ _TRIED: Final = {
 }
 
 
+_HIDING: Final = (
+    "SELECT c.relname, EXISTS (SELECT 1 FROM pg_policy AS p WHERE p.polrelid = c.oid) FROM pg_class AS c"
+    " WHERE c.oid IN ({tables}) AND row_security_active(c.oid)"
+)
+
+
+def hidden_rows(connections: Connections, tables: Sequence[str]) -> list[tuple[str, bool]]:
+    """Those of the tables of which row level security hides rows from this user, and whether a policy shows him some.
+
+    Raises:
+        StoreError: the database did not answer.
+    """
+    if connections.dialect.name != "postgresql":
+        return []
+    named = ", ".join(f"to_regclass('{connections.dialect.quoted(table)}')" for table in tables)
+    return [(str(row[0]), bool(row[1])) for row in connections.run(query, _HIDING.format(tables=named))]
+
+
 def missing_rights(connections: Connections, table: Table) -> list[str]:
     """Those of the rights that a consumer may need which the user of these connections does not have on a table.
 
