@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from idempotent.adapters.spark.deduplication import one_per_key
 from idempotent.adapters.spark.keys import HASH_COLUMN, key_hash, names_of, with_hash
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import require_open
+from idempotent.adapters.spark.ledger.refusals import note_wait, require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.run import IdempotentRun
@@ -118,7 +118,7 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
 def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
     """Wait until this attempt owns the consumer's turn: a claim that passes on once its owner has ended."""
     turn = key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
-    deadline = time.monotonic() + handle.wait_s
+    deadline, waits = time.monotonic() + handle.wait_s, False
     while True:
         (owner,) = ledger.claim(handle.ref, [turn])
         if owner is None:
@@ -142,4 +142,7 @@ def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
                 f"another run of consumer {handle.ref.consumer!r} has the turn: {other}. Begin {handle.ref} again when "
                 "that one has ended"
             )
+        if not waits:
+            note_wait(handle.ref, f"the turn of its consumer, which has {other}", handle.wait_s)
+            waits = True
         time.sleep(_POLL_S)

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from idempotent.adapters.spark.ledger.claims import Owner
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import require_alive, unclaimed_key
+from idempotent.adapters.spark.ledger.refusals import note_wait, require_alive, unclaimed_key
 from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
 from idempotent.errors import RunConflictError, StoreReplacedError
 
@@ -265,9 +265,11 @@ class RunClaims:
 
     def _wait(self, deadline: float | None, standings: Mapping[int, Standing]) -> float:
         now = self._monotonic()
-        deadline = now + self._timeout_s if deadline is None else deadline
+        others = ", ".join(str(each) for token, each in standings.items() if token != self._ref.token)
+        if deadline is None:
+            deadline = now + self._timeout_s
+            note_wait(self._ref, f"keys of other runs: {others}", self._timeout_s)
         if now >= deadline:
-            others = ", ".join(str(each) for token, each in standings.items() if token != self._ref.token)
             raise RunConflictError(
                 f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs: {others}. "
                 "An OPEN one is taken over when its lease ends. Begin a PREPARED one again: publish it, or abort it"

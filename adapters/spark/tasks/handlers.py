@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Hold
+from idempotent.adapters.spark.ledger.refusals import note_wait
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for, refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
@@ -59,7 +60,7 @@ class Handlers:
             Exception: the handler's own. Its key, and those not yet handled, are free for Spark's retry.
         """
         results: dict[bytes, bytes | None] = {}
-        pending, deadline = list(rows), time.monotonic() + self._handle.wait_s
+        pending, deadline = list(rows), None
         while pending:
             answers = self._ledger.acquire(self._handle.ref, self._attempt, pending, self._handle.lease_s)
             by_hash = dict(zip(pending, answers, strict=True))
@@ -70,7 +71,7 @@ class Handlers:
             pending = [each for each in rows if each not in results]
             held_s = [held.lease_rest_s for held in by_hash.values() if held.hold is Hold.HELD]
             if pending and held_s:
-                self._wait(min(held_s), deadline, len(pending))
+                deadline = self._wait(min(held_s), deadline, len(pending))
         return results
 
     def _handle_mine(
@@ -99,14 +100,20 @@ class Handlers:
     def _renew(self, hashes: set[bytes]) -> set[bytes]:
         return self._ledger.renew_claims(self._attempt, hashes, self._handle.lease_s)
 
-    def _wait(self, lease_rest_s: float, deadline: float, count: int) -> None:
-        if time.monotonic() > deadline:
+    def _wait(self, lease_rest_s: float, deadline: float | None, count: int) -> float:
+        now = time.monotonic()
+        if deadline is None:
+            deadline = now + self._handle.wait_s
+            reason = f"{count} keys that other attempts hold; a lease ends in {lease_rest_s:.1f} s unless it is renewed"
+            note_wait(self._handle.ref, reason, self._handle.wait_s)
+        if now >= deadline:
             raise RunConflictError(
                 f"{count} keys of {self._handle.ref} are held by other attempts for more than "
                 f"{self._handle.wait_s:g} s: their handlers take longer than wait_s, or their processes died and their "
                 "leases have not ended"
             )
-        time.sleep(min(max(lease_rest_s, 0.05), _MAX_POLL_S))
+        time.sleep(min(max(lease_rest_s, 0.05), _MAX_POLL_S, deadline - now))
+        return deadline
 
 
 class _Renewal:

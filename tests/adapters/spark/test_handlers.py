@@ -14,10 +14,13 @@ from idempotent.adapters.spark import (
     idempotent_partitions,
     key_hash,
 )
+from idempotent.adapters.spark.ledger import HASH_BYTES
+from idempotent.adapters.spark.tasks.handlers import Handlers
 from idempotent.errors import ConfigurationError, RunConflictError
 from tests.adapters.spark.support.faults import is_first_attempt
 from tests.adapters.spark.support.frames import ROWS
 from tests.adapters.spark.support.slow import slow_at_first
+from tests.support.logs import logged
 
 OUT = StructType([StructField("k", StringType()), StructField("text", StringType())])
 
@@ -86,6 +89,35 @@ def test_a_replayed_result_is_the_first_one_in_every_evaluation(frame, begin, ef
         pass
     assert {(row["k"], row["text"]) for row in replay(frame, begin("r2"), handle).collect()} == first
     assert once(effects)
+
+
+HELD, FREE = (bytes([number]) * HASH_BYTES for number in (1, 2))
+
+
+def test_a_task_that_waits_for_another_attempt_says_so_once_and_names_its_patience(
+    begin, in_this_process, caplog
+):
+    run = begin(wait_s=0.3)
+    run.ledger.acquire(run.handle.ref, b"other" + bytes(11), [HELD], 15.0)
+    with pytest.raises(
+        RunConflictError, match=r"1 keys of .*'r1'.* held by other attempts for more than 0\.3 s"
+    ):
+        Handlers(run.handle).run({HELD: 1}, lambda _: None)
+    (told,) = logged(caplog, "run_waits")
+    assert told.wait_s == 0.3
+
+
+def test_what_a_handler_takes_is_no_wait_for_another_attempt(begin, in_this_process):
+    run = begin(wait_s=0.5)
+    other = b"other" + bytes(11)
+    run.ledger.acquire(run.handle.ref, other, [HELD], 15.0)
+
+    def handle(_):
+        time.sleep(0.6)
+        run.ledger.finish(other, [(HELD, b"theirs")])
+        return b"mine"
+
+    assert Handlers(run.handle).run({HELD: 1, FREE: 2}, handle) == {HELD: b"theirs", FREE: b"mine"}
 
 
 def test_handlers_are_called_in_the_order_of_the_rows(frame, begin, effects):

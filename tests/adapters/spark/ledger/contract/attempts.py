@@ -13,18 +13,22 @@ from idempotent.errors import (
 )
 from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
+from tests.support.logs import logged
 
 
 class AttemptsContract(LedgerContract):
     @pytest.mark.parametrize("prepared", [False, True])
-    def test_a_run_that_another_driver_has_is_refused_until_its_lease_ends(self, prepared):
+    def test_a_run_that_another_driver_has_is_refused_until_its_lease_ends(self, prepared, caplog):
         first = self.begin()
         if prepared:
             self.ledger.prepare(first)
         with pytest.raises(RunConflictError, match=r"another driver has it.*takeover=True"):
             self.begin()
         self.ledger.renew(first, 1.0)
+        assert not logged(caplog, "run_waits")
         assert self.begin(wait_s=60.0).epoch == 2
+        (told,) = logged(caplog, "run_waits")
+        assert "another driver has it" in told.reason
 
     def test_a_driver_that_ends_in_order_lets_the_next_one_begin_at_once(self):
         first = self.begin()

@@ -8,6 +8,7 @@ from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RunS
 from idempotent.errors import RunConflictError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.ledger.contract.base import LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
+from tests.support.logs import logged
 
 
 class ClaimsContract(LedgerContract):
@@ -127,12 +128,15 @@ class ClaimsContract(LedgerContract):
             self.claims(ref, OnConflict.WAIT, timeout_s=0.05, poll_s=0.01).decide(hashes)
         assert self.state(live) is (RunState.PREPARED if prepared else RunState.OPEN)
 
-    def test_waiting_ends_when_the_other_run_commits(self):
+    def test_waiting_ends_when_the_other_run_commits(self, caplog):
         live, ref, hashes = self.begin("live"), self.begin(), keys(2)
         self.claims(live).decide(hashes)
         self.ledger.prepare(live)
-        claims = self.claims(ref, OnConflict.WAIT, sleep=lambda _: self.ledger.commit(live))
+        waits = iter([lambda: None, lambda: None, lambda: self.ledger.commit(live)])
+        claims = self.claims(ref, OnConflict.WAIT, sleep=lambda _: next(waits)())
         assert claims.decide(hashes) == [Verdict.DUPLICATE] * 2
+        (told,) = logged(caplog, "run_waits")
+        assert "run 'live', which is PREPARED" in told.reason
 
     def test_waiting_ends_when_the_other_runs_lease_does(self):
         live, ref, hashes = self.begin("live", lease_s=0.3), self.begin(), keys(2)
