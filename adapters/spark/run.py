@@ -169,7 +169,10 @@ class IdempotentRun:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Rows by verdict, over all evaluations so far. Empty on Spark Connect, which has no accumulators."""
+        """Rows by verdict, over all evaluations so far. Empty on Spark Connect, which has no accumulators.
+
+        In the modes effect and replay, keys: new are those that were handled, duplicate those that had been before.
+        """
         return self._handle.counters.values if self._handle.counters else {}
 
     def frame(self, name: str | None = None) -> RunHandle:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Hold
 from idempotent.adapters.spark.ledger.refusals import note_wait
+from idempotent.adapters.spark.ledger.run_claims import Verdict
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for, refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
@@ -60,18 +61,22 @@ class Handlers:
             Exception: the handler's own. Its key, and those not yet handled, are free for Spark's retry.
         """
         results: dict[bytes, bytes | None] = {}
-        pending, deadline = list(rows), None
+        pending, deadline, handled = list(rows), None, 0
         while pending:
             answers = self._ledger.acquire(self._handle.ref, self._attempt, pending, self._handle.lease_s)
             by_hash = dict(zip(pending, answers, strict=True))
             results.update({each: held.result for each, held in by_hash.items() if held.hold is Hold.DONE})
             mine = [each for each, held in by_hash.items() if held.hold is Hold.MINE]
             if mine:
-                results.update(self._handle_mine({each: rows[each] for each in mine}, handler))
+                finished = self._handle_mine({each: rows[each] for each in mine}, handler)
+                results.update(finished)
+                handled += len(finished)
             pending = [each for each in rows if each not in results]
             held_s = [held.lease_rest_s for held in by_hash.values() if held.hold is Hold.HELD]
             if pending and held_s:
                 deadline = self._wait(min(held_s), deadline, len(pending))
+        if self._handle.counters is not None:
+            self._handle.counters.add({Verdict.NEW: handled, Verdict.DUPLICATE: len(rows) - handled})
         return results
 
     def _handle_mine(

@@ -127,8 +127,12 @@ def test_handlers_are_called_in_the_order_of_the_rows(frame, begin, effects):
 
     few = frame.where("v < 20").coalesce(1)
     keys = [f"k{number}" for number in range(20)]
-    assert [row["k"] for row in replay(few, begin(chunk=7), handle).collect()] == keys
+    run = begin(chunk=7)
+    assert [row["k"] for row in replay(few, run, handle).collect()] == keys
     assert effects.words == keys
+    assert run.counts == {"new": 20, "duplicate": 0, "conflict": 0}
+    few.foreachPartition(idempotent_foreach(run, key="k", handler=handle))
+    assert run.counts == {"new": 20, "duplicate": 20, "conflict": 0}
 
 
 @pytest.mark.slow
