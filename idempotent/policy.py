@@ -94,18 +94,19 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionPolicy:
-    """Which exceptions are harmless and which are retried. All others make the message dead.
+    """Which exceptions are harmless, final, or retried. All others make the message dead.
 
-    Both tuples are matched against the exception and every exception it was raised `from`, so a wrapped exception is
-    found. `idempotent_for` wins. An exception group is harmless only if every member is; it is retried if at least one
-    member is. A `MessageError`, such as that of `Message.json()`, is never retried: the message stays as it is. The
-    end of a handler's time, or of a task that it awaited, is always retried: no application raised it. An
-    `OutboxError`, such as that of an outbox without its tables, is retried without counting an attempt. A
+    Each tuple is matched against the exception and every exception it was raised `from`, so a wrapped exception is
+    found. `idempotent_for` wins, then `dead_for`. An exception group is harmless only if every member is; it is final,
+    or retried, if at least one member is. A `MessageError`, such as that of `Message.json()`, is never retried: the
+    message stays as it is. The end of a handler's time, or of a task that it awaited, is always retried: no application
+    raised it. An `OutboxError`, such as that of an outbox without its tables, is retried without counting an attempt. A
     `TransactionEscapedError` is never harmless, whatever `idempotent_for` has: the effect is lost, or unknown.
     """
 
     retry_for: tuple[type[BaseException], ...] = (Exception,)
     idempotent_for: tuple[type[BaseException], ...] = ()
+    dead_for: tuple[type[BaseException], ...] = ()
 
     def classify(self, error: BaseException) -> Handling:
         """What the exception means to this consumer."""
@@ -116,6 +117,8 @@ class ExceptionPolicy:
             return Handling.WAIT
         if isinstance(error, (HandlerTimeoutError, HandlerCancelledError)):
             return Handling.RETRY
+        if _matches(error, self.dead_for, any):
+            return Handling.DEAD
         if _matches(error, self.retry_for, any) and not _matches(error, (MessageError,), all):
             return Handling.RETRY
         return Handling.DEAD

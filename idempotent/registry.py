@@ -150,6 +150,7 @@ class Registry:
         key: KeyFunction | None = None,
         retry_for: Exceptions = (Exception,),
         idempotent_for: Exceptions = (),
+        dead_for: Exceptions = (),
         max_attempts: int = 5,
         backoff: Backoff | None = None,
         on_missing_key: OnMissingKey | Literal["reject", "process"] = OnMissingKey.REJECT,
@@ -172,8 +173,9 @@ class Registry:
             key: returns what identifies a message, as str, bytes, int or UUID; default: the message id. A LookupError,
                 None or an empty text means that the message has no key.
             retry_for: exceptions after which the message is redelivered.
-            idempotent_for: exceptions that count as processed; they win over `retry_for`. An exception in neither
-                makes the message dead at once, and so does a `MessageError`, such as that of `Message.json()`.
+            idempotent_for: exceptions that count as processed; they win over the other lists.
+            dead_for: exceptions that make the message dead at once; they win over `retry_for`. So does an exception in
+                none of the lists, and a `MessageError`, such as that of `Message.json()`.
             max_attempts: real executions that may fail before the message is dead.
             backoff: delays between attempts. The checker's `retention_s` must be longer than each of them: it forgets
                 earlier attempts then.
@@ -219,7 +221,9 @@ class Registry:
             if key is None
             else function(key, "key", "lambda message: message.headers['payment-id']"),
             exceptions=ExceptionPolicy(
-                exceptions(retry_for, "retry_for"), exceptions(idempotent_for, "idempotent_for")
+                exceptions(retry_for, "retry_for"),
+                exceptions(idempotent_for, "idempotent_for"),
+                exceptions(dead_for, "dead_for"),
             ),
             max_attempts=whole(max_attempts, "max_attempts", most=_MOST_ATTEMPTS),
             backoff=backoff or Backoff(),
@@ -342,6 +346,7 @@ class ConsumerSettings(TypedDict, total=False):
     key: KeyFunction | None
     retry_for: Exceptions
     idempotent_for: Exceptions
+    dead_for: Exceptions
     max_attempts: int
     backoff: Backoff | None
     on_missing_key: OnMissingKey | Literal["reject", "process"]

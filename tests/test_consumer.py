@@ -71,6 +71,13 @@ def test_a_dead_message_is_not_raised_again_when_called():
     assert consumer(message()).outcome is Outcome.DEAD
 
 
+def refused():
+    """An exception that is final, raised from one that may pass."""
+    error = ValueError("the card was refused")
+    error.__cause__ = OSError("the answer was 402")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "options", "outcome"),
     [
@@ -80,6 +87,12 @@ def test_a_dead_message_is_not_raised_again_when_called():
         (AlreadyShipped(), {"retry_for": OutOfStock}, Outcome.DEAD),
         (AlreadyShipped(), {"retry_for": Exception, "idempotent_for": (AlreadyShipped,)}, Outcome.IGNORED),
         (ExceptionGroup("two", [OutOfStock()]), {"retry_for": OutOfStock}, Outcome.FAILED),
+        (OutOfStock(), {"dead_for": OutOfStock}, Outcome.DEAD),
+        (OutOfStock(), {"dead_for": OutOfStock, "retry_for": OutOfStock}, Outcome.DEAD),
+        (OutOfStock(), {"dead_for": Exception, "idempotent_for": OutOfStock}, Outcome.IGNORED),
+        (refused(), {"retry_for": OSError}, Outcome.FAILED),
+        (refused(), {"retry_for": OSError, "dead_for": ValueError}, Outcome.DEAD),
+        (ExceptionGroup("two", [OutOfStock(), refused()]), {"dead_for": ValueError}, Outcome.DEAD),
     ],
 )
 def test_exceptions_are_classified(error, options, outcome):

@@ -135,6 +135,7 @@ OPTIONS = {
     "on_store_error": (["process"], TRANSACTIONS),
     "retry_for": ([ValueError], ()),
     "idempotent_for": ([ValueError], ()),
+    "dead_for": ([ValueError], ()),
     "max_attempts": ([2], ()),
     "backoff": ([Backoff(2)], ()),
     "on_missing_key": (["process"], ()),

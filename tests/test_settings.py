@@ -158,6 +158,7 @@ REFUSED = {
         "key": (*CALLED, asks),
         "retry_for": EXCEPTIONS,
         "idempotent_for": EXCEPTIONS,
+        "dead_for": EXCEPTIONS,
         "max_attempts": (*WHOLE, 0, 2**31),
         "backoff": (5, "1", Backoff, timedelta(seconds=1)),
         "on_missing_key": (*CHOICE, None),
