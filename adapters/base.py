@@ -24,11 +24,13 @@ class Delivery:
             message. Opaque to all other code.
         error: why a part of the message cannot be read; the Worker rejects it and no handler sees it. None: all of
             it was read.
+        only_for: the group that alone is to process it, because the others have had the original. None: all.
     """
 
     message: Message
     token: Any = None
     error: MessageError | None = None
+    only_for: str | None = None
 
 
 class Adapter(ABC):
@@ -199,20 +201,27 @@ class Adapter(ABC):
                 break
         answers.check()
 
-    def put_back(self, letter: Message) -> None:
+    def put_back(self, letter: Message, group: str) -> None:
         """Send a dead letter to its `subject` as the message that it was, and return when the broker has confirmed it.
 
-        `letter.raw` is the dead letter as the client library received it. The default publishes the letter, which is
-        enough where a copy keeps everything.
+        `letter.raw` is the dead letter as the client library received it. Where several groups receive each message of
+        a subject, it is received with `Delivery.only_for`: this group. The default publishes the letter, which is
+        enough where a copy keeps everything and a subject has one group.
 
         Raises:
             PublishError: the broker refused the message, or did not answer.
             AdapterError: the message was not sent.
         """
+        del group
         self.publish(letter)
 
     def origin_of(self, letter: Delivery) -> str | None:
         """Where the original of a dead letter was; None: unknown, or each subject has a target of its own."""
+        del letter
+        return None
+
+    def group_of(self, letter: Delivery) -> str | None:
+        """The group whose dead letter it is; None: unknown, or each subject has one group."""
         del letter
         return None
 

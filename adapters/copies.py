@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from idempotent.adapters.base import reason_of
 from idempotent.message import Message
@@ -31,9 +32,13 @@ OUTCOME_HEADER: Final = "x-idempotent-outcome"
 """The outcome that made it a dead letter."""
 CUT_HEADER: Final = "x-idempotent-cut"
 """Names of the original's headers that were removed because the dead letter was too large."""
+GROUP_HEADER: Final = "x-idempotent-buried-by"
+"""The group of consumers whose dead letter it is."""
+ONLY_HEADER: Final = "x-idempotent-only"
+"""The group of consumers that a copy is for, where several read its destination. The others acknowledge it."""
 OURS: Final = "x-idempotent-"
 """How the names of all these headers begin."""
-_OF_A_LETTER: Final = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER, CUT_HEADER)
+_OF_A_LETTER: Final = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER, CUT_HEADER, GROUP_HEADER)
 _NONE: Final[Mapping[str, Any]] = {}
 _REASON_LIMIT: Final = 1000
 _TOO_LARGE: Final = 2**63
@@ -92,21 +97,48 @@ def delayed_headers(message: Message, ours: Mapping[str, Any], place: str, origi
 
 
 def dead_letter_headers(
-    message: Message, ours: Mapping[str, Any], place: str, origin: str, result: Result, retries: int = 0
+    message: Message,
+    ours: Mapping[str, Any],
+    place: str,
+    origin: str,
+    result: Result,
+    retries: int = 0,
+    group: str | None = None,
 ) -> dict[str, Any]:
-    """This library's headers of a dead letter, after so many retries without a copy; see `delayed_headers`."""
+    """This library's headers of a dead letter, after so many retries without a copy; see `delayed_headers`.
+
+    A `group` is named where others read the same messages, and have dead letters of their own.
+    """
     return {
-        **ours,
+        **{name: value for name, value in ours.items() if name != ONLY_HEADER},
+        **({} if group is None else {GROUP_HEADER: quote(group)}),
         **_identity(message, ours, place, origin, retries),
         REASON_HEADER: reason_of(result)[:_REASON_LIMIT],
         OUTCOME_HEADER: result.outcome.value,
     }
 
 
-def returned_headers(letter: Message, ours: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """This library's headers of a dead letter that is sent back: the same message, with no attempts."""
+def returned_headers(
+    letter: Message, ours: Mapping[str, Any], place: str, group: str | None = None
+) -> dict[str, Any]:
+    """This library's headers of a dead letter that is sent back: the same message, with no attempts.
+
+    It is for this `group` alone, if one is given.
+    """
     kept = {name: value for name, value in ours.items() if name not in _OF_A_LETTER}
-    return {**kept, **_key(letter, ours, place)}
+    return {**kept, **_key(letter, ours, place), **only_for(group)}
+
+
+def only_for(group: str | None) -> dict[str, str]:
+    """The header of a copy for one group."""
+    # ActiveMQ keeps no other texts as they are.
+    return {} if group is None else {ONLY_HEADER: quote(group)}
+
+
+def group_in(ours: Mapping[str, Any], name: str) -> str | None:
+    """The group that one of our headers names."""
+    group = ours.get(name)
+    return None if group is None else unquote(str(group))
 
 
 def text_of(origin: Any) -> str | None:

@@ -35,7 +35,7 @@ class Redriven:
         left: letters that stay dead: they have no key, their key changed during the redrive, or they are counted below.
         unknown: letters that stay because their effect may have happened; a person decides with `keys resolve`.
         again: letters that stay because their message was returned already: copies of it, or it died again.
-        others: letters of other subjects, which share the dead-letter target.
+        others: letters of other subjects or groups, which share the dead-letter target.
         unreadable: letters that stay as they are because a part of them cannot be decoded, and would be lost.
     """
 
@@ -61,6 +61,8 @@ def redrive(
 
     The key is reopened first, then the message is published and confirmed, and only then is the letter removed. Letters
     that die while it works, beside a running worker, stay: each message is returned at most once.
+
+    Where several groups receive each message of a subject, the others acknowledge what is returned, and do not run it.
 
     A checker that recognises positions, such as `OffsetChecker`, has no keys to reopen: a message that comes back has a
     new position, and runs; one that a crash returned twice runs twice.
@@ -133,7 +135,9 @@ class _Redrive:
         if delivery.error is not None:
             log.warning("letter_unreadable", extra={**about_message(letter), "error": str(delivery.error)})
             return self._leave(unreadable=1)
-        if not came_from(self._adapter.origin_of(delivery), self._consumer.subject):
+        group = self._adapter.group_of(delivery)
+        is_others = group is not None and group != self._consumer.group
+        if is_others or not came_from(self._adapter.origin_of(delivery), self._consumer.subject):
             return self._leave(others=1)
         message = received_message(
             self._consumer.subject,
@@ -160,7 +164,7 @@ class _Redrive:
         if admin is not None and dead is not None and not admin.reopen(dead):
             return self._leave()
         self._returned.add(identity)
-        self._adapter.put_back(message)
+        self._adapter.put_back(message, self._consumer.group)
         self._adapter.settle(delivery, _ACK)
         done = self.done
         self.done = replace(done, returned=done.returned + 1, reopened=done.reopened + (dead is not None))

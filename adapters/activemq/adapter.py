@@ -12,7 +12,14 @@ from typing import Any, Final, Literal
 
 from idempotent.adapters.activemq.connection import Connecting, StompConnection, Subscription
 from idempotent.adapters.activemq.epoch import Epoch, Token
-from idempotent.adapters.activemq.frames import Frame, ours_in, place_of, send_frame, type_of
+from idempotent.adapters.activemq.frames import (
+    Frame,
+    group_that_reads,
+    ours_in,
+    place_of,
+    send_frame,
+    type_of,
+)
 from idempotent.adapters.activemq.options import (
     AckMode,
     Address,
@@ -24,10 +31,13 @@ from idempotent.adapters.activemq.refusals import CommitLostError, CopyLostError
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import (
+    GROUP_HEADER,
     KEY_HEADER,
     ORIGIN_HEADER,
     dead_letter_headers,
     delayed_headers,
+    group_in,
+    only_for,
     returned_headers,
     text_of,
     without_ours,
@@ -142,6 +152,7 @@ class StompAdapter(Adapter):
         self._copy_backoff = CopyBackoff()
         self._publishing = Publishing(str(address), lambda: self._connected().connection, self._lose)
         self._subscriptions: tuple[Subscription, ...] = ()
+        self._groups: Mapping[str, str] = {}
         self._epoch: Epoch | None = None
 
     def open(self, consumers: Sequence[AnyConsumer]) -> None:
@@ -150,6 +161,7 @@ class StompAdapter(Adapter):
             Subscription(str(number), subject, destination_of(subject))
             for number, subject in enumerate(subjects_of(consumers))
         )
+        self._groups = {destination_of(each.subject): each.group for each in consumers}
         self._settings.check_destinations([one.destination for one in self._subscriptions])
         if self._fail_fast:
             self._connected()
@@ -184,7 +196,8 @@ class StompAdapter(Adapter):
         origin = token.destination
         target = self._dead_of(origin)
         ours = self._ours(token.held.frame, origin)
-        letter = dead_letter_headers(message, ours, place_of(target), origin, result)
+        group = group_that_reads(origin, self._groups[origin])
+        letter = dead_letter_headers(message, ours, place_of(target), origin, result, group=group)
         headers = {**message.headers, **type_of(token.held.frame), **letter}
         headers.pop("expires", None)  # a dead letter must not expire
         frame = send_frame(target, message.body, headers)
@@ -204,15 +217,19 @@ class StompAdapter(Adapter):
     def publish_many(self, messages: Sequence[Message]) -> None:
         self._publishing.publish(messages)
 
-    def put_back(self, letter: Message) -> None:
+    def put_back(self, letter: Message, group: str) -> None:
         place = destination_of(letter.subject)
         ours = self._ours(letter.raw, self._dead_of(place))
-        returned = returned_headers(letter, ours, place_of(place))
+        returned = returned_headers(letter, ours, place_of(place), group_that_reads(place, group))
         self._publishing.publish([letter], {**type_of(letter.raw), **returned})
 
     def origin_of(self, letter: Delivery) -> str | None:
         held = letter.token.held
         return text_of(self._ours(held.frame, held.subscription.destination).get(ORIGIN_HEADER))
+
+    def group_of(self, letter: Delivery) -> str | None:
+        held = letter.token.held
+        return group_in(self._ours(held.frame, held.subscription.destination), GROUP_HEADER)
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_destination or dead_letters_of(destination_of(subject))
@@ -278,7 +295,8 @@ class StompAdapter(Adapter):
         token, message = delivery.token, delivery.message
         place = token.destination
         ours = delayed_headers(message, self._ours(token.held.frame, place), place_of(place), place)
-        headers = {**message.headers, **type_of(token.held.frame), **ours}
+        only = only_for(group_that_reads(place, self._groups[place]))
+        headers = {**message.headers, **type_of(token.held.frame), **ours, **only}
         due = time.monotonic() + delay_s
 
         def copy() -> Frame:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
-from idempotent.adapters.activemq.frames import DELAY_HEADER, Frame, message_of, unreadable
+from idempotent.adapters.activemq.frames import DELAY_HEADER, Frame, message_of, only_for, unreadable
 from idempotent.adapters.activemq.options import AckMode, StompSettings, is_topic
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.base import Delivery
@@ -172,7 +172,8 @@ class Epoch:
         self._handed_over.add(token)
         subject = held.subscription.subject
         message = message_of(held.frame, subject, token.destination, self._dead_of, redelivered=redelivered)
-        return Delivery(message, token, None if self._accept_empty else unreadable(held.frame))
+        error = None if self._accept_empty else unreadable(held.frame)
+        return Delivery(message, token, error, only_for(held.frame, token.destination, self._dead_of))
 
     def _keep(self, held: Held, delay_s: float) -> None:
         heapq.heappush(self._kept, (time.monotonic() + delay_s, held.number, held))

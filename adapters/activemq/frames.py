@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from idempotent.adapters.activemq.options import dead_letters_of
-from idempotent.adapters.copies import KEY_HEADER, take_ours
+from idempotent.adapters.copies import KEY_HEADER, ONLY_HEADER, group_in, take_ours
 from idempotent.errors import AdapterError, UndecodableMessageError
 from idempotent.logs import EventLog
 from idempotent.message import Message
@@ -101,6 +101,20 @@ def ours_in(headers: dict[str, Any], destination: str, dead_of: Callable[[str], 
         dead_of: the destination for the dead letters of a destination. The broker may have moved a copy there.
     """
     return take_ours(headers, place_of(destination), lambda place: place_of(dead_of(unquote(place))))
+
+
+def group_that_reads(destination: str, group: str | None) -> str | None:
+    """The group, if others may receive the same messages from this destination."""
+    return group if destination.startswith("/topic/") else None
+
+
+def only_for(frame: Frame, destination: str, dead_of: Callable[[str], str]) -> str | None:
+    """The group that a MESSAGE frame is for; None: all that receive it."""
+    if ONLY_HEADER not in frame.headers:
+        return None
+    return group_that_reads(
+        destination, group_in(ours_in(dict(frame.headers), destination, dead_of), ONLY_HEADER)
+    )
 
 
 def message_of(

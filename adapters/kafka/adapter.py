@@ -14,9 +14,11 @@ from typing import Any, Final, Literal
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import (
     CUT_HEADER,
+    GROUP_HEADER,
     ORIGIN_HEADER,
     dead_letter_headers,
     delayed_headers,
+    group_in,
     text_of,
 )
 from idempotent.adapters.kafka.assignment import Assignment
@@ -61,6 +63,7 @@ log = EventLog(__name__)
 
 _CLOSE_S: Final = 5.0
 _LOOK_S: Final = 0.1
+_SKIP_S: Final = 1.0
 _COPY_BACKOFF: Final = Backoff(initial_s=2.0, maximum_s=300.0)
 
 
@@ -191,6 +194,7 @@ class KafkaAdapter(Adapter):
                 self._security, transactional_id, timeout_s=publish_timeout_s, own=self._producer_config
             )
         self._copies: Copies
+        self._stored = StoredOffsets([])
         self._group: KafkaGroup | None = None
         self._only_publishes = False
         self._woken = threading.Event()
@@ -212,8 +216,10 @@ class KafkaAdapter(Adapter):
         topics = [*subjects, *retry_topics.values()]
         check_topics(topics)
         self.close()
-        stored = StoredOffsets(consumers)
-        self._copies = Copies(self._sender, self.dead_letter_subject, retry_topics, stored, self._finish)
+        stored = self._stored = StoredOffsets(consumers)
+        self._copies = Copies(
+            self._sender, self.dead_letter_subject, retry_topics, stored, self._finish, group_id
+        )
         commits = self._commits(group_id)
         topic_ids = TopicIds(make_client(AdminClient, self._security))
         assignment = Assignment(
@@ -257,6 +263,11 @@ class KafkaAdapter(Adapter):
         token: Token = delivery.token
         if not token.partition.take_back(token):
             return False
+        position = delivery.message.position
+        if delivery.only_for is not None and not self._stored.skip(token.partition.subject, position):
+            # Another group's, and the store did not answer. It has moved past what a handler has run.
+            token.partition.retry_at(token.record, time.monotonic() + _SKIP_S)
+            return True
         if self._keeps_outputs and result.outcome is Outcome.PROCESSED:
             try:
                 token.partition.outputs.keep(delivery.message, result.value)
@@ -303,9 +314,12 @@ class KafkaAdapter(Adapter):
     def publish_many(self, messages: Sequence[Message]) -> None:
         self._sender.publish(messages)
 
-    def put_back(self, letter: Message) -> None:
+    def put_back(self, letter: Message, group: str) -> None:
         """Send a dead letter as the record that it was: its value, key, headers and partition."""
-        self._sender.put_back(letter, self.dead_letter_subject(letter.subject))
+        self._sender.put_back(letter, self.dead_letter_subject(letter.subject), group)
+
+    def group_of(self, letter: Delivery) -> str | None:
+        return group_in(ours_of(letter.message.raw, letter.message.subject), GROUP_HEADER)
 
     def origin_of(self, letter: Delivery) -> str | None:
         return text_of(ours_of(letter.message.raw, letter.message.subject).get(ORIGIN_HEADER))
@@ -355,6 +369,7 @@ class Copies:
         retry_topics: the retry topics by subject; empty: failed messages wait in this process.
         stored: the offsets that checkers keep.
         finish: finishes an original.
+        group: the group whose dead letters they are.
     """
 
     def __init__(
@@ -364,12 +379,14 @@ class Copies:
         retry_topics: Mapping[str, str],
         stored: StoredOffsets,
         finish: Callable[[Partition, Record], None],
+        group: str,
     ) -> None:
         self._sender = sender
         self._dead_letter_topic = dead_letter_topic
         self._retry_topics = retry_topics
         self._stored = stored
         self._finish = finish
+        self._group = group
 
     def retry(self, delivery: Delivery, after_s: float) -> bool:
         """Send a copy that is due after `after_s` to the retry topic. False: there is no retry topic."""
@@ -389,7 +406,7 @@ class Copies:
         message, partition, record = delivery.message, delivery.token.partition, delivery.token.record
         topic = self._dead_letter_topic(partition.subject)
         ours, origin = ours_of(record.raw, partition.subject), origin_text(record.raw)
-        headers = dead_letter_headers(message, ours, topic, origin, result, record.failures)
+        headers = dead_letter_headers(message, ours, topic, origin, result, record.failures, self._group)
         if record.problem is not None:
             headers[CUT_HEADER] = "all"
         self._copy(
@@ -407,7 +424,9 @@ class Copies:
         result = Result(Outcome.REJECTED, error=OutputError(refusal.reason))
         topic, raw = self._dead_letter_topic(partition.subject), produced.message.raw
         ours = ours_of(raw, partition.subject)
-        headers = dead_letter_headers(produced.message, ours, topic, origin_text(raw), result)
+        headers = dead_letter_headers(
+            produced.message, ours, topic, origin_text(raw), result, group=self._group
+        )
 
         def report(error: Unconfirmed | None) -> None:
             if error is None:

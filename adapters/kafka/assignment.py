@@ -240,7 +240,7 @@ class Assignment:
         return []
 
     def in_turn(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Keep back those that will be rejected before their turn: the store takes offsets in their order."""
+        """Keep back those that no handler may run, before their turn: the store takes offsets in their order."""
         early = [delivery for delivery in deliveries if _is_early(delivery)]
         for delivery in early:
             token = delivery.token
@@ -290,7 +290,8 @@ class Assignment:
 
 def _is_early(delivery: Delivery) -> bool:
     partition = delivery.token.partition
-    return delivery.error is not None and partition.is_stored and not partition.is_next(delivery.token.record)
+    may_not_run = delivery.error is not None or delivery.only_for is not None
+    return may_not_run and partition.is_stored and not partition.is_next(delivery.token.record)
 
 
 def _named(partitions: Sequence[TopicPartition]) -> dict[str, list[str]]:

@@ -14,7 +14,15 @@ from idempotent.adapters.kafka.client import OFFSET_INVALID, Raw
 from idempotent.adapters.kafka.options import Ordering
 from idempotent.adapters.kafka.ordered_queues import OrderedQueues, Record
 from idempotent.adapters.kafka.outputs import Outputs
-from idempotent.adapters.kafka.records import NO_EPOCH, due_in_s, epoch_of, message_of, problem_of, size_of
+from idempotent.adapters.kafka.records import (
+    NO_EPOCH,
+    due_in_s,
+    epoch_of,
+    message_of,
+    only_for,
+    problem_of,
+    size_of,
+)
 from idempotent.adapters.kafka.topics import TopicId
 from idempotent.adapters.watermark import Watermark
 from idempotent.errors import ConfigurationError, MessageError
@@ -207,7 +215,8 @@ class Partition:
         # new effect may have killed it, and is counted before it runs only with this mark.
         redelivered = record.turns > 1 or self.subject != self.topic or not self._has_effect
         error = None if record.problem is None else MessageError(record.problem)
-        return Delivery(message_of(record.raw, self.subject, position, redelivered), token, error)
+        message = message_of(record.raw, self.subject, position, redelivered)
+        return Delivery(message, token, error, only_for(record.raw, self.subject))
 
     def take_back(self, token: Token) -> bool:
         """Take a delivery back; `finish` or `retry_at` follows. False: the delivery is stale."""

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from idempotent.adapters.copies import (
     KEY_HEADER,
+    ONLY_HEADER,
     ORIGIN_HEADER,
     OURS,
+    group_in,
     number_in,
     returned_headers,
     take_ours,
@@ -108,15 +110,22 @@ def ours_of(raw: Raw, subject: str) -> Mapping[str, Any]:
     return take_ours(_texts(raw), subject)
 
 
+def only_for(raw: Raw, subject: str) -> str | None:
+    """The group that a record, read for `subject`, is for; None: all."""
+    if not any(name == ONLY_HEADER for name, _ in _pairs(raw)):
+        return None
+    return group_in(ours_of(raw, subject), ONLY_HEADER)
+
+
 def copied_headers(raw: Raw, ours: Mapping[str, Any]) -> Headers:
     """The original's own headers unchanged, repeated ones included, and this library's from `ours`."""
     timestamp = {TIMESTAMP_HEADER: str(raw.timestamp()[1])}
     return [*_theirs(raw), *encoded({**timestamp, **ours}.items())]
 
 
-def sent_back_headers(letter: Message, source: str) -> Headers:
-    """The headers of a dead letter, read for `source`, that is sent back to its subject, repeated ones included."""
-    ours = returned_headers(letter, ours_of(letter.raw, source), letter.subject)
+def sent_back_headers(letter: Message, source: str, group: str) -> Headers:
+    """The headers of a dead letter, read for `source`, that is sent back for a group, repeated ones included."""
+    ours = returned_headers(letter, ours_of(letter.raw, source), letter.subject, group)
     ours.pop(DUE_HEADER, None)
     return [*_theirs(letter.raw), *encoded(ours.items())]
 

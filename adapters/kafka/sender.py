@@ -98,8 +98,10 @@ class KafkaSender:
         """
         self._confirm(messages, self._encoded)
 
-    def put_back(self, letter: Message, source: str) -> None:
+    def put_back(self, letter: Message, source: str, group: str) -> None:
         """Send a dead letter, read for `source`, to its subject, in the partition that it came from, and wait for it.
+
+        It is for this group alone.
 
         A partition that the topic does not have any more gives way to the one that the record's key names.
 
@@ -113,7 +115,7 @@ class KafkaSender:
             except KafkaException as error:
                 answers.lose([0], f"Kafka at {self._where} did not describe {topic}: {error_of(error)}")
                 answers.check()
-        self._confirm([letter], partial(self._encoded_back, source))
+        self._confirm([letter], partial(self._encoded_back, source, group))
 
     def _confirm(self, messages: Sequence[Message], encode: Callable[[Message], Sending]) -> None:
         answers = Answers(messages)
@@ -154,7 +156,7 @@ class KafkaSender:
     def _encoded(self, message: Message) -> Sending:
         return partial(self._publisher.send, *outgoing(message))
 
-    def _encoded_back(self, source: str, letter: Message) -> Sending:
+    def _encoded_back(self, source: str, group: str, letter: Message) -> Sending:
         raw: Raw = letter.raw
         first = first_partition(letter, source)
         return partial(
@@ -162,7 +164,7 @@ class KafkaSender:
             letter.subject,
             raw.value(),
             raw.key(),
-            sent_back_headers(letter, source),
+            sent_back_headers(letter, source, group),
             partition=first if first < self._partitions[letter.subject] else ANY_PARTITION,
         )
 

@@ -186,7 +186,8 @@ class RabbitMqAdapter(Adapter):
     def publish_many(self, messages: Sequence[Message]) -> None:
         self._publish(messages, self._item)
 
-    def put_back(self, letter: Message) -> None:
+    def put_back(self, letter: Message, group: str) -> None:
+        del group  # its queue has no other
         self._publish([letter], self._item_back)
 
     def origin_of(self, letter: Delivery) -> str | None:

@@ -95,7 +95,7 @@ def _why_left(done: Redriven) -> str:
             f"{done.again} of messages that were returned already: copies, or they died again; redrive once more"
         )
     if done.others:
-        reasons.append(f"{done.others} of other consumers, which share the dead-letter target")
+        reasons.append(f"{done.others} of other consumers or groups, which share the dead-letter target")
     if done.unreadable:
         reasons.append(f"{done.unreadable} with a part that cannot be decoded; the log says which, and why")
     if rest := done.left - done.unknown - done.again - done.others - done.unreadable:

@@ -13,6 +13,7 @@ from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError, StoreError
 from idempotent.logs import EventLog
 from idempotent.message import Message
+from idempotent.observe.log_lines import about_message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
@@ -369,17 +370,23 @@ class Worker:
             self._health.beat(f"{word}{long_messages(self._long.count)}")
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
-        works, rejected, now = [], [], time.monotonic()
+        works, settled, now = [], [], time.monotonic()
         for delivery in deliveries:
             consumer = self._routes.get(delivery.message.subject)
             if consumer is None or delivery.error is not None:
-                rejected.append((delivery, consumer))
+                error = delivery.error or unknown_subject(delivery.message.subject, self._routes)
+                settled.append((delivery, consumer, Result(Outcome.REJECTED, error=error)))
+            elif delivery.only_for not in (None, consumer.group):
+                log.info(
+                    "copy_for_another_group",
+                    extra={**about_message(delivery.message), "group": delivery.only_for},
+                )
+                settled.append((delivery, consumer, Result(Outcome.DUPLICATE)))
             else:
                 works.append(InFlightDelivery(delivery, consumer, now))
         self._pool.submit(works)
-        for delivery, consumer in rejected:
-            error = delivery.error or unknown_subject(delivery.message.subject, self._routes)
-            self._settling.settle(delivery, consumer, Result(Outcome.REJECTED, error=error))
+        for delivery, consumer, result in settled:
+            self._settling.settle(delivery, consumer, result)
 
     def _take_back(self, wait_s: float) -> None:
         """Settle or hold the works that were processed."""

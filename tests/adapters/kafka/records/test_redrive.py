@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from idempotent import Message, Outcome, Registry, Result, Worker
-from idempotent.adapters.copies import FOR_HEADER, KEY_HEADER, ORIGIN_HEADER
+from idempotent.adapters.copies import FOR_HEADER, KEY_HEADER, ONLY_HEADER, ORIGIN_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import AttemptChecker, MemoryChecker, OffsetChecker
 from idempotent.migrations import upgrade
@@ -53,7 +53,8 @@ def test_a_redriven_record_is_the_same_in_the_same_partition(broker, opened, opt
         assert (raw.value(), raw.key(), theirs) == (*RECORDS[raw.partition()], HEADERS)
         ours = dict(raw.headers()[len(HEADERS) :])
         if ours:  # it came back, as a copy that is to be read here
-            assert {*ours} == {FOR_HEADER, KEY_HEADER, ORIGIN_HEADER, "x-idempotent-timestamp"}
+            assert {*ours} == {FOR_HEADER, KEY_HEADER, ONLY_HEADER, ORIGIN_HEADER, "x-idempotent-timestamp"}
+            assert ours[ONLY_HEADER] == GROUP.encode()
             assert ours[FOR_HEADER] == topic.encode()
         ids.setdefault(raw.partition(), []).append(ours.get(KEY_HEADER))
     assert all(first is None and second is not None for first, second in ids.values())
