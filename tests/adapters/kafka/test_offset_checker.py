@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from idempotent import Message, Registry, Worker
+from idempotent.adapters.copies import FOR_HEADER, ONLY_HEADER
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import OffsetChecker
 from idempotent.cli.root import app
@@ -185,6 +186,21 @@ def test_a_record_that_cannot_be_decoded_moves_on_in_its_turn(broker, store, bat
     shop.send(6)
     shop.run_until(5, batch_size=batch_size)
     assert shop.booked() == once(1, 2, 4, 5, 6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_a_copy_for_another_group_moves_on_in_its_turn(broker, store, caplog, batch_size):
+    shop = Shop(broker, store)
+    for number in range(6):
+        others = [] if number in (0, 3) else [(FOR_HEADER, shop.topic.encode()), (ONLY_HEADER, b"mail")]
+        broker.produce(shop.topic, b"%d" % number, None, others)
+    shop.run_until(2, batch_size=batch_size)
+    assert shop.booked() == once(0, 3)
+    shop.send(6)
+    shop.run_until(3, batch_size=batch_size)
+    assert shop.booked() == once(0, 3, 6)
+    assert broker.committed("billing", shop.topic) == 7
+    assert not [record for record in caplog.records if "stored_offset_wins" in record.getMessage()]
 
 
 @pytest.mark.parametrize("how", ["policy", "command"])
