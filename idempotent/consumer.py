@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import sys
@@ -269,11 +268,11 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
         if not isinstance(message, Message):
             raise _no_message(message)
         binding = self.binding
-        result, cancelled = await drive_async(process_one(binding, message), binding.checker.awaiting)
-        self.report((message,), (result,))
-        if cancelled:
-            raise asyncio.CancelledError
-        return result
+        return await drive_async(
+            process_one(binding, message),
+            binding.checker.awaiting,
+            lambda result: self.report((message,), (result,)),
+        )
 
     async def process_many(
         self: AsyncConsumer[Callable[..., Awaitable[R]]], messages: Iterable[Message]
@@ -284,11 +283,11 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
         """
         messages = _checked(messages)
         binding = self.binding
-        results, cancelled = await drive_async(process_many(binding, messages), binding.checker.awaiting)
-        self.report(messages, results)
-        if cancelled:
-            raise asyncio.CancelledError
-        return results
+        return await drive_async(
+            process_many(binding, messages),
+            binding.checker.awaiting,
+            lambda results: self.report(messages, results),
+        )
 
 
 def _wrong_engine(handler: Handler, kind: str) -> str:

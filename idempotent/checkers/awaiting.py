@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from idempotent.checkers.combining.combiner import Combiner, at_once, combines, must_be_alone
 from idempotent.checkers.combining.waiters import COMPLETE_ALONE, TaskWaiter
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.checkers.side_calls import SideCall, SideThreads
+from idempotent.checkers.side_calls import OnCancel, SideCall, SideThreads
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision
 from idempotent.errors import described
 from idempotent.logs import EventLog
@@ -25,7 +25,7 @@ _SIDE_THREADS: Final = 16
 class Awaiting(ABC):
     """Runs a checker's steps for tasks.
 
-    A task that is cancelled meanwhile waits on, except for a claim; `Task.cancelling` shows the cancellation.
+    A task that is cancelled meanwhile waits on, except for a claim; `on_cancel` gets the cancellation.
     """
 
     @abstractmethod
@@ -45,7 +45,9 @@ class Awaiting(ABC):
         """
 
     @abstractmethod
-    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+    async def complete(
+        self, claim: Claim, result: bytes | None = None, *, on_cancel: OnCancel | None = None
+    ) -> bool:
         """`ClaimProtocol.complete`, to its end.
 
         Raises:
@@ -53,7 +55,7 @@ class Awaiting(ABC):
         """
 
     @abstractmethod
-    async def call(self, function: Callable[..., R], *arguments: Any) -> R:
+    async def call(self, function: Callable[..., R], *arguments: Any, on_cancel: OnCancel | None = None) -> R:
         """Any other step, to its end."""
 
     @abstractmethod
@@ -80,10 +82,14 @@ class InLoop(Awaiting):
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         return self._protocol.claim_many(requests)
 
-    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+    async def complete(
+        self, claim: Claim, result: bytes | None = None, *, on_cancel: OnCancel | None = None
+    ) -> bool:
+        del on_cancel
         return self._protocol.complete(claim, result)
 
-    async def call(self, function: Callable[..., R], *arguments: Any) -> R:
+    async def call(self, function: Callable[..., R], *arguments: Any, on_cancel: OnCancel | None = None) -> R:
+        del on_cancel
         return function(*arguments)
 
     def later(self, function: Callable[..., object], *arguments: Any) -> None:
@@ -122,21 +128,26 @@ class InThreads(Awaiting):
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         return await self._claimed(self._protocol.claim_many, requests, lambda decisions: decisions)
 
-    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
+    async def complete(
+        self, claim: Claim, result: bytes | None = None, *, on_cancel: OnCancel | None = None
+    ) -> bool:
         if claim.empty:
             return True
         owned: bool | None = COMPLETE_ALONE
         if self._combiner is not None:
             waiter = TaskWaiter(Completion(claim, result))
             self._combiner.put(waiter)
-            await waiter.signal.wait_to_its_end()
+            await waiter.signal.wait_to_its_end(on_cancel)
             owned = waiter.result()
-        return await self.call(self._protocol.complete, claim, result) if owned is COMPLETE_ALONE else owned
+        if owned is COMPLETE_ALONE:
+            return await self.call(self._protocol.complete, claim, result, on_cancel=on_cancel)
+        return owned
 
-    async def call(self, function: Callable[..., R], *arguments: Any) -> R:
+    async def call(self, function: Callable[..., R], *arguments: Any, on_cancel: OnCancel | None = None) -> R:
         call = SideCall(function, arguments)
         self._threads.run(call.run)
-        return await call.answer(to_its_end=True)
+        await call.end(on_cancel)
+        return call.result()
 
     def later(self, function: Callable[..., object], *arguments: Any) -> None:
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from idempotent.errors import described
 from idempotent.forks import free_in_child, generation
@@ -20,18 +21,27 @@ _IDLE_S: Final = 10.0
 _CLOSE_S: Final = 10.0
 
 
-async def ended(future: asyncio.Future[R]) -> R:
-    """Wait for a future to its end, also if the task is cancelled meanwhile, and return its result.
+OnCancel: TypeAlias = Callable[[asyncio.CancelledError], object]
+"""Given each cancellation of a task that waits on, such as `came.append`: then `raise_first(came)` must follow."""
 
-    `Task.cancelling` shows the cancellation.
+
+def raise_first(came: list[asyncio.CancelledError]) -> None:
+    """Raise the first of the cancellations that came while a task waited on, if any.
+
+    It is the object that came, and no new one: anyio knows the cancellations of its scopes by their text.
     """
-    while not future.done():
+    if came:
         try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            continue  # that of the task; or of the future, which is done then
-        except Exception:
-            break  # that of the future
+            raise came[0]
+        finally:
+            came.clear()  # else the error's traceback would keep the error alive
+
+
+async def ended(future: asyncio.Future[R], on_cancel: OnCancel | None = None) -> R:
+    """Wait for a future to its end, also if the task is cancelled meanwhile, and return its result."""
+    done = Signal()
+    future.add_done_callback(lambda _: done.set())
+    await done.wait_to_its_end(on_cancel)
     return future.result()
 
 
@@ -57,14 +67,27 @@ class Signal:
             self._future = self.loop.create_future()
             await self._future
 
-    async def wait_to_its_end(self) -> None:
-        """Wait, also if the task is cancelled meanwhile: `Task.cancelling` shows the cancellation."""
+    async def wait_to_its_end(self, on_cancel: OnCancel | None = None) -> None:
+        """Wait, also if the task is cancelled meanwhile.
+
+        anyio repeats a cancellation at each await until its scope is left. A shielded scope of our own keeps the
+        repetitions away, so that each call of `on_cancel` is for another cancellation, and the loop does not spin.
+        """
+        shield: Any = None
         while not self._is_set:
             self._future = self.loop.create_future()
-            try:  # `suppress` would take as long as a step
+            try:
                 await self._future
-            except asyncio.CancelledError:
-                continue
+            except asyncio.CancelledError as error:
+                if on_cancel is not None:
+                    on_cancel(error)
+                # Looked for and not imported: its scopes exist only where the application has imported it.
+                if shield is None and (anyio := sys.modules.get("anyio")) is not None:
+                    shield = anyio.CancelScope(shield=True)
+                    shield.__enter__()
+        if shield is not None:
+            # No `with`: it would leave the scope of a coroutine that is closed, where that is an error.
+            shield.__exit__(None, None, None)
 
 
 class SideCall(Generic[R]):
@@ -105,9 +128,17 @@ class SideCall(Generic[R]):
         if not reached and self._error is None and self._unused is not None:
             self._unused(self._returned)  # type: ignore[arg-type]  # the call has returned
 
-    async def answer(self, *, to_its_end: bool = False) -> R:
-        """Wait for the answer, `to_its_end` also if the task is cancelled. An exception of the call is raised."""
-        await (self._done.wait_to_its_end() if to_its_end else self._done.wait())
+    async def answer(self) -> R:
+        """Wait for the answer. A cancellation of the task ends the wait. An exception of the call is raised."""
+        await self._done.wait()
+        return self.result()
+
+    async def end(self, on_cancel: OnCancel | None = None) -> None:
+        """Wait until it has returned or raised, also if the task is cancelled meanwhile."""
+        await self._done.wait_to_its_end(on_cancel)
+
+    def result(self) -> R:
+        """What it has returned; what it has raised is raised."""
         if self._error is not None:
             raise self._error
         return self._returned  # type: ignore[return-value]  # the call has returned

@@ -17,6 +17,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
 from idempotent.checkers.awaiting import Awaiting
+from idempotent.checkers.side_calls import raise_first
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError, HandlerCancelledError, HandlerTimeoutError
@@ -255,9 +256,12 @@ class AsyncCalls(Began):
         handler = self._handler
         arguments = [first]
         if handler.session_type is not None:
+            came: list[asyncio.CancelledError] = []
+            hook = self._transactions.handler_argument
             arguments.append(
-                await self._awaiting.call(self._transactions.handler_argument, claim, handler.session_type)
+                await self._awaiting.call(hook, claim, handler.session_type, on_cancel=came.append)
             )
+            raise_first(came)
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
@@ -276,9 +280,10 @@ class AsyncCalls(Began):
                 raise
             raise HandlerCancelledError from error
         except Exception as error:
-            if task.cancelling() > before and _while_cancelled(error):
+            cancelled = _cancellation_behind(error) if task.cancelling() > before else None
+            if cancelled is not None:
                 # What a handler raises because it is cancelled is no failure of its message.
-                raise asyncio.CancelledError from error
+                raise cancelled from error
             raise
         finally:
             if generation.number != process:
@@ -301,19 +306,20 @@ class AsyncCalls(Began):
             raise
 
 
-def _while_cancelled(error: Exception) -> bool:
-    """Whether an exception of a task whose cancellations have become more was raised because of one.
+def _cancellation_behind(error: Exception) -> asyncio.CancelledError | None:
+    """The cancellation while which an exception was raised.
 
-    Before Python 3.13 they also become more when a TaskGroup in the handler stops because one of its tasks failed.
+    That the cancellations of the task have become more does not say so: the handler may have caught one, and before
+    Python 3.13 they become more when a TaskGroup in it stops because one of its tasks failed.
     """
     raised: BaseException | None = error
     seen: set[int] = set()
-    while sys.version_info < (3, 13) and not isinstance(raised, asyncio.CancelledError):
-        if raised is None or id(raised) in seen:
-            return False
+    while raised is not None and id(raised) not in seen:
+        if isinstance(raised, asyncio.CancelledError):
+            return raised
         seen.add(id(raised))
         raised = raised.__context__
-    return True
+    return None
 
 
 def finished(returned: Any) -> Any:

@@ -8,7 +8,7 @@ a `ParkedLife` in a thread of a worker, which it leaves while it waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -16,9 +16,11 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.combining.combiner import Combiner, at_once, combines
 from idempotent.checkers.combining.waiters import ParkedWaiter, Threads
+from idempotent.checkers.side_calls import raise_first
 from idempotent.claims import Completion, Decision
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 Step: TypeAlias = tuple[int, Callable[..., Any], tuple[Any, ...]]
 """The kind of a step, a function, and its arguments. A tuple of integers and functions: each message makes several."""
@@ -82,21 +84,21 @@ def drive(life: Life[R], raised: BaseException | None = None) -> R:
         given = raised = None
 
 
-async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
+async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], object]) -> R:
     """Carry out all steps in the running task, as `drive` does in a thread.
 
     A cancellation interrupts a claim, a handler and a wait. A step that completes or frees a claim goes on to its end;
-    the cancellation then reaches the life at its next step that can be interrupted. A cancellation that a handler has
-    survived was its own; before Python 3.13 a TaskGroup in it may leave one.
+    the cancellation then reaches the life at its next step that can be interrupted.
 
-    Returns what the life returns, and whether the task was cancelled too late to prevent it.
+    Args:
+        life: the steps.
+        awaiting: the checker's.
+        report: is given what the life returns.
 
     Raises:
-        CancelledError: the task was cancelled, and no claim is left.
+        CancelledError: the task was cancelled, and no claim is left; or too late to prevent what was reported.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
+    came: list[asyncio.CancelledError] = []
     resume: Callable[[Any], Step] = life.send
     given: Any = None
     try:
@@ -105,24 +107,22 @@ async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
             try:
                 kind, function, arguments = resume(given)
                 if kind == COMPLETE:
-                    given = await awaiting.complete(*arguments)
+                    given = await awaiting.complete(*arguments, on_cancel=came.append)
                 elif kind == STORE:
-                    given = await awaiting.call(function, *arguments)
-                elif task.cancelling() > before:
-                    raise asyncio.CancelledError  # noqa: TRY301 - handed to the life, like one from outside
+                    given = await awaiting.call(function, *arguments, on_cancel=came.append)
+                elif came:
+                    raise came[0]  # noqa: TRY301 - handed to the life, as if it came now
                 elif kind == CLAIM:
-                    given = await awaiting.claim(*arguments)
+                    given = await _claimed(awaiting.claim, arguments[0], came)
                 elif kind == RUN:
-                    try:
-                        given = await function(*arguments)
-                    finally:
-                        before = task.cancelling()
+                    given = await function(*arguments)
                 else:
-                    given = await _seldom(kind, arguments, awaiting)
+                    given = await _seldom(kind, arguments, awaiting, came)
                 resume = life.send
             except StopIteration as stop:
                 if frame_of(life) is None:
-                    return stop.value, task.cancelling() > before
+                    result: R = stop.value
+                    break
                 resume, given = life.throw, stop
             except GeneratorExit:
                 awaiting.later(_close, life)
@@ -131,16 +131,38 @@ async def drive_async(life: Life[R], awaiting: Awaiting) -> tuple[R, bool]:
                 if frame_of(life) is None:
                     raise
                 resume, given = life.throw, error
+        report(result)
+        raise_first(came)
+        return result
     finally:
         _under_way.discard(life)
         # The exception's traceback holds this frame: without this they would keep each other alive.
         given = None
+        came.clear()
 
 
-async def _seldom(kind: int, arguments: tuple[Any, ...], awaiting: Awaiting) -> list[Decision] | None:
+async def _claimed(claim: Callable[[T], Awaitable[R]], asked: T, came: list[asyncio.CancelledError]) -> R:
+    """Claim. A cancellation that the driver swallows, as asyncmy does in the middle of an answer, has come as well."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    answer = await claim(asked)
+    if task.cancelling() > before:
+        try:
+            for _ in range(2):
+                await asyncio.sleep(0)  # anyio repeats it in the next turn of the loop
+            raise asyncio.CancelledError  # noqa: TRY301 - asyncio does not
+        except asyncio.CancelledError as error:
+            came.append(error)
+    return answer
+
+
+async def _seldom(
+    kind: int, arguments: tuple[Any, ...], awaiting: Awaiting, came: list[asyncio.CancelledError]
+) -> list[Decision] | None:
     """Carry out a step that not every message has."""
     if kind == CLAIM_MANY:
-        return await awaiting.claim_many(*arguments)
+        return await _claimed(awaiting.claim_many, arguments[0], came)
     return await asyncio.sleep(arguments[0], None)
 
 

@@ -7,10 +7,11 @@ import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Final
 
+from idempotent.checkers.side_calls import SideCall, raise_first
 from idempotent.errors import described
 from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
@@ -29,7 +30,7 @@ _before: tuple[int, int, int] = gc.get_threshold()
 
 
 async def in_thread(
-    run: Callable[[LoopPlace], WorkerSummary], interrupt: Callable[[], None]
+    run: Callable[[LoopPlace], WorkerSummary], interrupt: Callable[[], object]
 ) -> WorkerSummary:
     """Run a worker whose tasks belong to the running loop, and wait until it has ended.
 
@@ -41,58 +42,38 @@ async def in_thread(
         CancelledError: the task was cancelled; the worker ended without an error.
         BaseException: what `run` raised.
     """
-    loop = asyncio.get_running_loop()
     context = copy_context()
-    place = LoopPlace(loop, threading.get_ident(), context)
-    running = _Running(run, place)
+    call = SideCall(_logging, (run, LoopPlace(asyncio.get_running_loop(), threading.get_ident(), context)))
     # A daemon: an application that ends without its loop must not wait for a worker that cannot stop without it.
     thread = threading.Thread(
-        target=context.copy().run, args=(running.run,), name="idempotent-worker", daemon=True
+        target=context.copy().run, args=(call.run,), name="idempotent-worker", daemon=True
     )
     thread.start()
-    cancelled = False
-    while not running.ended.done():
-        try:
-            await asyncio.wait([running.ended])
-        except asyncio.CancelledError:
-            interrupt()
-            cancelled = True
-        except GeneratorExit:  # the loop was closed, and nothing waits any more
-            interrupt()
-            interrupt()
-            raise
+    came: list[asyncio.CancelledError] = []
+
+    def on_cancel(error: asyncio.CancelledError) -> None:
+        came.append(error)
+        interrupt()
+
+    try:
+        await call.end(on_cancel)
+    except GeneratorExit:  # the loop was closed, and nothing waits any more
+        interrupt()
+        interrupt()
+        raise
     thread.join()  # it has only to return
-    summary = running.ended.result()
-    if cancelled:
-        raise asyncio.CancelledError
+    summary = call.result()
+    raise_first(came)
     return summary
 
 
-class _Running:
-    """A worker in a thread, and the future of its summary in a loop."""
-
-    def __init__(self, run: Callable[[LoopPlace], WorkerSummary], place: LoopPlace) -> None:
-        self._work = run
-        self._place = place
-        self.ended: asyncio.Future[WorkerSummary] = place.loop.create_future()
-
-    def run(self) -> None:
-        """InFlightDelivery, and tell the loop."""
-        try:
-            summary = self._work(self._place)
-        except BaseException as error:
-            # The task that would raise it may be awaited only when the application ends.
-            log.error("worker_failed", extra={"error": described(error)})  # noqa: TRY400 - the task raises it
-            self._tell(self._failed, error)
-        else:
-            self._tell(self.ended.set_result, summary)
-
-    def _failed(self, error: BaseException) -> None:
-        self.ended.set_exception(error)
-
-    def _tell(self, function: Callable[..., object], argument: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._place.loop.call_soon_threadsafe(function, argument)
+def _logging(run: Callable[[LoopPlace], WorkerSummary], place: LoopPlace) -> WorkerSummary:
+    try:
+        return run(place)
+    except BaseException as error:
+        # The task that would raise it may be awaited only when the application ends.
+        log.error("worker_failed", extra={"error": described(error)})  # noqa: TRY400 - the task raises it
+        raise
 
 
 @contextmanager

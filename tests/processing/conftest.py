@@ -10,6 +10,7 @@ import pytest
 from idempotent.checkers.memory import MemoryBacked
 from tests.processing.shop import LEASED, TRANSACTIONAL, Shop, open_shop
 from tests.processing.tasks import BLOCKING, CHECKERS, LOOPS, BlockingChecker
+from tests.worker.tasks.scopes import BEGINNINGS, Begin
 
 
 @pytest.fixture(params=[*LEASED, *TRANSACTIONAL])
@@ -31,6 +32,12 @@ def transactional_shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Runs a coroutine function to its end in an event loop: that of asyncio, the same in debug mode, and uvloop's."""
     return LOOPS[request.param]
+
+
+@pytest.fixture(params=BEGINNINGS)
+def begin(request: pytest.FixtureRequest) -> Begin[Any]:
+    """Begins a step that can be cancelled."""
+    return BEGINNINGS[request.param]
 
 
 @pytest.fixture(params=CHECKERS)

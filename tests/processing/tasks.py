@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from idempotent import AsyncConsumer, Message, Registry
 from idempotent.checkers import MemoryChecker
-from idempotent.checkers.awaiting import Awaiting, InThreads
+from idempotent.checkers.awaiting import Awaiting, InLoop, InThreads
 from idempotent.checkers.combining import Combiner
 from idempotent.checkers.memory import MemoryBacked
+from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released
 from idempotent.observe.observers import Observer
 
@@ -65,6 +67,30 @@ class BlockingChecker(MemoryBacked):
         if self.waits_at == hook:
             self.reached.set()
             assert self.go.wait(LONGEST_S)
+
+
+class DeafChecker(MemoryChecker):
+    """Its claims wait to be cancelled, and are answered all the same, as asyncmy in the middle of an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        return _Deaf(self.protocol, self.reached)
+
+
+class _Deaf(InLoop):
+    def __init__(self, protocol: ClaimProtocol, reached: asyncio.Event) -> None:
+        super().__init__(protocol)
+        self._reached = reached
+
+    async def claim(self, request: ClaimRequest) -> Decision:
+        self._reached.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(LONGEST_S)
+        return await super().claim(request)
 
 
 BLOCKING: dict[str, Callable[[], BlockingChecker]] = {

@@ -13,6 +13,7 @@ from idempotent.errors import HandlerCancelledError
 from tests.processing.tasks import (
     LONGEST_S,
     Counted,
+    DeafChecker,
     Entered,
     async_consumer,
     attempts_of,
@@ -41,11 +42,11 @@ def test_one_that_is_cancelled_before_it_began_claims_nothing(run, checker):
     run(main)
 
 
-def test_one_that_is_cancelled_in_its_handler_counts_no_attempt(run, checker):
+def test_one_that_is_cancelled_in_its_handler_counts_no_attempt(run, checker, begin):
     async def main():
         entered, counted = Entered(), Counted()
         consumer = async_consumer(entered, checker, observers=[counted])
-        task = asyncio.create_task(consumer.process(message()))
+        task = begin(consumer.process(message()))
         await entered.now.wait()
         await cancelled(task)
         assert not counted.outcomes
@@ -54,11 +55,11 @@ def test_one_that_is_cancelled_in_its_handler_counts_no_attempt(run, checker):
     run(main)
 
 
-def test_one_that_is_cancelled_before_its_claim_is_answered_leaves_no_claim(run, blocking):
+def test_one_that_is_cancelled_before_its_claim_is_answered_leaves_no_claim(run, blocking, begin):
     async def main():
         entered = Entered()
         blocking.waits_at = "_claim"
-        task = asyncio.create_task(async_consumer(entered, blocking).process(message()))
+        task = begin(async_consumer(entered, blocking).process(message()))
         await blocking.is_reached()
         await cancelled(task)
         blocking.waits_at = None
@@ -70,12 +71,24 @@ def test_one_that_is_cancelled_before_its_claim_is_answered_leaves_no_claim(run,
     run(main)
 
 
-def test_one_that_is_cancelled_while_its_effect_is_recorded_has_processed_the_message(run, blocking):
+def test_one_whose_driver_swallows_the_cancellation_of_its_claim_runs_no_handler(run, begin):
+    async def main():
+        entered, checker = Entered(), DeafChecker()
+        task = begin(async_consumer(entered, checker).process(message()))
+        await checker.reached.wait()
+        await cancelled(task)
+        assert not entered.names
+        assert checker.keys.entries == {}
+
+    run(main)
+
+
+def test_one_that_is_cancelled_while_its_effect_is_recorded_has_processed_the_message(run, blocking, begin):
     async def main():
         counted = Counted()
         consumer = async_consumer(returns, blocking, observers=[counted])
         blocking.waits_at = "_complete"
-        task = asyncio.create_task(consumer.process(message()))
+        task = begin(consumer.process(message()))
         await blocking.is_reached()
         task.cancel()
         await asyncio.sleep(0.05)
@@ -88,11 +101,11 @@ def test_one_that_is_cancelled_while_its_effect_is_recorded_has_processed_the_me
     run(main)
 
 
-def test_a_second_cancellation_does_not_interrupt_the_release(run, blocking):
+def test_a_second_cancellation_does_not_interrupt_the_release(run, blocking, begin):
     async def main():
         entered = Entered()
         blocking.waits_at = "_release"
-        task = asyncio.create_task(async_consumer(entered, blocking).process(message()))
+        task = begin(async_consumer(entered, blocking).process(message()))
         await entered.now.wait()
         task.cancel()
         await blocking.is_reached()
@@ -128,13 +141,13 @@ def test_a_handler_that_swallows_its_cancellation_has_processed_the_message(run,
     run(main)
 
 
-def test_what_a_handler_raises_because_it_is_cancelled_is_no_attempt(run, checker):
+def test_what_a_handler_raises_because_it_is_cancelled_is_no_attempt(run, checker, begin):
     def clean_up():
         raise OSError("the connection is gone")
 
     async def main():
         entered = Entered(on_cancel=clean_up)
-        task = asyncio.create_task(async_consumer(entered, checker).process(message()))
+        task = begin(async_consumer(entered, checker).process(message()))
         await entered.now.wait()
         await cancelled(task)
         assert await attempts_of(checker) == 1
@@ -201,11 +214,11 @@ def test_a_timeout_around_the_call_is_no_attempt(run, checker):
     run(main)
 
 
-def test_a_group_that_is_cancelled_in_a_handler_keeps_what_was_done(run, checker):
+def test_a_group_that_is_cancelled_in_a_handler_keeps_what_was_done(run, checker, begin):
     async def main():
         entered = Entered(waits_for="2")
         consumer = async_consumer(entered, checker)
-        task = asyncio.create_task(consumer.process_many([message(name) for name in "123"]))
+        task = begin(consumer.process_many([message(name) for name in "123"]))
         await entered.now.wait()
         await cancelled(task)
         assert entered.names == ["1", "2"]
@@ -215,7 +228,7 @@ def test_a_group_that_is_cancelled_in_a_handler_keeps_what_was_done(run, checker
     run(main)
 
 
-def test_a_batch_that_is_cancelled_in_its_handler_is_free(run, checker):
+def test_a_batch_that_is_cancelled_in_its_handler_is_free(run, checker, begin):
     async def main():
         entered = asyncio.Event()
 
@@ -224,7 +237,7 @@ def test_a_batch_that_is_cancelled_in_its_handler_is_free(run, checker):
             await asyncio.sleep(30)
 
         consumer = async_consumer(handle, checker, batch=True)
-        task = asyncio.create_task(consumer.process_many([message(name) for name in "12"]))
+        task = begin(consumer.process_many([message(name) for name in "12"]))
         await entered.wait()
         await cancelled(task)
         assert [await attempts_of(checker, name) for name in "12"] == [1, 1]
@@ -232,11 +245,11 @@ def test_a_batch_that_is_cancelled_in_its_handler_is_free(run, checker):
     run(main)
 
 
-def test_a_group_that_is_cancelled_while_it_is_claimed_runs_no_handler(run, blocking):
+def test_a_group_that_is_cancelled_while_it_is_claimed_runs_no_handler(run, blocking, begin):
     async def main():
         entered = Entered()
         blocking.waits_at = "_claim_many"
-        task = asyncio.create_task(async_consumer(entered, blocking).process_many([message(n) for n in "12"]))
+        task = begin(async_consumer(entered, blocking).process_many([message(n) for n in "12"]))
         await blocking.is_reached()
         task.cancel()
         await asyncio.sleep(0.05)
@@ -248,12 +261,12 @@ def test_a_group_that_is_cancelled_while_it_is_claimed_runs_no_handler(run, bloc
     run(main)
 
 
-def test_a_group_that_is_cancelled_while_it_is_recorded_has_processed_its_messages(run, blocking):
+def test_a_group_that_is_cancelled_while_it_is_recorded_has_processed_its_messages(run, blocking, begin):
     async def main():
         counted = Counted()
         consumer = async_consumer(returns, blocking, observers=[counted])
         blocking.waits_at = "_complete"
-        task = asyncio.create_task(consumer.process_many([message(name) for name in "12"]))
+        task = begin(consumer.process_many([message(name) for name in "12"]))
         await blocking.is_reached()
         task.cancel()
         await asyncio.sleep(0.05)
@@ -266,7 +279,7 @@ def test_a_group_that_is_cancelled_while_it_is_recorded_has_processed_its_messag
     run(main)
 
 
-def test_a_group_that_is_cancelled_while_one_is_recorded_runs_no_other(run, blocking, monkeypatch):
+def test_a_group_that_is_cancelled_while_one_is_recorded_runs_no_other(run, blocking, begin, monkeypatch):
     monkeypatch.setattr("idempotent.processing.group_run._RECORD_EVERY_S", -1.0)
 
     async def main():
@@ -277,7 +290,7 @@ def test_a_group_that_is_cancelled_while_one_is_recorded_runs_no_other(run, bloc
 
         consumer = async_consumer(handle, blocking)
         blocking.waits_at = "_complete"
-        task = asyncio.create_task(consumer.process_many([message(name) for name in "12"]))
+        task = begin(consumer.process_many([message(name) for name in "12"]))
         await blocking.is_reached()
         task.cancel()
         await asyncio.sleep(0.05)

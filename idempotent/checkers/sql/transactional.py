@@ -18,7 +18,7 @@ from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.checkers.side_calls import ended
+from idempotent.checkers.side_calls import OnCancel, ended
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
 from idempotent.checkers.sql.checker import SqlChecker, sql_findings
 from idempotent.checkers.sql.failures import FailedAttempt, noted
@@ -481,12 +481,14 @@ class _InGreenlets(Awaiting):
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         return await greenlet_spawn(self._protocol.claim_many, requests)
 
-    async def complete(self, claim: Claim, result: bytes | None = None) -> bool:
-        return await self.call(self._protocol.complete, claim, result)
+    async def complete(
+        self, claim: Claim, result: bytes | None = None, *, on_cancel: OnCancel | None = None
+    ) -> bool:
+        return await self.call(self._protocol.complete, claim, result, on_cancel=on_cancel)
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def call(self, function: Callable[..., T], *arguments: Any, on_cancel: OnCancel | None = None) -> T:
         # A task of its own: a cancellation must not reach the driver in the middle of a COMMIT.
-        return await ended(asyncio.ensure_future(greenlet_spawn(function, *arguments)))
+        return await ended(asyncio.ensure_future(greenlet_spawn(function, *arguments)), on_cancel)
 
     def later(self, function: Callable[..., object], *arguments: Any) -> None:
         # Not later, but now: what would be awaited fails, and the transaction's connection is terminated.

@@ -10,9 +10,13 @@ from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.worker import WorkerSummary
 from tests.worker.running import SUBJECT, WAIT_S, assert_nothing_is_left, emptying, eventually, publish
+from tests.worker.tasks.scopes import BEGINNINGS, Begin, InScope
 
 
-def test_a_second_cancellation_does_not_wait_for_handlers(registry: Registry, broker: MemoryBroker) -> None:
+@pytest.mark.parametrize("begin", BEGINNINGS.values(), ids=BEGINNINGS)
+def test_a_second_cancellation_does_not_wait_for_handlers(
+    registry: Registry, broker: MemoryBroker, begin: Begin[WorkerSummary]
+) -> None:
     checker, begun, cancelled = MemoryChecker(), [], []
 
     @registry.consumer(SUBJECT, checker=checker)
@@ -26,13 +30,14 @@ def test_a_second_cancellation_does_not_wait_for_handlers(registry: Registry, br
 
     async def serve() -> None:
         worker = Worker(registry, MemoryAdapter(broker), concurrency=3, drain_timeout_s=60)
-        serving = asyncio.create_task(worker.serve())
+        serving = begin(worker.serve())
         await eventually(lambda: len(begun) == 3)
         serving.cancel()
         await asyncio.sleep(0.1)
         assert not serving.done()
         assert not cancelled
-        serving.cancel()
+        # A scope repeats its own cancellation; a second one comes from elsewhere.
+        (serving.task if isinstance(serving, InScope) else serving).cancel()
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(asyncio.CancelledError):
                 await serving
@@ -71,10 +76,11 @@ class Slow(MemoryAdapter):
         super().close()
 
 
+@pytest.mark.parametrize("begin", BEGINNINGS.values(), ids=BEGINNINGS)
 @pytest.mark.parametrize("times", [1, 2, 5])
 @pytest.mark.parametrize("phase", ["", "open", "idle", "handler", "settle", "requeue", "close"])
 def test_a_cancellation_in_any_phase_leaves_nothing_behind(
-    registry: Registry, broker: MemoryBroker, phase: str, times: int
+    registry: Registry, broker: MemoryBroker, phase: str, times: int, begin: Begin[WorkerSummary]
 ) -> None:
     checker, adapter = MemoryChecker(), Slow(broker)
     runs: list[str] = []
@@ -87,7 +93,7 @@ def test_a_cancellation_in_any_phase_leaves_nothing_behind(
 
     async def serve() -> None:
         worker = Worker(registry, adapter)
-        serving = asyncio.create_task(worker.serve())
+        serving = begin(worker.serve())
         if phase in ("requeue", "close"):
             await eventually(lambda: (adapter.phase and broker._queues[SUBJECT].unsettled == 2) or runs)
             worker.stop()

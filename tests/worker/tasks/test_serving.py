@@ -16,6 +16,7 @@ from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.worker import WorkerSummary
 from tests.support.logs import logged
 from tests.worker.running import SUBJECT, Recording, assert_nothing_is_left, emptying, eventually, publish
+from tests.worker.tasks.scopes import BEGINNINGS, Begin
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -95,7 +96,10 @@ def test_stop_ends_it_and_signals_are_left_to_the_application(
     assert asyncio.run(serve())[Outcome.PROCESSED] == 1
 
 
-def test_a_cancellation_drains_in_order_and_then_goes_on(registry: Registry, broker: MemoryBroker) -> None:
+@pytest.mark.parametrize("begin", BEGINNINGS.values(), ids=BEGINNINGS)
+def test_a_cancellation_drains_in_order_and_then_goes_on(
+    registry: Registry, broker: MemoryBroker, begin: Begin[WorkerSummary]
+) -> None:
     adapter, checker, begun = Recording(broker), MemoryChecker(), []
 
     class Service:
@@ -113,7 +117,7 @@ def test_a_cancellation_drains_in_order_and_then_goes_on(registry: Registry, bro
 
     async def serve() -> None:
         worker = Worker(registry, adapter, services=[Service()])
-        serving = asyncio.create_task(worker.serve())
+        serving = begin(worker.serve())
         await eventually(lambda: begun and broker._queues[SUBJECT].unsettled == 2)
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
