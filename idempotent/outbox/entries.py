@@ -51,16 +51,12 @@ class Entry:
     owner: bytes = b""
     copy: int = 0
 
-    @property
-    def lane(self) -> bytes:
-        """What is published one after the other: the messages of an order key to one destination."""
-        return lane_of(self.destination, self.order_key, self.message_id)
 
-
-def lane_of(destination: str, order_key: str | None, message_id: str) -> bytes:
-    """The hash of the messages that are published one after the other. Without an order key each is alone."""
-    kind, name = (b"o", order_key) if order_key is not None else (b"m", message_id)
-    return _digest(destination.encode(), kind, name.encode())
+def lane_of(destination: str, order_key: str | None) -> bytes:
+    """What is published one after the other: the hash of an order key, or a new lane for a message without one."""
+    if order_key is None:  # nothing else may be in it, not even a message with the same id
+        return os.urandom(LANE_BYTES)
+    return _digest(destination.encode(), order_key.encode())
 
 
 def bucket_of(lane: bytes) -> int:

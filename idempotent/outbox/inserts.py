@@ -17,7 +17,7 @@ from sqlalchemy.exc import StatementError
 from idempotent.checkers.sql.watching import execute_beside
 from idempotent.errors import ConfigurationError, OutboxError
 from idempotent.logs import EventLog
-from idempotent.outbox.entries import Entry, bucket_of
+from idempotent.outbox.entries import Entry, bucket_of, lane_of
 from idempotent.schema import outbox_name
 from idempotent.stores.sql.cursor import NUMBERED
 from idempotent.stores.sql.dialects import dialect_for
@@ -219,7 +219,7 @@ def _parts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def _values(entry: Entry, *, encoded: bool) -> _Row:
-    lane = entry.lane
+    lane = lane_of(entry.destination, entry.order_key)
     texts: _Row = (entry.message_id, entry.destination, entry.subject, entry.order_key)
     if encoded:
         texts = tuple(None if text is None else str(text).encode() for text in texts)

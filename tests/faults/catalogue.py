@@ -2496,7 +2496,7 @@ FAULTS: Final = (
         "outbox: a refused message lets the later ones of its order key pass",
         "idempotent/outbox/relays/settling.py",
         "        return message.lane\n",
-        "        return lane_of(message.destination, None, message.message_id)\n",
+        "        return lane_of(message.destination, None)\n",
         f"{_OUTBOX}/test_relay.py -k holds_its_order_key",
     ),
     Fault(

@@ -80,7 +80,7 @@ def test_a_key_under_a_lock_is_in_order_although_its_ids_commit_after_later_ones
 
 
 def bucket(order_key):
-    return bucket_of(lane_of("", order_key, ""))
+    return bucket_of(lane_of("", order_key))
 
 
 def test_a_delayed_message_is_published_when_its_time_has_come(outbox, send, waiting):
@@ -112,6 +112,27 @@ def test_a_refused_message_holds_its_order_key_and_no_other(outbox, send, waitin
         until(lambda: not waiting())
     assert [body for body in adapter.bodies if body[0] == "a"] == [f"a {number}" for number in range(5)]
     assert outbox.store.stats().lanes == 0
+
+
+@pytest.mark.parametrize("on_parked", ["block", "skip"])
+@pytest.mark.parametrize("subject", ["other", "invoices"])
+def test_without_an_order_key_nothing_waits_for_a_message_with_the_same_id(
+    outbox, sql_store, on_parked, subject
+):
+    adapter = Picky(refuses=["refused"])
+
+    def send(body, subject):
+        with sql_store.admin_engine.begin() as connection:
+            outbox.send(connection, Message(subject, body.encode(), id="m"))
+
+    send("refused", "invoices")
+    with relay(outbox, adapter, on_parked=on_parked):
+        until(lambda: outbox.store.stats().held == 1)
+        send("goes", subject)
+        until(lambda: "goes" in adapter.bodies)
+        adapter.refuses.clear()
+        until(lambda: outbox.store.stats().held == 0)
+    assert sorted(adapter.bodies) == ["goes", "refused"]
 
 
 def test_with_skip_a_refused_message_waits_alone(outbox, send, waiting):

@@ -102,7 +102,7 @@ class Holds:
 
     def _lane(self, message: Waiting) -> bytes:
         if self._skips and message.bucket >= 0:
-            return lane_of(message.destination, None, message.message_id)
+            return lane_of(message.destination, None)
         return message.lane
 
     def _tell(self, refusal: Refusal) -> None:
