@@ -75,6 +75,10 @@ class TransactionHooks(ABC):
         """Whether the store caused the handler's exception, so that the message is worth another try."""
 
     @abstractmethod
+    def has_lost_connection(self, error: Exception) -> bool:
+        """Whether the transaction was undone because its connection was lost."""
+
+    @abstractmethod
     def check_argument(self, kind: type) -> None:
         """Check that `handler_argument` provides a type, when a consumer is bound to the checker.
 
@@ -160,6 +164,10 @@ class NoTransactions(TransactionHooks):
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
         del claim, error
+        return False
+
+    def has_lost_connection(self, error: Exception) -> bool:
+        del error
         return False
 
     def check_argument(self, kind: type) -> None:

@@ -29,6 +29,7 @@ from idempotent.values import changed
 log = EventLog(__name__)
 
 RESULT_LIMIT: Final = 1_000_000
+_MOST_LOST: Final = 1000
 _SHOWN_KEYS: Final = 10
 
 
@@ -206,6 +207,7 @@ class Binding:
         self.requests: Final = Requests(keys, options, by_position=checker.remembers.by_position)
         self.store_failures: Final = LogThrottle()
         self.undone_transactions: Final = LogThrottle()
+        self._lost: Final[dict[bytes, None]] = {}
 
     def about(self, message: Message) -> dict[str, object]:
         """The fields of a log line about a message."""
@@ -232,6 +234,15 @@ class Binding:
             keys = [self.about(message)["key"] for message in messages[:_SHOWN_KEYS]]
             about = {"consumer": self.name, "keys": keys, "error": " ".join(described(cause).split())}
             log.warning("transaction_undone", extra={**about, "more": more})
+
+    def is_first_loss(self, key: Key) -> bool:
+        """Whether this is the first series of lost connections that is noted of a key; notes it."""
+        if key.hash in self._lost:
+            return False
+        while len(self._lost) >= _MOST_LOST:
+            self._lost.pop(next(iter(self._lost)), None)
+        self._lost[key.hash] = None
+        return True
 
     def encode(self, value: Any, message: Message) -> bytes | None:
         """What the handler of a message returned, as JSON; None if it is not stored, or cannot be."""

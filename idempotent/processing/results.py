@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from idempotent.claims import ClaimRequest, Completion, Decision, Failure, Released, Verdict
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import (
     DeadKeyError,
     DoomedTransactionError,
@@ -117,3 +117,22 @@ def failure_of(
     fatal = handling is Handling.DEAD
     backoff = options.backoff if message.from_broker else None
     return Failure(described(error), options.max_attempts, fatal=fatal, counted=counted, backoff=backoff)
+
+
+def given_up(
+    binding: Binding, message: Message, request: ClaimRequest, claim: Claim, doomed: DoomedTransactionError
+) -> Life[Result]:
+    """The result of a message whose transaction the database undid again and again.
+
+    It waits, and counts no attempt. But one whose own work ends its connection would be repeated for ever, so a second
+    series of lost connections is an attempt; the first may be a failover.
+    """
+    lost = yield STORE, binding.transactions.has_lost_connection, (doomed,)
+    if not lost or binding.is_first_loss(request.key):
+        return unavailable(doomed)
+    failure = failure_of(binding, message, doomed, Handling.RETRY, counted=request.counted)
+    try:
+        released = yield STORE, binding.protocol.release, (claim, failure)
+    except StoreError as error:
+        return unavailable(error)
+    return failed(binding, doomed, failure, released)

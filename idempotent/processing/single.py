@@ -27,6 +27,7 @@ from idempotent.processing.results import (
     answered,
     failed,
     failure_of,
+    given_up,
     not_recorded,
     processed,
     raised_by_handler,
@@ -194,13 +195,14 @@ def _process(
         if not owned:
             count_lost(binding, message, claim)
         return processed(value)
-    return (yield from _repeat(binding, message, request, doomed, alone=alone, tries=tries - 1))
+    return (yield from _repeat(binding, message, request, claim, doomed, alone=alone, tries=tries - 1))
 
 
 def _repeat(
     binding: Binding,
     message: Message,
     request: ClaimRequest,
+    claim: Claim,
     doomed: DoomedTransactionError,
     *,
     alone: bool,
@@ -208,7 +210,7 @@ def _repeat(
 ) -> Life[Result | None]:
     """Process a message again whose transaction the database undid."""
     if not tries:
-        return unavailable(doomed)
+        return (yield from given_up(binding, message, request, claim, doomed))
     if alone and binding.counts_starts:
         yield STORE, binding.transactions.uncount, (request.key,)
     binding.observers.count(binding.name, Event.TRANSACTION_REPEATED)

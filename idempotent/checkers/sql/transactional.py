@@ -53,9 +53,11 @@ from idempotent.errors import (
     TransactionEscapedError,
 )
 from idempotent.keys import NO_KEY, Key
+from idempotent.policy import causes
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.bridge import nothing_awaited
 from idempotent.stores.sql.engines import AnyEngine, is_async
+from idempotent.stores.sql.faults import Fault
 from idempotent.validation import flag, seconds
 from idempotent.values import changed
 
@@ -336,6 +338,9 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return isinstance(error, DoomedTransactionError) or self._transactions.is_undone(
             claim.transaction, [claim], error
         )
+
+    def has_lost_connection(self, error: Exception) -> bool:
+        return any(self._transactions.fault(cause) is Fault.DISCONNECTED for cause in causes(error))
 
     def check_argument(self, kind: type) -> None:
         self._transactions.sessions.check(kind)
