@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from sqlalchemy import MetaData, false
+from sqlalchemy import MetaData
 from sqlalchemy.engine import URL
 
 from idempotent.admin import NEVER_US, KeyAdmin, KeyFilter, KeyRecord, KeyStats
@@ -103,13 +103,10 @@ class SqlStore:
         """
         tables = dedup_tables(MetaData(), self.table)
         for table in (tables.offsets if by_position else tables.keys, tables.failures):
-            nothing = table.select().where(false())
-            statement = nothing.compile(dialect=self.engine.dialect, compile_kwargs={"literal_binds": True})
-            self.connections.run(query, str(statement))
+            name, columns = self.connections.dialect.quoted(table.name), [column.name for column in table.c]
+            self.connections.run(query, f"SELECT {', '.join(columns)} FROM {name} WHERE 1 = 0")
             if self.engine.dialect.name != "sqlite":  # there it would wait for each transaction that writes
-                column = next(iter(table.c)).name
-                name = self.connections.dialect.quoted(table.name)
-                self.connections.run(execute, f"UPDATE {name} SET {column} = {column} WHERE 1 = 0")
+                self.connections.run(execute, f"UPDATE {name} SET {columns[0]} = {columns[0]} WHERE 1 = 0")
 
     def close(self) -> None:
         """Close idle connections, and the engine if it was made here. Idempotent."""
