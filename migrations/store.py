@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from idempotent.errors import ConfigurationError, StoreBusyError
 from idempotent.stores.sql.bridge import Bridge
+from idempotent.stores.sql.detached import beside_pool
 from idempotent.stores.sql.engines import AnyEngine, is_async, new_engine
 from idempotent.stores.sql.loops import unpooled
 
@@ -56,11 +57,30 @@ def connect(target: Target) -> Iterator[Connection]:
     dialect = engine.dialect.name
     if dialect not in (*_SERVERS, "sqlite"):
         raise ConfigurationError(f"no migrations for {dialect!r}: use MySQL, MariaDB, PostgreSQL or SQLite")
-    with Connection(engine, unpooled(engine)) if engine.dialect.is_async else engine.connect() as connection:
-        if dialect in _SERVERS:
+    with _connected(engine) as connection:
+        if dialect == "postgresql":
             # A snapshot taken before waiting for the lock would hide the changes of the previous owner of the lock.
             connection.execution_options(isolation_level="READ COMMITTED")
+        elif dialect != "sqlite":
+            # SQLAlchemy reads SHOW CREATE TABLE, with the quotes that it found when the engine connected first.
+            ansi = connection.dialect.identifier_preparer.initial_quote == '"'
+            mode = "STRICT_TRANS_TABLES" + (",ANSI_QUOTES" if ansi else "")
+            connection.exec_driver_sql(
+                f"SET SESSION completion_type=NO_CHAIN, sql_quote_show_create=1, sql_mode='{mode}'"
+            )
+            connection.rollback()
         yield connection
+
+
+def _connected(engine: Engine) -> Connection:
+    if engine.dialect.is_async:
+        return Connection(engine, unpooled(engine))
+    # Beside the pool: settings of the session must not reach the application.
+    return (
+        engine.connect()
+        if engine.dialect.name == "sqlite"
+        else Connection(engine, beside_pool(engine.pool).connect())
+    )
 
 
 @contextmanager
