@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal
 
-from idempotent.adapters.activemq.connection import Connecting, StompConnection, Subscription
+from idempotent.adapters.activemq.connection import StompConnection, Subscription
+from idempotent.adapters.activemq.copying import CopyBackoff
 from idempotent.adapters.activemq.epoch import Epoch, Token
 from idempotent.adapters.activemq.frames import (
     Frame,
@@ -20,6 +21,7 @@ from idempotent.adapters.activemq.frames import (
     send_frame,
     type_of,
 )
+from idempotent.adapters.activemq.lines import Line
 from idempotent.adapters.activemq.options import (
     AckMode,
     Address,
@@ -42,7 +44,7 @@ from idempotent.adapters.copies import (
     text_of,
     without_ours,
 )
-from idempotent.adapters.reconnecting import RECONNECT, Reconnecting
+from idempotent.adapters.reconnecting import RECONNECT
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.logs import EventLog
@@ -54,10 +56,6 @@ from idempotent.validation import check_types, choice
 log = EventLog(__name__)
 
 _LOOK_S: Final = 0.1
-# A connection this short was probably ended by one of its own messages: back off.
-_SHORT_LIFE_S: Final = 1.0
-_COPY_BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=600.0)
-_MOST_COPIES: Final = 10_000
 _TRANSACTION: Final = 500
 _NO_HEADERS: Final[Mapping[str, Any]] = {}
 # ActiveMQ's words for a frame that is larger than its `maxFrameSize`. It closes the connection then.
@@ -147,10 +145,17 @@ class StompAdapter(Adapter):
         self._fail_fast = fail_fast
         self._arrived = threading.Event()
         self._woken = False
-        self._reconnecting = Reconnecting(str(address), backoff=backoff, fail_fast=fail_fast)
-        self._connecting = Connecting(self._settings, self._reconnecting, self._arrived)
+        self._line = Line(self._settings, self._arrived, backoff=backoff, fail_fast=fail_fast)
+        # What publishes is not read by a broker without room, and must not hold up acknowledgements.
+        self._copy_line = Line(
+            replace(self._settings, client_id=None, durable_subscription=None),
+            self._arrived,
+            purpose=" (publishing)",
+            backoff=backoff,
+            fail_fast=False,
+        )
         self._copy_backoff = CopyBackoff()
-        self._publishing = Publishing(str(address), lambda: self._connected().connection, self._lose)
+        self._publishing = Publishing(str(address), self._connected_to_publish, self._lose_publishing)
         self._subscriptions: tuple[Subscription, ...] = ()
         self._groups: Mapping[str, str] = {}
         self._epoch: Epoch | None = None
@@ -163,8 +168,9 @@ class StompAdapter(Adapter):
         )
         self._groups = {destination_of(each.subject): each.group for each in consumers}
         self._settings.check_destinations([one.destination for one in self._subscriptions])
+        self._line.subscriptions = self._subscriptions
         if self._fail_fast:
-            self._connected()
+            self._line.connected(self._upkeep)
 
     def receive(self, limit: int, timeout_s: float) -> list[Delivery]:
         until = time.monotonic() + timeout_s
@@ -202,8 +208,8 @@ class StompAdapter(Adapter):
         headers.pop("expires", None)  # a dead letter must not expire
         frame = send_frame(target, message.body, headers)
         if delivery.error is not None:
-            return self._copy(token, lambda epoch: epoch.refused(token, lambda: frame))
-        return self._copy(token, lambda epoch: epoch.replaced(token, lambda: frame))
+            return self._settle(token, lambda epoch: epoch.refused(token, lambda: frame))
+        return self._settle(token, lambda epoch: epoch.replaced(token, lambda: frame))
 
     def _give_back(self, delivery: Delivery) -> bool:
         token: Token = delivery.token
@@ -243,52 +249,61 @@ class StompAdapter(Adapter):
 
     @property
     def connected(self) -> bool:
-        return self._epoch is not None
+        return self._line.connection is not None
 
     def wake(self) -> None:
         self._woken = True
         self._arrived.set()
 
     def close(self) -> None:
-        self._connecting.cancel()
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.close()
+        self._line.close()
+        self._copy_line.close()
 
     def _upkeep(self) -> None:
-        """Serve the connection, or go on connecting. Returns soon."""
-        if self._epoch is not None:
-            try:
+        """Serve the connections, or go on connecting. Returns soon."""
+        try:
+            self._line.upkeep()
+            connection = self._line.connection
+            if connection is not None and self._epoch is None:
+                self._epoch = Epoch(
+                    connection,
+                    self._settings,
+                    self._subscriptions,
+                    self._copy_line,
+                    self._copy_backoff,
+                    self._dead_of,
+                )
+            if self._epoch is not None:
                 self._epoch.upkeep()
-            except LostError as error:
-                self._lose(error)
-        if self._epoch is None:
-            connection = self._connecting.poll(self._subscriptions)
-            if connection is not None:
-                self._epoch = Epoch(connection, self._settings, self._subscriptions, self._dead_of)
+        except LostError as error:
+            self._lose(error)
 
-    def _connected(self) -> Epoch:
-        """Wait for a connection, at most as long as an attempt may take."""
-        until = time.monotonic() + self._settings.connect_timeout_s
-        self._upkeep()
-        while self._epoch is None:
-            if time.monotonic() > until:
-                raise AdapterError(f"cannot connect to {self._settings.address}")
-            self._arrived.wait(_LOOK_S)
-            self._arrived.clear()
-            self._upkeep()
-        return self._epoch
+    def _connected_to_publish(self) -> StompConnection:
+        """What publishes shares no connection with what acknowledges, but a topic needs its subscription first."""
+        connection = self._line.connected(self._upkeep)
+        return self._copy_line.connected(self._serve_copy_line) if self._subscriptions else connection
+
+    def _serve_copy_line(self) -> None:
+        try:
+            self._copy_line.upkeep()
+        except LostError as error:
+            self._copy_line.lose(error)
+
+    def _lose_publishing(self, error: LostError) -> None:
+        if self._subscriptions:
+            self._copy_line.lose(error)
+        else:
+            self._lose(error)
 
     def _lose(self, error: LostError) -> None:
         """End the epoch: the broker delivers its unsettled messages again."""
-        epoch, self._epoch = self._epoch, None
+        self._epoch = None
         if isinstance(error, CopyLostError):
-            self._copy_backoff.lost_over(error.positions)
-        if epoch is not None:
-            epoch.connection.abort()
-            self._reconnecting.lost(error)
-            if epoch.age_s < _SHORT_LIFE_S:
-                self._reconnecting.failed(error)
+            self._copy_backoff.failed(error.positions, error)
+        self._line.lose(error)
 
     def _replace(self, delivery: Delivery, delay_s: float) -> bool:
         """Send a copy of the message to where it came from, and acknowledge the original."""
@@ -302,18 +317,7 @@ class StompAdapter(Adapter):
         def copy() -> Frame:
             return send_frame(place, message.body, headers, due - time.monotonic())
 
-        return self._copy(token, lambda epoch: epoch.replaced(token, copy), delay_s)
-
-    def _copy(self, token: Token, act: Callable[[Epoch], object], at_least_s: float = 0.0) -> bool:
-        position = token.held.position
-        wait_s = self._copy_backoff.wait_s(position)
-        if wait_s > 0:
-            # The message waits here, unacknowledged, and is handed to the worker again.
-            return self._settle(token, lambda epoch: epoch.keep(token, max(wait_s, at_least_s)))
-        is_copied = self._settle(token, act)
-        if is_copied:
-            self._copy_backoff.copied(position)
-        return is_copied
+        return self._settle(token, lambda epoch: epoch.replaced(token, copy, due))
 
     def _settle(self, token: Token, act: Callable[[Epoch], object]) -> bool:
         """Settle a delivery once. False: it is stale, or the connection was lost and its message may come again."""
@@ -325,48 +329,6 @@ class StompAdapter(Adapter):
             self._lose(error)
             return False
         return True
-
-
-class CopyBackoff:
-    """Waits between attempts to copy a message whose earlier copies cost the connection.
-
-    ActiveMQ ends the connection over a frame larger than its `maxFrameSize`, mostly without a reason, and a copy is
-    larger than its original. Without a wait the redelivered message would end the next connection too, and with it
-    the deliveries of other messages.
-
-    Args:
-        clock: seconds; injectable for tests.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
-
-    def lost_over(self, positions: Sequence[str]) -> None:
-        """Note that a connection was lost while copies of these messages were sent."""
-        for position in positions:
-            count = self._known.pop(position, (0, 0.0))[0] + 1
-            wait_s = _COPY_BACKOFF.delay_s(count)
-            self._known[position] = (count, self._clock() + wait_s)
-            log.error(
-                "copy_failed",
-                extra={
-                    "position": position,
-                    "error": "the connection was lost over it; is it larger than the broker's maxFrameSize?",
-                    "attempts": count,
-                    "next_try_s": wait_s,
-                },
-            )
-        while len(self._known) > _MOST_COPIES:
-            self._known.popitem(last=False)
-
-    def wait_s(self, position: str) -> float:
-        """Seconds until the next copy of the message may be sent; 0 if it may be sent now."""
-        return max(self._known.get(position, (0, 0.0))[1] - self._clock(), 0.0)
-
-    def copied(self, position: str) -> None:
-        """Note that the broker confirmed a copy of the message."""
-        self._known.pop(position, None)
 
 
 class Publishing:

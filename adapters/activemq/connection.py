@@ -1,4 +1,4 @@
-"""StompConnection: one connection to ActiveMQ, which is one epoch. Connecting replaces a lost one by the next."""
+"""StompConnection: one connection to ActiveMQ, which is one epoch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from idempotent.adapters.activemq.refusals import (
     CommitLostError,
     LostError,
     RefusedError,
+    SilentError,
     UntrustedError,
     refusal,
 )
 from idempotent.adapters.activemq.transport import Transport
-from idempotent.adapters.reconnecting import Reconnecting, describe
+from idempotent.adapters.reconnecting import describe
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
 
@@ -163,14 +164,21 @@ class StompConnection:
         Raises:
             RefusedError: the broker refused one.
         """
-        receipts = []
-        for frame in frames:
-            receipts.append(f"r{next(self._numbers)}")
-            self.send(replace(frame, headers={**frame.headers, "receipt": receipts[-1]}))
+        receipts = [self.ask(frame) for frame in frames]
         until = time.monotonic() + (timeout_s or self._settings.receipt_timeout_s)
         for answer in [self._answer(receipt, until, what) for receipt in receipts]:
             if answer.command == "ERROR":
                 raise refusal(answer, what)
+
+    def ask(self, frame: Frame) -> str:
+        """Send a frame, and return the name of the receipt by which `answer` finds the broker's answer."""
+        receipt = f"r{next(self._numbers)}"
+        self.send(replace(frame, headers={**frame.headers, "receipt": receipt}))
+        return receipt
+
+    def answer(self, receipt: str) -> Frame | None:
+        """The RECEIPT or ERROR frame that answers a frame, once; None: it has not arrived."""
+        return self._inbox.answers.pop(receipt, None)
 
     def renew(self, old: Subscription, new: Subscription) -> None:
         """Replace a subscription of which nothing is unacknowledged.
@@ -243,12 +251,12 @@ class StompConnection:
         return Frame("SUBSCRIBE", headers)
 
     def _answer(self, receipt: str, until: float, what: str) -> Frame:
-        while (answer := self._inbox.answers.pop(receipt, None)) is None:
+        while (answer := self.answer(receipt)) is None:
             self.upkeep()
             if time.monotonic() > until:
                 # The outcome is unknown, so this connection must not be used again.
                 self.abort()
-                raise LostError(f"no answer to {what}")
+                raise SilentError(f"no answer to {what}")
             self._wait()
         return answer
 
@@ -364,83 +372,6 @@ class Inbox:
         else:
             self.answers[receipt] = copied
         self._arrived.set()
-
-
-class Connecting:
-    """One attempt after the other, each with a new connection, when `Reconnecting` says that one is due.
-
-    Args:
-        settings: of the broker and the subscriptions.
-        reconnecting: when the next attempt is due.
-        arrived: set when an attempt has ended.
-    """
-
-    def __init__(self, settings: StompSettings, reconnecting: Reconnecting, arrived: threading.Event) -> None:
-        self._settings = settings
-        self._reconnecting = reconnecting
-        self._arrived = arrived
-        self._attempt: _Attempt | None = None
-
-    def poll(self, subscriptions: Sequence[Subscription]) -> StompConnection | None:
-        """Return a new connection; None while an attempt is in progress or none is due. Starts a due attempt.
-
-        Raises:
-            AdapterError: the next attempt would fail in the same way.
-        """
-        if self._attempt is None:
-            if self._reconnecting.wait_s == 0:
-                self._attempt = _Attempt(StompConnection(self._settings, self._arrived), subscriptions)
-                self._attempt.start(self._arrived)
-            return None
-        if not self._attempt.has_ended:
-            return None
-        attempt, self._attempt = self._attempt, None
-        if attempt.error is None:
-            self._reconnecting.succeeded()
-            return attempt.connection
-        if isinstance(attempt.error, LostError) or type(attempt.error) is RefusedError:
-            self._reconnecting.failed(attempt.error)
-            return None
-        if isinstance(attempt.error, UntrustedError) and self._reconnecting.was_connected:
-            # A certificate that is being replaced; a worker that ran goes on when it is.
-            self._reconnecting.failed(attempt.error)
-            return None
-        raise attempt.error
-
-    def cancel(self) -> None:
-        """Abort the attempt in progress."""
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
-
-
-class _Attempt:
-    def __init__(self, connection: StompConnection, subscriptions: Sequence[Subscription]) -> None:
-        self.connection = connection
-        self.error: Exception | None = None
-        self.has_ended = False
-        self._subscriptions = subscriptions
-        self._thread: threading.Thread | None = None
-
-    def start(self, arrived: threading.Event) -> None:
-        self._thread = threading.Thread(
-            target=self._run, args=(arrived,), name="idempotent-stomp-connect", daemon=True
-        )
-        self._thread.start()
-
-    def cancel(self) -> None:
-        self.connection.abort()
-        if self._thread is not None:
-            self._thread.join(1.0)
-
-    def _run(self, arrived: threading.Event) -> None:
-        try:
-            self.connection.open(self._subscriptions)
-        except Exception as error:
-            self.error = error
-            self.connection.abort()
-        self.has_ended = True
-        arrived.set()
 
 
 def _copied(frame: Any) -> Frame:

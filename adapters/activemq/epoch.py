@@ -10,10 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
+from idempotent.adapters.activemq.copying import Copies, Copy, CopyBackoff, CopyOf, Held
 from idempotent.adapters.activemq.frames import DELAY_HEADER, Frame, message_of, only_for, unreadable
+from idempotent.adapters.activemq.lines import Line
 from idempotent.adapters.activemq.options import AckMode, StompSettings, is_topic
 from idempotent.adapters.activemq.refusals import CopyLostError, LostError
 from idempotent.adapters.base import Delivery
@@ -25,9 +28,8 @@ from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
 
 log = EventLog(__name__)
-_COPY: Final = "a copy of a message"
-CopyOf = Callable[[], Frame]
-"""Makes the copy that replaces a message, at the time of sending."""
+
+_LAST_COPIES_S: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +51,8 @@ class Epoch:
         connection: open and subscribed.
         settings: of the acknowledgements.
         subscriptions: of the connection.
+        publishing: a line that acknowledges nothing, for copies.
+        copy_backoff: when a copy is sent again.
         dead_of: the destination for the dead letters of a destination.
     """
 
@@ -57,28 +61,26 @@ class Epoch:
         connection: StompConnection,
         settings: StompSettings,
         subscriptions: Sequence[Subscription],
+        publishing: Line,
+        copy_backoff: CopyBackoff,
         dead_of: Callable[[str], str],
     ) -> None:
         self.connection = connection
         self.missed_scheduler = False
         """Whether the broker delivered a delayed message at once, because it has no scheduler."""
         self._dead_of = dead_of
-        self._began_at = time.monotonic()
+        self._copy_backoff = copy_backoff
+        self._copies = Copies(publishing, copy_backoff, self._keep)
         self._settling = settling(connection, settings)
         self._accept_empty = settings.accept_empty
         self._is_durable = settings.durable_subscription is not None
         self._subscriptions = {subscription.id: subscription for subscription in subscriptions}
         self._numbers = itertools.count(1)
         self._handed_over: set[Token] = set()
-        self._unsettled: Counter[str] = Counter()
-        self._heard_at = dict.fromkeys(self._subscriptions, self._began_at)
+        self._unsettled: set[Held] = set()
+        self._heard_at = dict.fromkeys(self._subscriptions, time.monotonic())
         self._kept: list[tuple[float, int, Held]] = []
         self._turns: FairQueue[tuple[Held, bool]] = FairQueue()
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the connection was established."""
-        return time.monotonic() - self._began_at
 
     def take(self, limit: int, full: Container[str]) -> list[Delivery]:
         """At most `limit` deliveries of subjects that are not `full`, without waiting."""
@@ -95,18 +97,33 @@ class Epoch:
 
     def done(self, token: Token) -> None:
         """Settle a delivery with an acknowledgement."""
-        self._settling.done(token.held)
-        self._settled(token)
+        self._settle(token.held, self._settling.done)
+        self._handed_over.remove(token)
 
-    def replaced(self, token: Token, copy: CopyOf) -> None:
-        """Settle a delivery with a copy."""
-        self._settling.replaced(token.held, copy)
-        self._settled(token)
+    def replaced(self, token: Token, copy: CopyOf, due_at: float = 0.0) -> None:
+        """Settle a delivery with a copy.
+
+        Args:
+            token: of the delivery.
+            copy: makes the copy.
+            due_at: when the message may be delivered again, in seconds of the monotonic clock.
+        """
+        held = token.held
+        if self._must_wait(token, due_at):
+            return
+        if isinstance(self._settling, Transacted):
+            self._settle(held, partial(self._settling.replaced, copy=copy))
+            self._copy_backoff.copied(held.position)
+        else:
+            self._copies.send(Copy(held, copy, due_at, partial(self._settle, held, self._settling.done)))
+        self._handed_over.remove(token)
 
     def refused(self, token: Token, copy: CopyOf) -> None:
         """Settle a delivery whose body cannot be read with a copy; the broker keeps the original."""
-        self._settling.refused(token.held, copy)
-        self._settled(token)
+        if not self._must_wait(token):
+            act = partial(self._settle, token.held, self._settling.refused)
+            self._copies.send(Copy(token.held, copy, 0.0, act))
+            self._handed_over.remove(token)
 
     def keep(self, token: Token, delay_s: float) -> None:
         """Keep the message unacknowledged, and deliver it to the worker again after `delay_s` seconds."""
@@ -114,20 +131,31 @@ class Epoch:
         self._keep(token.held, delay_s)
 
     def upkeep(self) -> None:
-        """Send heartbeats, and the acknowledgements that have waited long enough; renew what has long been silent."""
-        self.connection.upkeep()
+        """Send what has waited long enough: acknowledgements and copies; renew what has long been silent."""
+        self._copies.upkeep()
         self._settling.flush()
         for identity, heard_at in list(self._heard_at.items()):
             if time.monotonic() - heard_at > DOUBT_AFTER_S:
                 self._doubt(self._subscriptions[identity])
 
     def close(self) -> None:
-        """Send the last acknowledgements, and disconnect when the broker has processed them."""
+        """Wait a short time for the copies, so that no original comes again, and send the last acknowledgements."""
+        until = time.monotonic() + _LAST_COPIES_S
         try:
+            while self._copies and time.monotonic() < until:
+                self.connection.upkeep()
+                self.upkeep()
+                self._copies.pause()
             self._settling.flush(at_once=True)
         except (LostError, AdapterError) as error:
             log.warning("last_acknowledgements_failed", extra={"error": describe(error)})
-        self.connection.disconnect()
+
+    def _must_wait(self, token: Token, due_at: float = 0.0) -> bool:
+        """Whether earlier copies of a message failed. Then it waits here, and is handed to the worker again."""
+        wait_s = self._copy_backoff.wait_s(token.held.position)
+        if wait_s > 0:
+            self.keep(token, max(wait_s, due_at - time.monotonic()))
+        return wait_s > 0
 
     def _collect(self) -> None:
         """Queue the kept messages that are due and those that have arrived."""
@@ -140,7 +168,7 @@ class Epoch:
                 continue  # sent just before it was renewed: the broker delivers it again
             held = Held(next(self._numbers), subscription, frame)
             self._heard_at[subscription.id] = time.monotonic()
-            self._unsettled[subscription.id] += 1
+            self._unsettled.add(held)
             self._settling.delivered(held)
             if DELAY_HEADER in frame.headers:
                 # A scheduler would have delayed the message and removed the header.
@@ -149,16 +177,17 @@ class Epoch:
             else:
                 self._turns.add(held.subscription.subject, (held, False))
 
-    def _settled(self, token: Token) -> None:
-        self._handed_over.remove(token)
-        self._unsettled[token.held.subscription.id] -= 1
+    def _settle(self, held: Held, act: Callable[[Held], None]) -> None:
+        act(held)
+        self._unsettled.remove(held)
 
     def _doubt(self, old: Subscription) -> None:
         """Renew a silent subscription: ActiveMQ removes one without a word, and answers nothing to its late ACKs.
 
         One of which a message is unsettled is left for later, and one that would miss messages meanwhile for ever.
         """
-        if self._unsettled[old.id] or (is_topic(old.destination) and not self._is_durable):
+        is_busy = any(held.subscription == old for held in self._unsettled)
+        if is_busy or (is_topic(old.destination) and not self._is_durable):
             self._heard_at[old.id] = time.monotonic()
             return
         new = replace(old, id=f"renewed-{next(self._numbers)}")
@@ -186,31 +215,6 @@ class Epoch:
         self.missed_scheduler = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """A received message that is not acknowledged.
-
-    Attributes:
-        number: its place among all deliveries of the connection.
-        subscription: that delivered it.
-        frame: as received.
-    """
-
-    number: int
-    subscription: Subscription
-    frame: Frame
-
-    @property
-    def ack_id(self) -> str:
-        """The id for the acknowledgement."""
-        return self.frame.headers["ack"]
-
-    @property
-    def position(self) -> str:
-        """The broker's id of the message, the same on every connection."""
-        return self.frame.headers.get("message-id", "")
-
-
 class Settling(ABC):
     """The acknowledgements of one connection. Its methods raise LostError and RefusedError."""
 
@@ -225,13 +229,9 @@ class Settling(ABC):
     def done(self, held: Held) -> None:
         """Acknowledge a message, now or soon."""
 
-    @abstractmethod
-    def replaced(self, held: Held, copy: CopyOf) -> None:
-        """Acknowledge a message when the broker has confirmed its copy."""
-
-    @abstractmethod
-    def refused(self, held: Held, copy: CopyOf) -> None:
-        """Refuse a message when the broker has confirmed its copy, which has no body: the broker keeps the original."""
+    def refused(self, held: Held) -> None:
+        """NACK: the broker moves this message alone to its own dead-letter queue. A transaction cannot include it."""
+        self._acknowledge(held.ack_id, "NACK")
 
     def flush(self, *, at_once: bool = False) -> None:  # noqa: B027 - only some modes wait
         """Send the due acknowledgements; with `at_once`, all of them."""
@@ -243,18 +243,9 @@ class Settling(ABC):
         else:
             self._connection.send(frame)
 
-    def _confirm(self, held: Held, copy: CopyOf) -> None:
-        with _copying([held]):
-            self._connection.confirm([copy()], _COPY)
-
-    def _refuse(self, held: Held, copy: CopyOf) -> None:
-        """NACK: the broker moves this message alone to its own dead-letter queue. A transaction cannot include it."""
-        self._confirm(held, copy)
-        self._acknowledge(held.ack_id, "NACK")
-
 
 class OneByOne(Settling):
-    """Acknowledges each message alone, at once. A copy is confirmed first.
+    """Acknowledges each message alone, at once.
 
     Not in one transaction: ActiveMQ (5.17.2) keeps each message that a `client-individual` subscription acknowledged
     in a transaction in memory until the subscription ends, and finally runs out of memory.
@@ -263,16 +254,9 @@ class OneByOne(Settling):
     def done(self, held: Held) -> None:
         self._acknowledge(held.ack_id)
 
-    def refused(self, held: Held, copy: CopyOf) -> None:
-        self._refuse(held, copy)
-
-    def replaced(self, held: Held, copy: CopyOf) -> None:
-        self._confirm(held, copy)
-        self.done(held)
-
 
 class Cumulative(Settling):
-    """Acknowledges a message with all before it, at once or in groups. A copy is confirmed first."""
+    """Acknowledges a message with all before it, at once or in groups."""
 
     def __init__(self, connection: StompConnection, settings: StompSettings) -> None:
         super().__init__(connection, settings)
@@ -289,12 +273,8 @@ class Cumulative(Settling):
         self._waiting[held.subscription] += 1
         self.flush()
 
-    def replaced(self, held: Held, copy: CopyOf) -> None:
-        self._confirm(held, copy)
-        self.done(held)
-
-    def refused(self, held: Held, copy: CopyOf) -> None:
-        self._refuse(held, copy)
+    def refused(self, held: Held) -> None:
+        super().refused(held)
         self._marks[held.subscription].discard(held)
         self._waiting[held.subscription] += 1
         self.flush()
@@ -339,6 +319,7 @@ class Transacted(Cumulative):
         self._waiting[held.subscription] += 1
 
     def replaced(self, held: Held, copy: CopyOf) -> None:
+        """Acknowledge a message in one transaction with its copy."""
         self._copies[held.subscription].append((held, copy))
         self.done(held)
         self.flush()

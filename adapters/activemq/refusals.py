@@ -11,10 +11,17 @@ from idempotent.errors import AdapterError
 # ActiveMQ names the kind of an error only in its message, or by the Java exception in the frame's body.
 _SECURITY: Final = ("SecurityException", "not authorized")
 _PASSWORD: Final = ("password is invalid", "authentication failed", "unable to authenticate")
+# What to check about a copy over which the connection was lost.
+_TOO_LARGE: Final = "; is it larger than the broker's maxFrameSize?"
+_NO_ROOM: Final = "; is the broker's store full? Then it reads nothing more from a connection that publishes"
 
 
 class LostError(Exception):
     """The connection is lost. The broker may or may not have processed unconfirmed frames."""
+
+
+class SilentError(LostError):
+    """The broker did not answer in time."""
 
 
 class UntrustedError(AdapterError):
@@ -30,7 +37,8 @@ class CopyLostError(LostError):
 
     def __init__(self, error: LostError, positions: Sequence[str]) -> None:
         """`positions`: the broker's ids of the messages that were copied."""
-        super().__init__(str(error))
+        is_silent = isinstance(error.__cause__ or error, SilentError)
+        super().__init__(f"the connection was lost over it: {error}{_NO_ROOM if is_silent else _TOO_LARGE}")
         self.positions = positions
 
 

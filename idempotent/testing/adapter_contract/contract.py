@@ -253,6 +253,7 @@ class SettlingContract(AdapterContractBase):
         self.send(self.message(subject))
         (delivery,) = self.receive(adapter)
         adapter.settle(delivery, Result(Outcome.DEAD, error=ValueError("line\nline: \0\N{SNOWMAN}" * 300)))
+        until(lambda: self.receives_nothing(adapter) and self.dead_letters(subject), "a dead letter")
         assert self.reason(self.one_dead_letter(subject)).startswith("ValueError: line")
 
     def test_a_redrive_brings_a_dead_letter_back_as_the_message_it_was(self) -> None:

@@ -28,6 +28,14 @@ def receive(adapter, count):
     return found
 
 
+def confirmed(adapter):
+    """Serve the adapter until the broker has confirmed its copies."""
+    deadline = time.monotonic() + DEADLINE_S
+    while adapter._epoch is not None and len(adapter._epoch._copies):
+        assert time.monotonic() < deadline
+        adapter.receive(0, 0.01)
+
+
 def ids(deliveries):
     return [delivery.message.id for delivery in deliveries]
 

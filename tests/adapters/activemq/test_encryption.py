@@ -8,7 +8,7 @@ import pytest
 
 from idempotent import Message, Outcome, Result
 from idempotent.errors import AdapterError
-from tests.adapters.activemq.member import receive
+from tests.adapters.activemq.member import confirmed, receive
 from tests.adapters.activemq.opening import ACK, opened
 from tests.adapters.activemq.stomp_client import in_queue
 from tests.support.services import PrivateActiveMq
@@ -23,8 +23,10 @@ def test_over_tls_everything_works_as_without(spare, name):
         (delivery,) = receive(adapter, 1)
         assert delivery.message.body == body
         adapter.settle(delivery, Result(Outcome.FAILED, retry_after_s=0.2))
+        confirmed(adapter)
         (again,) = receive(adapter, 1)
         adapter.settle(again, Result(Outcome.DEAD))
+        confirmed(adapter)
     assert [letter.body for letter in in_queue(server.url, f"/queue/{name}.dead")] == [body]
 
 

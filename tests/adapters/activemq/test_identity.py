@@ -13,7 +13,7 @@ from idempotent.adapters.copies import ATTEMPT_HEADER, KEY_HEADER
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError
 from idempotent.redrive import redrive
-from tests.adapters.activemq.member import ACK, ids, receive, send, until_left
+from tests.adapters.activemq.member import ACK, confirmed, ids, receive, send, until_left
 from tests.adapters.activemq.stomp_client import client, in_queue
 
 IDS = [
@@ -38,9 +38,11 @@ def test_an_id_survives_publication_delay_and_death_exactly(make, stomp_url, nam
     assert delivery.message.id == id
     assert delivery.message.headers["a:b\\\n"] == "x"
     adapter.settle(delivery, Result(Outcome.FAILED, retry_after_s=0.01))
+    confirmed(adapter)
     (again,) = receive(adapter, 1)
     assert again.message.id == id
     adapter.settle(again, Result(Outcome.DEAD))
+    confirmed(adapter)
     (letter,) = in_queue(stomp_url, f"/queue/{name}.dead")
     assert letter.id == id
 
@@ -70,6 +72,7 @@ def test_a_message_without_a_key_of_its_own_has_the_id_that_the_broker_gave_it(m
     (again,) = receive(second := make(), 1)
     assert again.message.id == first.id
     second.settle(again, Result(Outcome.FAILED, retry_after_s=0.0))
+    confirmed(second)
     (copy,) = receive(second, 1)
     assert (copy.message.id, copy.message.position == first.id) == (first.id, False)
 
@@ -92,6 +95,7 @@ def test_bodies_are_bytes_and_a_text_message_stays_one(make, stomp_url, name):
         # A handler that sent it on, with a body of bytes, would have a text made of these.
         assert "amq-msg-type" not in delivery.message.headers
         adapter.settle(delivery, Result(Outcome.DEAD))
+        confirmed(adapter)
     letters = in_queue(stomp_url, f"/queue/{name}.dead")
     assert [letter.body for letter in letters] == [every_byte, "h\xf6".encode(), b""]
     assert "amq-msg-type" in letters[1].headers
@@ -112,6 +116,7 @@ def test_a_nul_in_a_header_tears_no_message_apart(make, stomp_url, name, body):
     assert deliveries[3].message.headers["3-z"] == "\0\0b"
     for delivery in deliveries:
         adapter.settle(delivery, Result(Outcome.DEAD))
+        confirmed(adapter)
     until_left(stomp_url, name)
 
 
@@ -195,10 +200,12 @@ def test_headers_that_activemq_changes_come_back_as_they_were(make, stomp_url, n
     assert by == "client" or list(before.values()) == CHANGED
     for delivery in first:
         adapter.settle(delivery, Result(Outcome.FAILED, retry_after_s=0.01))
+        confirmed(adapter)
     again, delayed = headers()
     assert delayed == before
     for delivery in again:
         adapter.settle(delivery, Result(Outcome.DEAD))
+        confirmed(adapter)
     registry = Registry()
     consumer = registry.consumer(name, checker=MemoryChecker())(lambda _: None)
     assert redrive(consumer, adapter_from_url(stomp_url), idle_s=0.5).returned == len(CHANGED)
@@ -232,6 +239,7 @@ def test_headers_of_any_length_that_activemq_reads_are_kept_exactly_in_copies(ma
         assert {each.message.id: each.message.headers for each in deliveries} == sent
         for each in deliveries:
             adapter.settle(each, action)
+            confirmed(adapter)
 
 
 def test_more_headers_than_activemq_reads_are_refused(make, name):

@@ -3,7 +3,17 @@
 import pytest
 
 from idempotent import Message, Outcome, Result
-from tests.adapters.activemq.member import ACK, commands, frames_sent_by, ids, left, receive, send, until_left
+from tests.adapters.activemq.member import (
+    ACK,
+    commands,
+    confirmed,
+    frames_sent_by,
+    ids,
+    left,
+    receive,
+    send,
+    until_left,
+)
 
 
 @pytest.mark.parametrize("ack", ["individual", "auto"])
@@ -82,6 +92,7 @@ def test_transacted_acknowledgements_and_copies_take_effect_in_one_commit(make, 
     first, second, third = receive(adapter, 3)
     sent = frames_sent_by(adapter, monkeypatch)
     adapter.settle(second, Result(Outcome.DEAD, error=ValueError("no")))
+    confirmed(adapter)
     adapter.settle(third, ACK)
     assert commands(sent) == []
     adapter.settle(first, ACK)

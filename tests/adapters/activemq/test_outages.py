@@ -96,7 +96,7 @@ def test_a_broker_that_does_not_answer_holds_nobody_up_and_is_found_again(spare,
 
 def test_a_settlement_that_is_not_confirmed_in_time_counts_as_lost(spare, name):
     server = spare(PrivateActiveMq)
-    with opened(server.url, name, receipt_timeout_s=0.5) as adapter:
+    with opened(server.url, name, ack="transacted", receipt_timeout_s=0.5) as adapter:
         send(server.url, name, "a")
         (delivery,) = receive(adapter, 1)
         server.pause()
@@ -153,4 +153,4 @@ def test_reconnecting_waits_longer_and_longer(name):
         port = nobody.getsockname()[1]
     with opened(f"stomp://127.0.0.1:{port}", name, backoff=Backoff(initial_s=0.3, maximum_s=5.0)) as adapter:
         adapter.receive(1, 1.0)
-        assert 1 <= adapter._reconnecting._failures <= 4
+        assert 1 <= adapter._line._reconnecting._failures <= 4

@@ -17,6 +17,7 @@ from tests.adapters.activemq.member import (
     DEADLINE_S,
     QUICK,
     commands,
+    confirmed,
     frames_sent_by,
     ids,
     left,
@@ -34,6 +35,7 @@ def test_what_is_done_is_acknowledged(make, stomp_url, name, outcome):
     adapter = make()
     send(stomp_url, name, "a")
     adapter.settle(receive(adapter, 1)[0], Result(outcome))
+    confirmed(adapter)
     until_left(stomp_url, name)
 
 
@@ -42,7 +44,8 @@ def test_what_failed_is_kept_back_by_the_scheduler_as_a_copy_with_its_identity(m
     send(stomp_url, name, "a", priority="7", colour="red:\\ \nblue")
     (delivery,) = receive(adapter, 1)
     adapter.settle(delivery, Result(Outcome.FAILED, error=ValueError("no"), retry_after_s=1.0))
-    assert left(stomp_url, name) == []
+    confirmed(adapter)
+    until_left(stomp_url, name)
     adapter.close()  # so it is not this process that keeps it
     (copy,) = until_in_queue(stomp_url, f"/queue/{name}")
     assert (copy.id, copy.headers[ATTEMPT_HEADER], copy.headers[ORIGIN_HEADER]) == (
@@ -63,6 +66,7 @@ def test_what_is_dead_is_a_persistent_copy_with_the_reason(make, stomp_url, name
     send(stomp_url, name, "a")
     (delivery,) = receive(adapter, 1)
     adapter.settle(delivery, Result(outcome, error=ValueError("no such customer")))
+    confirmed(adapter)
     (letter,) = in_queue(stomp_url, f"/queue/{name}.dead")
     assert letter.headers[REASON_HEADER] == "ValueError: no such customer"
     assert (letter.headers[OUTCOME_HEADER], letter.headers["persistent"]) == (outcome.value, "true")
@@ -75,6 +79,7 @@ def test_a_dead_letter_does_not_expire_with_its_message(make, stomp_url, name):
     (delivery,) = receive(adapter, 1)
     assert delivery.message.headers["expires"] != "0"
     adapter.settle(delivery, Result(Outcome.DEAD))
+    confirmed(adapter)
     (letter,) = in_queue(stomp_url, f"/queue/{name}.dead")
     assert letter.headers["expires"] == "0"
 
@@ -83,6 +88,7 @@ def test_dead_letters_can_have_one_queue_for_all(make, stomp_url, name):
     adapter = make(dead_letter_destination=f"{name}-graves")
     send(stomp_url, name, "a")
     adapter.settle(receive(adapter, 1)[0], Result(Outcome.DEAD))
+    confirmed(adapter)
     until_left(stomp_url, f"{name}-graves", "a")
 
 
@@ -245,10 +251,13 @@ def test_no_nack_is_sent_for_a_message_that_can_be_read(make, stomp_url, name, m
     deliveries = receive(adapter, 4)
     sent = frames_sent_by(adapter, monkeypatch)
     adapter.settle(deliveries[0], Result(Outcome.DEAD))
+    confirmed(adapter)
     adapter.settle(deliveries[1], Result(Outcome.FAILED, retry_after_s=60.0))
+    confirmed(adapter)
     adapter.requeue(deliveries[2])
+    confirmed(adapter)
     adapter.settle(deliveries[3], ACK)
-    assert commands(sent) == ["SEND", "ACK"] * 3 + ["ACK"]
+    assert commands(sent) == ["ACK"] * 4
     assert all(frame.headers["persistent"] == "true" for frame in sent if frame.cmd == "SEND")
     assert all("receipt" in frame.headers for frame in sent if frame.cmd == "SEND")
 
@@ -260,6 +269,8 @@ def test_a_message_stays_in_its_group_with_its_copies_too(make, name):
     deliveries = receive(adapter, 4)
     other = make()
     adapter.settle(deliveries[0], Result(Outcome.FAILED, retry_after_s=0.2))
+    confirmed(adapter)
     adapter.requeue(deliveries[1])
+    confirmed(adapter)
     assert sorted(ids(receive(adapter, 2))) == ["0", "1"]
     assert other.receive(1, 0.3) == []

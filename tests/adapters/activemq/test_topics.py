@@ -9,7 +9,7 @@ from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.activemq import StompAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import ConfigurationError
-from tests.adapters.activemq.member import ACK, DEADLINE_S, QUICK, receive, until_left
+from tests.adapters.activemq.member import ACK, DEADLINE_S, QUICK, confirmed, receive, until_left
 
 
 def test_a_durable_subscription_keeps_messages_while_nobody_is_here_and_every_group_gets_its_own(make, name):
@@ -56,6 +56,7 @@ def test_dead_letters_of_a_topic_go_to_a_queue(make, stomp_url, name):
     adapter = make(f"/topic/{name}")
     adapter.publish(Message(f"/topic/{name}", id="a"))
     adapter.settle(receive(adapter, 1)[0], Result(Outcome.DEAD))
+    confirmed(adapter)
     until_left(stomp_url, f"{name}.dead", "a")
 
 

@@ -30,7 +30,7 @@ class PrivateActiveMq(PrivateServer):
 
     `accounts`: USER may read and write queues, but not write to any under `locked.`.
     `impatient`: it removes consumers that acknowledged nothing for IMPATIENCE_S.
-    `small-store`: its store is full after a few messages of MAX_FRAME_BYTES.
+    `small-store`: its store is full after a few messages of nearly MAX_FRAME_BYTES, until they are consumed.
     `tls`: `tls_url` and the certificate `ca_file` are there too.
     """
 
@@ -109,7 +109,10 @@ class PrivateActiveMq(PrivateServer):
             data=self.folder / "data",
             plugins=_ACCOUNTS if "accounts" in self._features else "",
             policies=_IMPATIENT if "impatient" in self._features else "",
-            store_mb=4 if "small-store" in self._features else 512,
+            store_mb=8 if "small-store" in self._features else 512,
+            journal=' journalMaxFileLength="1mb" cleanupInterval="300"'
+            if "small-store" in self._features
+            else "",
             security=security,
             connectors="".join(connectors),
         )
@@ -150,7 +153,7 @@ _XML = """<beans xmlns="http://www.springframework.org/schema/beans"
       schedulerSupport="{scheduler}" dataDirectory="{data}">
     {plugins}
     {policies}
-    <persistenceAdapter><kahaDB directory="{data}/kahadb" enableJournalDiskSyncs="false"/></persistenceAdapter>
+    <persistenceAdapter><kahaDB directory="{data}/kahadb" enableJournalDiskSyncs="false"{journal}/></persistenceAdapter>
     {security}
     <systemUsage><systemUsage>
       <storeUsage><storeUsage limit="{store_mb} mb"/></storeUsage>

@@ -13,7 +13,7 @@ from idempotent.errors import UndecodableMessageError
 from idempotent.observe import Observer
 from idempotent.redrive import Redriven, redrive
 from tests.adapters.activemq.jms.client import JmsClient, missing
-from tests.adapters.activemq.member import ACK, QUICK, left, receive, send, until_left, work_until
+from tests.adapters.activemq.member import ACK, QUICK, confirmed, left, receive, send, until_left, work_until
 from tests.adapters.activemq.opening import one_consumer, opened
 from tests.adapters.activemq.stomp_client import in_queue, until_in_queue
 from tests.support.services import PrivateActiveMq, is_required
@@ -111,6 +111,7 @@ def test_a_body_that_stomp_does_not_carry_is_rejected_on_a_topic(jms, server, na
         refused, text = receive(adapter, 2)
         assert isinstance(refused.error, UndecodableMessageError)
         adapter.settle(refused, Result(Outcome.REJECTED, error=refused.error))
+        confirmed(adapter)
         adapter.settle(text, ACK)
         adapter.publish(Message("elsewhere"))
         assert adapter.stale_settlements == 0
@@ -126,6 +127,7 @@ def test_what_is_unfinished_before_a_rejected_message_is_not_acknowledged_with_i
         _, refused, last = receive(adapter, 3)
         adapter.settle(last, ACK)
         adapter.settle(refused, Result(Outcome.REJECTED, error=refused.error))
+        confirmed(adapter)
     assert left(server.url, name) == ["first", "last"]
     with opened(server.url, name, ack=ack) as adapter:
         for delivery in receive(adapter, 2):
@@ -169,6 +171,7 @@ def test_a_copy_stays_in_its_group_if_the_producer_repeats_the_group_in_a_proper
     with opened(server.url, name) as adapter:
         for delivery in receive(adapter, 2):
             adapter.settle(delivery, Result(Outcome.DEAD))
+            confirmed(adapter)
     grouped, lost = jms.read(server.jms_url, f"{name}.dead", 2, name)
     assert (grouped["kind"], grouped["JMSXGroupID"]) == ("grouped-text", "g")
     assert "JMSXGroupID" not in lost

@@ -1,14 +1,18 @@
-"""StompAdapter and copies that are larger than ActiveMQ allows, although their originals were not."""
+"""StompAdapter and copies that ActiveMQ does not take: larger than it allows, or when its store is full."""
 
+import socket
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from idempotent import Outcome, Registry, Result
-from idempotent.adapters.activemq.adapter import CopyBackoff
+from idempotent.adapters.activemq.copying import CopyBackoff
 from idempotent.checkers import MemoryChecker
 from tests.adapters.activemq.member import left, receive, send, until_left, work_until
-from tests.adapters.activemq.opening import opened
+from tests.adapters.activemq.opening import ACK, opened
+from tests.adapters.activemq.stomp_client import StompClient
+from tests.support.logs import logged
 from tests.support.services import PrivateActiveMq
 from tests.support.services.activemq import MAX_FRAME_BYTES
 
@@ -48,7 +52,7 @@ def test_what_failed_and_is_too_large_to_be_copied_waits_here(spare, name):
             for delivery in adapter.receive(1, 0.1):
                 calls += 1
                 adapter.settle(delivery, Result(Outcome.FAILED, error=ValueError(), retry_after_s=0.1))
-        assert adapter.stale_settlements <= 2, "not every failure costs a connection"
+        assert adapter.stale_settlements == 0, "its copy costs no connection that has deliveries"
         assert left(server.url, name) == ["large"]
 
 
@@ -58,7 +62,6 @@ def test_it_is_a_dead_letter_as_soon_as_the_broker_takes_it(private_activemq, na
     with opened(server.url, name) as adapter:
         send(server.url, name, "large", body=LARGE)
         adapter.settle(receive(adapter, 1)[0], DEAD)
-        assert adapter.stale_settlements == 1
         server.stop()
         configuration = server.folder / "conf" / "activemq.xml"
         text = configuration.read_text()
@@ -78,11 +81,70 @@ def test_the_waits_between_copies_grow_until_one_is_taken():
     losses = CopyBackoff(clock=lambda: now)
     assert losses.wait_s("1") == 0
     for wait_s in (1, 2, 4, 8):
-        losses.lost_over(["1"])
+        losses.failed(["1"], ValueError())
         assert losses.wait_s("1") == wait_s
         assert losses.wait_s("2") == 0
         now += wait_s
         assert losses.wait_s("1") == 0
     losses.copied("1")
-    losses.lost_over(["1"])
+    losses.failed(["1"], ValueError())
     assert losses.wait_s("1") == 1
+
+
+# A full store: the broker stops reading from each connection that publishes a persistent message.
+
+
+@contextmanager
+def full(url, name):
+    """Meanwhile its store is full."""
+    filler = StompClient(url)
+    filler._socket.settimeout(1.5)
+    place = f"/queue/{name}-filling"
+    with suppress(socket.timeout):
+        while True:
+            filler.publish(place, bytes(MAX_FRAME_BYTES - 1000))
+    yield
+    emptying = StompClient(url)
+    emptying.send("SUBSCRIBE", {"id": "0", "destination": place, "ack": "auto"})
+    assert emptying.read().command == "MESSAGE"
+    time.sleep(1)
+    emptying.close()
+    filler.close()
+
+
+@pytest.mark.parametrize("ack", ["individual", pytest.param("client", marks=pytest.mark.slow)])
+def test_what_needs_no_copy_is_acknowledged_while_the_copies_wait_for_room(spare, name, caplog, ack):
+    server = spare(PrivateActiveMq, "small-store")
+    done = []
+    registry = Registry()
+
+    @registry.consumer(name, checker=MemoryChecker(), max_attempts=1)
+    def handle(message):
+        done.append(message.id)
+        if message.id == "poison":
+            raise ValueError("no")
+
+    send(server.url, name, "poison", *map(str, range(20)))
+    with full(server.url, name):
+        began = time.monotonic()
+        expected = ["poison"] if ack == "individual" else ["poison", *map(str, range(20))]
+        work_until(
+            registry, server.url, lambda: len(done) == 21 and left(server.url, name) == expected, ack=ack
+        )
+        assert time.monotonic() - began < 30, "the copy held up the others"
+        assert not logged(caplog, "broker_connection_lost")
+    work_until(registry, server.url, lambda: left(server.url, name) == [], ack=ack)
+    assert set(left(server.url, f"{name}.dead")) == {"poison"}
+
+
+@pytest.mark.slow
+def test_a_transaction_that_finds_no_room_says_so(spare, name, caplog):
+    server = spare(PrivateActiveMq, "small-store")
+    send(server.url, name, "poison")
+    with full(server.url, name), opened(server.url, name, ack="transacted", receipt_timeout_s=1.0) as adapter:
+        adapter.settle(receive(adapter, 1)[0], DEAD)
+        (failed,) = logged(caplog, "copy_failed")
+        assert "store full?" in failed.error
+        assert "maxFrameSize" not in failed.error
+    with opened(server.url, name) as adapter:
+        adapter.settle(receive(adapter, 1)[0], ACK)
