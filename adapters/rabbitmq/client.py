@@ -46,6 +46,8 @@ LOST: Final = (pika_errors.AMQPError, pika_errors.ChannelError, AMQPConnectorExc
 
 def remedy_for(error: BaseException) -> str | None:
     """What to do about an error that another attempt does not solve; None if it may."""
+    if _MAY_PASS.search(str(error)):
+        return None
     if isinstance(error, _PROBABLE) and not _SAID_NO.search(str(error)):
         return None  # pika infers the cause from the time of the loss; the network may fail at that time too
     if isinstance(error, (pika_errors.ProbableAuthenticationError, pika_errors.AuthenticationError)):
@@ -81,6 +83,8 @@ _TIMED_OUT: Final = "timed out"
 _PROBABLE: Final = (pika_errors.ProbableAuthenticationError, pika_errors.ProbableAccessDeniedError)
 # The broker's own answer, in pika's words: access refused, not allowed.
 _SAID_NO: Final = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
+# What the broker refuses with the same codes until others have disconnected.
+_MAY_PASS: Final = re.compile(r"limit \(\d+\) is reached")
 _NOT_ALLOWED: Final = 530
 _ACCESS_REFUSED: Final = 403
 _NOT_FOUND: Final = 404

@@ -171,6 +171,31 @@ def test_a_first_connection_lost_while_it_is_opened_is_tried_again(rabbit, queue
         proxy.close()
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        'rabbit_vhost_limit:set(<<"/">>, [{<<"max-connections">>, %d}], <<"tests">>).',
+        'rabbit_auth_backend_internal:set_user_limits(<<"idempotent">>, #{<<"max-connections">> => %d}, <<"tests">>).',
+    ],
+    ids=["of the virtual host", "of the user"],
+)
+def test_a_limit_of_connections_that_is_reached_at_the_start_is_waited_for(tuned_rabbitmq, caplog, limit):
+    rabbit = Rabbit(tuned_rabbitmq.url)
+    queue = rabbit.declare(rabbit.name())
+    adapter = rabbit.adapter()
+    tuned_rabbitmq.evaluate(limit % 0)
+    try:
+        adapter.open([consumer_of(queue)])
+        keep_working(adapter, 0.3)
+        assert not adapter.connected
+        assert "limit (0) is reached" in caplog.text
+    finally:
+        tuned_rabbitmq.evaluate(limit % -1)
+    rabbit.send(Message(queue, id="1"))
+    assert receive(adapter)[0].message.id == "1"
+    adapter.close()
+
+
 def test_a_lost_acknowledgement_is_counted_and_the_message_comes_again(rabbit, queue):
     proxy, adapter = behind_a_proxy(rabbit)
     adapter.open([consumer_of(queue)])
