@@ -90,7 +90,7 @@ class Claiming:
             requests: at most one for each key.
             mode: autocommit, or the options of a transaction.
         """
-        if len(requests) == 1 or (mode.status is None and len({request.status for request in requests}) > 1):
+        if len(requests) == 1 or (mode.status is None and len({each.status for each in requests}) > 1):
             return [self.claim_one(connection, request, mode) for request in requests]
         decisions: dict[bytes, Decision] = {}
         # Sorted, so that two batches lock their common keys in the same order and do not deadlock.
@@ -177,9 +177,7 @@ class Claiming:
         elif fence := insert_id(connection, statement, params):
             decisions.update((hashed, _acquired(request, fence)) for hashed, request in by_hash.items())
             return {}
-        if not by_hash:
-            return {}
-        return self._read(connection, list(by_hash.values()), mode)
+        return self._read(connection, list(by_hash.values()), mode) if by_hash else {}
 
     def _read(
         self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode
@@ -193,8 +191,7 @@ class Claiming:
         statement, many = self._sql.read(len(hashes), locking=mode.locking), len(hashes) > 1
         if not mode.locking:
             rows = {bytes(row[0]): row for row in query_as_is(connection, statement, hashes, many=many)}
-            owners = {bytes(row[2]) for row in rows.values()}
-            mine = owners <= {request.owner for request in requests}
+            mine = {bytes(row[2]) for row in rows.values()} <= {request.owner for request in requests}
             if len(rows) == len(hashes) and (mine or self._dialect.conflict is not Conflict.SILENT):
                 return rows
         return {bytes(row[0]): row for row in query(connection, statement, hashes, many=many)}
@@ -313,8 +310,9 @@ class KeyTable:
 
     def renew(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases of owned claims, one statement for up to 1,000. Returns which are still owned."""
-        # A row with one of these owners is a claim in flight of this process: no need to match hashes with owners.
-        lost: set[tuple[bytes, bytes]] = set()
+        lost: set[tuple[bytes, bytes]] = (
+            set()
+        )  # a row with one of these owners is a claim in flight of this process
         for start in range(0, len(claims), MAX_ROWS):
             part = claims[start : start + MAX_ROWS]
             hashes = sorted({claim.key.hash for claim in part})
@@ -326,11 +324,9 @@ class KeyTable:
         return [(claim.key.hash, claim.owner) not in lost for claim in claims]
 
     def excuse(self, connection: DriverConnection, claims: Sequence[Claim]) -> None:
-        """Let the lapse of owned claims count no attempt, one statement for up to 1,000."""
-        for start in range(0, len(claims), MAX_ROWS):
-            part = claims[start : start + MAX_ROWS]
-            hashes = sorted({claim.key.hash for claim in part})
-            owners = sorted({claim.owner for claim in part})
+        """Let the lapse of owned claims count no attempt, one statement for each part (see `parts_of`)."""
+        for part in parts_of([Completion(claim) for claim in claims]):
+            hashes, owners = [each.claim.key.hash for each in part], {each.claim.owner for each in part}
             execute(connection, self._sql.excuse(len(hashes), len(owners)), (*hashes, *owners), many=True)
 
     def delete(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:

@@ -298,13 +298,11 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return changed(decision, claim=known)
 
     def uncount(self, key: Key) -> None:
-        failed = self._counted.pop(key.hash, None)
-        if failed is None:
-            return
-        try:
-            self._uncount(failed)
-        except StoreError:
-            self._owe_uncount(failed)
+        if failed := self._counted.pop(key.hash, None):
+            try:
+                self._uncount(failed)
+            except StoreError:
+                self._owe_uncount(failed)
 
     def _uncount(self, failed: FailedAttempt) -> None:
         self.store.connections.run(self._recorder.failures.uncount, failed)

@@ -50,7 +50,6 @@ _MYSQL: Final = {
     1205: Fault.LOCKED,
     3572: Fault.LOCKED,
     1969: Fault.TIMED_OUT,  # MariaDB's max_statement_time
-    3024: Fault.TIMED_OUT,  # MySQL's max_execution_time
     1213: Fault.ABORTED,
     1020: Fault.ABORTED,
     1021: Fault.FULL,

@@ -144,7 +144,7 @@ def test_a_lease_that_has_lapsed_on_the_replica_alone_is_not_taken_over(store, t
             decisions = checker.protocol.claim_many([ClaimRequest(key, on_lapsed=on_lapsed) for key in keys])
             assert {decision.verdict for decision in decisions} == {Answer.IN_PROGRESS}
         assert proxy.diverted
-    assert owner.protocol.complete_many([Completion(claim) for claim in claims]) == [True] * len(keys)
+        assert owner.protocol.complete_many([Completion(claim) for claim in claims]) == [True] * len(keys)
 
 
 def test_duplicates_of_tasks_are_known(store):

@@ -59,7 +59,11 @@ async def by_shielded_scope(step: Step, arm: Arm) -> Results | None:
 async def by_deadline(step: Step, arm: Arm) -> Results | None:
     try:
         with anyio.fail_after(LONGEST_S) as scope:
-            arm(lambda: setattr(scope, "deadline", anyio.current_time()))
+
+            def now() -> None:
+                scope.deadline = anyio.current_time()
+
+            arm(now)
             return await step
     except TimeoutError:
         return None
