@@ -35,6 +35,7 @@ from idempotent.adapters.kafka.options import (
     check_semantics,
     check_topics,
     consumer_config,
+    login_in,
     reset_policy,
     security_config,
     transactional_config,
@@ -221,7 +222,7 @@ class KafkaAdapter(Adapter):
             self._sender, self.dead_letter_subject, retry_topics, stored, self._finish, group_id
         )
         commits = self._commits(group_id)
-        topic_ids = TopicIds(make_client(AdminClient, self._security))
+        topic_ids = TopicIds(make_client(AdminClient, {**self._security, **login_in(self._consumer_config)}))
         assignment = Assignment(
             topic_ids,
             self._limits,

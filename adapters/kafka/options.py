@@ -54,6 +54,7 @@ class Reset(Enum):
 
 _SCHEME: Final = "kafka://"
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+_LOGIN: Final = ("oauth", "sasl.", "ssl.", "enable.sasl.", "enable.ssl.")
 _RESET: Final = "auto.offset.reset"
 _LARGEST: Final = "message.max.bytes"
 # Received and not yet taken over by the adapter, and again in an answer on its way, of each broker.
@@ -139,6 +140,11 @@ def security_config(
         "ssl.ca.location": ca_location,
     }
     return {**{name: value for name, value in config.items() if value is not None}, **(own or {})}
+
+
+def login_in(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the user's settings for one client with which another of the same brokers logs in too."""
+    return {name: value for name, value in own.items() if name.startswith(_LOGIN)}
 
 
 def consumer_config(security: Mapping[str, Any], group: str, own: Mapping[str, Any]) -> dict[str, Any]:

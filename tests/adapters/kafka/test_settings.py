@@ -3,16 +3,38 @@
 import secrets
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
-from idempotent import Message
+from idempotent import Message, Registry
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.checkers import MemoryChecker
 from idempotent.errors import ConfigurationError
-from tests.adapters.kafka.member import nothing_comes, receive
+from tests.adapters.kafka.member import nothing, nothing_comes, receive
 from tests.support.logs import logged
+
+
+def test_all_clients_of_a_consumer_log_in_as_it_does():
+    asked = []
+
+    def token(_):
+        asked.append(1)
+        return "header.payload.", time.time() + 3600
+
+    adapter = KafkaAdapter(
+        "127.0.0.1:1",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        consumer_config={"oauth_cb": token},
+    )
+    try:
+        adapter.open([Registry().consumer("orders", group="g", checker=MemoryChecker())(nothing)])
+        assert len(asked) == 2, "the one that asks for the ids of topics has no token"
+    finally:
+        adapter.close()
 
 
 @pytest.mark.parametrize(
