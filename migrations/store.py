@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, NullPool, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from idempotent.errors import ConfigurationError, StoreBusyError
 from idempotent.stores.sql.bridge import Bridge
@@ -73,14 +73,15 @@ def connect(target: Target) -> Iterator[Connection]:
 
 
 def _connected(engine: Engine) -> Connection:
-    if engine.dialect.is_async:
-        return Connection(engine, unpooled(engine))
+    if engine.dialect.name == "sqlite" and not engine.dialect.is_async:
+        return engine.connect()
     # Beside the pool: settings of the session must not reach the application.
-    return (
-        engine.connect()
-        if engine.dialect.name == "sqlite"
-        else Connection(engine, beside_pool(engine.pool).connect())
-    )
+    driver_error = engine.dialect.loaded_dbapi.Error
+    try:
+        raw = unpooled(engine) if engine.dialect.is_async else beside_pool(engine.pool).connect()
+    except driver_error as error:  # as `Engine.connect` translates it
+        raise DBAPIError.instance(None, None, error, driver_error, dialect=engine.dialect) from error
+    return Connection(engine, raw)
 
 
 @contextmanager

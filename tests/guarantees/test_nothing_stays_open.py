@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from idempotent import Outcome
-from idempotent.claims import ClaimRequest, KeyStatus
+from idempotent.claims import KeyStatus
 from idempotent.errors import StoreUnavailableError
 from idempotent.policy import ExceptionPolicy
 from tests.guarantees.orders import ORDERS, consumer_of, message, outcomes
@@ -52,24 +52,6 @@ def test_whatever_escapes_takes_its_transaction_with_it(sql_store, monkeypatch, 
     assert engine.pool.checkedout() == 0
     assert outcomes(consumer.process_many([message("1"), message("2")])) == ["processed", "processed"]
     assert sql_store.booked() == {"1": 1, "2": 1}
-
-
-def test_a_question_that_fails_leaves_no_transaction_open(sql_store):
-    """The table was a leased checker's before, and one of its leases has lapsed."""
-    lapsing = sql_store.leased()
-    lapsing.protocol.abandon(lapsing.protocol.claim(ClaimRequest(ORDERS.key("1"))).claim)
-    sql_store.age(3600)
-    engine = sql_store.engine()
-
-    def ask(key):
-        raise ConnectionError("the bank is down")
-
-    def handle(message, session: Session):
-        pass
-
-    consumer = consumer_of(sql_store.transactional(engine), handle, on_expired_lease=ask)
-    assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
-    assert engine.pool.checkedout() == 0
 
 
 def test_a_store_error_of_the_handler_is_its_own_and_leaves_nothing_open(sql_store):

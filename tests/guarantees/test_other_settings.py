@@ -125,7 +125,7 @@ class Client:
                 until(lambda: broker.bodies == [self.name, "behind it"])
                 return
             until(lambda: self.outbox.store.stats().held == 2)
-        used = {bucket_of(lane_of("", name, "")) for name in ("patient", "hasty")}
+        used = {bucket_of(lane_of("", name)) for name in ("patient", "hasty")}
         leases, lease_us = LeaseTable(self.outbox.store, ""), round(LONG_S * 1e6)
         leases.announce(-1, RELAY, lease_us)
         leases.free()
