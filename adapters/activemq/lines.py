@@ -73,7 +73,7 @@ class Line:
             serve: called meanwhile; it calls `upkeep`.
 
         Raises:
-            AdapterError: there is none.
+            AdapterError: no connection was made in that time.
         """
         until = time.monotonic() + self._settings.connect_timeout_s
         while True:

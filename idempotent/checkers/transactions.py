@@ -48,7 +48,7 @@ class TransactionHooks(ABC):
 
     @abstractmethod
     def committed(self, completions: Sequence[Completion]) -> bool:
-        """Whether these completions of one transaction were recorded, although an exception came that is no StoreError.
+        """Whether these completions of one transaction were recorded when another exception than a StoreError came.
 
         Raises:
             StoreError: it is unknown.
@@ -152,7 +152,7 @@ class NoTransactions(TransactionHooks):
     def committed(self, completions: Sequence[Completion]) -> bool:
         self._protocol.complete_many(
             completions
-        )  # the effects have happened, whatever interrupted this before
+        )  # again: an exception interrupted it, and the effects have happened
         return True
 
     def forget(self, claim: Claim) -> None:

@@ -1,5 +1,8 @@
-"""What a client sets decides about its own rows alone. Another client of the same store, with shorter times, takes none
-of the first one's rows, in no table; and its own rows go when its settings say so, whoever collects them."""
+"""What a client sets decides about its own rows alone.
+
+Another client of the same store, with shorter times, deletes no row of the first client in any table. Its own rows are
+deleted when its own settings say so, also if the first client collects them.
+"""
 
 import time
 from contextlib import ExitStack

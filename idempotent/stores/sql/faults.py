@@ -26,7 +26,7 @@ class Fault(Enum):
     LOCKED = "locked"
     """A lock was not granted in time. The transaction is still open (MySQL, SQLite)."""
     TIMED_OUT = "timed out"
-    """The session's limit for a statement has ended it: ours are so long only while they wait for a lock."""
+    """The session's time limit has ended a statement. Our statements take that long only while they wait for a lock."""
     ABORTED = "aborted"
     """A deadlock or a serialization failure: the server has rolled the transaction back."""
     FULL = "full"

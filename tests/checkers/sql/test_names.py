@@ -1,5 +1,7 @@
-"""A table's name may have capitals, be a reserved word, or a name that our statements use: they quote it and their own
-names are none that a table can have."""
+"""A table's name may have capitals, be a reserved word, or a name that our statements use.
+
+The statements quote it, and no table can have the names that they make themselves.
+"""
 
 from __future__ import annotations
 

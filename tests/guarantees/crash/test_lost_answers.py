@@ -218,7 +218,7 @@ def test_a_message_in_a_transaction_has_one_effect_whichever_answer_is_lost(
 @pytest.mark.parametrize("died", [False, True], ids=["", "died"])
 @pytest.mark.parametrize("way", [one, pytest.param(tasks, marks=SLOW), group], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
-def test_outages_during_a_redelivered_message_use_up_no_attempts(proxied, kind, way, died):
+def test_outages_during_a_redelivered_message_use_up_no_attempts(proxied, kind, way, died, caplog):
     """Its start is noted before it runs, and after a death counted; neither can be taken back meanwhile."""
     service = proxied(kind, is_async=way in ASYNC, transactional=True, max_attempts=2)
     messages = [Message("orders", id=str(each), redelivered=True) for each in range(WAYS[way])]
@@ -231,6 +231,7 @@ def test_outages_during_a_redelivered_message_use_up_no_attempts(proxied, kind, 
         service.proxy.recover()
     service.during = lambda: None
     assert set(deliver_until_final(service, way, messages).values()) == {Outcome.PROCESSED}
+    assert died or "process_died" not in caplog.text
     assert service.effects() == {message.id: 1 for message in messages}
     wait(lambda: not service.checker.protocol._owed.steps, "nothing is owed")
     with service.store.admin_engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""A cancellation anywhere, by asyncio or anyio, ends at whoever asked for it, and no effect happens twice."""
+"""A cancellation anywhere, by asyncio or anyio, ends where it was asked for, and no effect happens twice."""
 
 from __future__ import annotations
 
