@@ -48,7 +48,7 @@ class Record:
     fence: int = 0
     lease_end: float | None = None
     expiry: float = 0.0
-    lapsed: bool = False
+    deaths: int = 0
     fingerprint: bytes | None = None
     result: bytes | None = None
     attempts: int = 0
@@ -93,7 +93,7 @@ class Record:
             fingerprint=self.fingerprint,
             result=self.result,
             reason=self.error,
-            lapsed=self.lapsed,
+            deaths=self.deaths,
         )
 
     def in_progress_by(self, claim: Claim) -> bool:
@@ -156,7 +156,7 @@ class FileChecker(AbstractIdempotentChecker):
                     None,
                 )
                 record.lease_end, record.expiry = self._lease_end(now), now + self.retention_s
-                record.lapsed = judged.decision.lapsed
+                record.deaths = judged.claim.deaths
             return judged.decision
 
     def _complete(self, completion: Completion) -> bool:
@@ -181,14 +181,14 @@ class FileChecker(AbstractIdempotentChecker):
             dead = failure.kills(record.attempts)
             if dead:
                 self._kill(record, record.failed_at)
-            elif not failure.keep_claim:
+            else:
                 self._free(record, failure.delay_s(record.attempts))
             return Released(owned=True, attempts=record.attempts, dead=dead)
 
     def _free(self, record: Record, delay_s: float) -> None:
         record.free()
         if delay_s:
-            record.status, record.owner = KeyStatus.IN_PROGRESS_GROUP, NOBODY
+            record.status, record.owner = KeyStatus.IN_PROGRESS, NOBODY
             record.lease_end = record.failed_at + delay_s
 
     def _kill(self, record: Record, now: float) -> None:

@@ -32,6 +32,7 @@ class KeyRecord:
         result: what the handler returned, as stored JSON.
         now_us: the store's clock when the record was read.
         held: its handler failed; nobody may claim it before `lease_until_us`, when its backoff is over.
+        deaths: if it is in progress, how many processes in a row had died while they ran it when its owner claimed it.
     """
 
     hash: bytes
@@ -46,6 +47,7 @@ class KeyRecord:
     result: bytes | None
     now_us: int
     held: bool = False
+    deaths: int = 0
 
     @property
     def lapsed(self) -> bool:

@@ -20,8 +20,7 @@ _COUNT_BYTES: Final = 6
 NOBODY: Final = bytes(OWNER_BYTES)
 """The owner of a key whose handler failed. Its lease is the backoff: nobody claims it before that is over."""
 ERROR_LIMIT: Final = 1000
-LAPSED_ERROR: Final = "the lease ended without an answer: its process died or stalled"
-DIED_ERROR: Final = "its process died while nothing else ran in it"
+DIED_ERROR: Final = "its process died while it ran"
 UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
 
 
@@ -66,9 +65,6 @@ class KeyStatus(IntEnum):
     """The state of a stored key. Stores keep the number; all states below DONE are in progress."""
 
     IN_PROGRESS = 1
-    """Claimed while nothing else ran in the process: a lease that lapses counts as an attempt."""
-    IN_PROGRESS_GROUP = 2
-    """Claimed beside others: a lapsed lease proves nothing about this message."""
     IN_PROGRESS_PARK = 3
     """Claimed by a consumer that parks: kept until a person decides."""
     DONE = 4
@@ -86,9 +82,11 @@ class Lapsed(Enum):
     __hash__ = object.__hash__  # by identity, as equality
 
     TAKE_OVER = "take_over"
-    """Become its owner, with a greater fence."""
+    """Become its owner. The fence grows by one."""
+    ASK = "ask"
+    """The same. The consumer is asked whether the effect happened, so a claim without an answer must lapse again."""
     LEAVE = "leave"
-    """Answer IN_PROGRESS with `lapsed` set, and change nothing."""
+    """Answer IN_PROGRESS with its `deaths`, and change nothing."""
     PARK = "park"
     """Mark it DEAD, "effect unknown"."""
 
@@ -122,12 +120,12 @@ class ClaimRequest:
         owner: the owner token, 16 bytes (`new_owner`). The keys of one `claim_many` may share a token. A token is never
             reused for another delivery: a store answers ACQUIRED to the owner that it knows.
         fingerprint: 20-byte hash of the content, or None when content is not compared.
-        status: the in-progress status to store: alone, in a group, or parked when it lapses.
-        on_lapsed: what to do with a lapsed claim of another owner.
-        max_attempts: the number of attempts at which a lapsed claim made alone makes the key DEAD; None: not counted.
+        status: the in-progress status to store.
+        on_lapsed: what to do with a lapsed claim of another owner; without leases, with a message whose process died.
+        max_attempts: the number of attempts at which the key becomes DEAD, for `Claim.max_attempts`.
         partition: the message's partition, for checkers that keep positions.
         position: the message's place in its partition.
-        counted: the attempt was counted before its handler ran.
+        redelivered: the broker marks the message as one that it has delivered before: its process may have died.
         waits: wait for a key that another transaction has locked; False: a store that can do so raises StoreBusyError
             at once. All requests of one call have the same value.
     """
@@ -140,7 +138,7 @@ class ClaimRequest:
     max_attempts: int | None = None
     partition: Key | None = None
     position: Position | None = None
-    counted: bool = False
+    redelivered: bool = False
     waits: bool = True
 
     def differs(self, fingerprint: bytes | None) -> bool:
@@ -162,6 +160,7 @@ class Claim:
         attempt: one more than the counted failures of the key, if the store has looked: 2 or more in a retry after its
             backoff. None: the key was new, so this is the first execution as far as is known.
         max_attempts: at how many the key becomes DEAD, if the attempt is known.
+        deaths: how many processes in a row have died while they ran this message, as far as is known.
     """
 
     key: Key
@@ -171,6 +170,7 @@ class Claim:
     partition: Key | None = field(default=None, repr=False)
     attempt: int | None = None
     max_attempts: int | None = None
+    deaths: int = 0
 
     @property
     def is_last_attempt(self) -> bool | None:
@@ -193,8 +193,8 @@ class Decision:
         verdict: the answer.
         claim: the ownership, when ACQUIRED.
         retry_after_s: the rest of the owner's lease, or of the key's backoff, in seconds, when IN_PROGRESS.
-        lapsed: the lease had ended: the key was taken over when ACQUIRED, left unchanged when IN_PROGRESS.
-        lapse_counts: the lapsed claim had been made alone, so its lapse counts as an attempt.
+        deaths: how many processes in a row have died while they ran the message: each left a lapsed lease, or without
+            leases a start without an end. The key was taken over when ACQUIRED, left unchanged when IN_PROGRESS.
         result: what the handler of the first delivery returned, as stored.
         fingerprint: the stored content hash.
         reason: why the key is DEAD; or why it is IN_PROGRESS, if another delivery does not have it.
@@ -204,12 +204,16 @@ class Decision:
     verdict: Verdict
     claim: Claim | None = None
     retry_after_s: float = 0.0
-    lapsed: bool = False
-    lapse_counts: bool = False
+    deaths: int = 0
     result: bytes | None = None
     fingerprint: bytes | None = None
     reason: str | None = None
     held: bool = False
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether the process of the run before died, or stalled for longer than its lease."""
+        return self.deaths > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,6 @@ class Failure:
             without the values of an SQL statement.
         max_attempts: the key is DEAD once it has this many attempts.
         fatal: the key is DEAD at once.
-        keep_claim: count the attempt but stay the owner (unless the key is DEAD now).
-        counted: the attempt was counted before the handler ran; only for checkers with transactions.
         backoff: how long the key stays unavailable to every delivery; None: it is free at once.
         share: the share of the backoff's longest delay that this failure waits, drawn once: the store and the broker
             wait equally long.
@@ -231,8 +233,6 @@ class Failure:
     error: str
     max_attempts: int
     fatal: bool = False
-    keep_claim: bool = False
-    counted: bool = False
     backoff: Backoff | None = None
     share: float = field(init=False, compare=False)
 

@@ -152,6 +152,7 @@ class Registry:
         idempotent_for: Exceptions = (),
         dead_for: Exceptions = (),
         max_attempts: int = 5,
+        max_deaths: int = 5,
         backoff: Backoff | None = None,
         on_missing_key: OnMissingKey | Literal["reject", "process"] = OnMissingKey.REJECT,
         on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"] = OnExpiredLease.RETRY,
@@ -177,6 +178,8 @@ class Registry:
             dead_for: exceptions that make the message dead at once; they win over `retry_for`. So does an exception in
                 none of the lists, and a `MessageError`, such as that of `Message.json()`.
             max_attempts: real executions that may fail before the message is dead.
+            max_deaths: processes in a row that may die while they run the message before it is dead. From the second
+                death on it takes turns with other such messages of its process.
             backoff: delays between attempts. The checker's `retention_s` must be longer than each of them: it forgets
                 earlier attempts then.
             on_missing_key: `reject`, or `process` without protection.
@@ -225,6 +228,7 @@ class Registry:
                 exceptions(idempotent_for, "idempotent_for"),
                 exceptions(dead_for, "dead_for"),
             ),
+            max_deaths=whole(max_deaths, "max_deaths", most=_MOST_ATTEMPTS),
             max_attempts=whole(max_attempts, "max_attempts", most=_MOST_ATTEMPTS),
             backoff=backoff or Backoff(),
             on_missing_key=choice(OnMissingKey, on_missing_key, "on_missing_key"),
@@ -348,6 +352,7 @@ class ConsumerSettings(TypedDict, total=False):
     idempotent_for: Exceptions
     dead_for: Exceptions
     max_attempts: int
+    max_deaths: int
     backoff: Backoff | None
     on_missing_key: OnMissingKey | Literal["reject", "process"]
     on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"]

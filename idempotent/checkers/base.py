@@ -139,15 +139,16 @@ class AbstractIdempotentChecker(CheckerHooks):
             # After a crash, a lock that never lapses would block gc permanently.
             return self.garbage_collect(batch_size=batch_size)
         request = ClaimRequest(_GC_LEASE_KEY)
-        claim = None
         try:
             claim = leader.protocol.claim(request).claim
-            return None if claim is None else self.garbage_collect(batch_size=batch_size)
-        finally:
             if claim is None:
-                leader.protocol.abandon_all_of(request.owner)  # a signal handler may have raised
-            else:
+                return None
+            try:
+                return self.garbage_collect(batch_size=batch_size)
+            finally:
                 leader.protocol.release(claim)
+        finally:
+            leader.protocol.abandon_all_of(request.owner)  # a signal handler may have raised anywhere
 
     def close(self) -> None:
         """Close connections and stop the background threads. Idempotent."""

@@ -54,9 +54,9 @@ class CheckerHooks(ABC):
         """Delete the key if it is in progress and the claim's owner still owns it.
 
         With a failure, in the same atomic step: count one attempt beside the key and keep the error; if
-        `failure.kills(attempts)`, make the key DEAD; else, if `failure.keep_claim`, leave it as it is; else, if
-        `failure.delay_s(attempts)` is not 0, store the owner `idempotent.claims.NOBODY`, the status IN_PROGRESS_GROUP,
-        no fingerprint and a lease of that length, so that `judge` lets nobody claim it before.
+        `failure.kills(attempts)`, make the key DEAD; else, if `failure.delay_s(attempts)` is not 0, store the owner
+        `idempotent.claims.NOBODY`, the status IN_PROGRESS, no fingerprint and a lease of that length, so that `judge`
+        lets nobody claim it before.
         """
 
     @abstractmethod
@@ -102,13 +102,6 @@ class CheckerHooks(ABC):
         The default renews nothing, which suits a checker whose claims do not lapse.
         """
         return [True] * len(claims)
-
-    def _excuse_many(self, claims: Sequence[Claim]) -> None:  # noqa: B027 - optional
-        """Let the lapse of these claims count no attempt: their process ends in order, and their handlers with it.
-
-        Where the key is in progress and the claim's owner owns it, `IN_PROGRESS` becomes `IN_PROGRESS_GROUP`. The
-        default does nothing, so a message whose process is stopped `max_attempts` times is DEAD.
-        """
 
     def _reconnect(self) -> None:  # noqa: B027 - optional
         """Close idle connections: a renewal on one of them got no answer, so the others may be dead too.

@@ -44,7 +44,7 @@ class StoredKey:
         fingerprint: hash of the content; None: content is not compared.
         result: what the handler returned, if DONE.
         reason: the last error, if DEAD.
-        lapsed: this owner took over a lapsed claim.
+        deaths: how many lapsed claims in a row were taken over, the last one by this owner.
     """
 
     status: KeyStatus
@@ -54,7 +54,7 @@ class StoredKey:
     fingerprint: bytes | None = None
     result: bytes | None = None
     reason: str | None = None
-    lapsed: bool = False
+    deaths: int = 0
 
     @property
     def free(self) -> bool:
@@ -97,8 +97,8 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
         return Judgement(Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner)), Change.STORE)
     if stored.owner == request.owner:
         # This request was stored before, and its answer was lost.
-        claim = Claim(request.key, stored.fence, request.owner)
-        return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=stored.lapsed))
+        claim = Claim(request.key, stored.fence, request.owner, deaths=stored.deaths)
+        return Judgement(Decision(Verdict.ACQUIRED, claim, deaths=stored.deaths))
     if stored.status is _DONE:
         return Judgement(Decision(_DUPLICATE, result=stored.result, fingerprint=stored.fingerprint))
     if stored.status is _DEAD:
@@ -108,13 +108,21 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
         return Judgement(changed(waiting, held=True))
     if stored.rest_s >= 0:
         return Judgement(waiting)
+    deaths = stored.deaths + 1
     if request.on_lapsed is Lapsed.LEAVE or request.differs(stored.fingerprint):
-        return Judgement(changed(waiting, retry_after_s=0.0, lapsed=True))
+        return Judgement(changed(waiting, retry_after_s=0.0, deaths=deaths))
     if request.on_lapsed is Lapsed.PARK:
         return _PARKED
-    claim = Claim(request.key, stored.fence + 1, request.owner)
-    lapse_counts = stored.status is not KeyStatus.IN_PROGRESS_GROUP
-    return Judgement(Decision(Verdict.ACQUIRED, claim, lapsed=True, lapse_counts=lapse_counts), Change.STORE)
+    claim = Claim(request.key, stored.fence + 1, request.owner, deaths=deaths)
+    return Judgement(Decision(Verdict.ACQUIRED, claim, deaths=deaths), Change.STORE)
+
+
+def stored_deaths(status: KeyStatus, owner: bytes, fence: int, update_at_us: int) -> int:
+    """How many lapsed claims of a stored key in a row were taken over: `StoredKey.deaths`.
+
+    The fence of a new claim is its time, which is stored as `update_at` too; a take-over adds one to the fence alone.
+    """
+    return fence - update_at_us if status.in_progress and owner != NOBODY else 0
 
 
 def known(decision: Decision, request: ClaimRequest, failed: int) -> Decision:

@@ -56,8 +56,8 @@ class Entry:
     update_at: float
     expires_at: float
     result: bytes | None = None
-    lapsed: bool = False
-    """Whether its owner took over a lapsed claim."""
+    deaths: int = 0
+    """How many lapsed claims in a row were taken over."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class MemoryKeys:
                 entry.owner, entry.status = request.owner, request.status
                 entry.fence, entry.fingerprint = judged.claim.fence, request.fingerprint
                 entry.lease_until, entry.expires_at = now + self._lease_s, now + self._retention_s
-                entry.update_at, entry.lapsed = now, True
+                entry.update_at, entry.deaths = now, judged.claim.deaths
                 self._last_fence = max(self._last_fence, entry.fence)
             return judged.decision
 
@@ -166,7 +166,7 @@ class MemoryKeys:
             dead = failure.kills(noted.count)
             if dead:
                 self._kill(entry)
-            elif not failure.keep_claim:
+            else:
                 self._free(entry, failure.delay_s(noted.count))
             return Released(owned=True, attempts=noted.count, dead=dead)
 
@@ -174,7 +174,7 @@ class MemoryKeys:
         if not delay_s:
             del self.entries[entry.key.hash]
             return
-        entry.owner, entry.status, entry.fingerprint = NOBODY, KeyStatus.IN_PROGRESS_GROUP, None
+        entry.owner, entry.status, entry.fingerprint = NOBODY, KeyStatus.IN_PROGRESS, None
         entry.update_at = self.clock()
         entry.lease_until = entry.update_at + delay_s
         # Its attempts are collected with it.
@@ -188,13 +188,6 @@ class MemoryKeys:
                 return False
             entry.lease_until = self.clock() + self._lease_s
             return True
-
-    def excuse(self, claim: Claim) -> None:
-        """Let the lapse of an owned key in progress count no attempt."""
-        with self.lock:
-            entry = self._mine(claim)
-            if entry is not None and entry.status is KeyStatus.IN_PROGRESS:
-                entry.status = KeyStatus.IN_PROGRESS_GROUP
 
     def collect(self, limit: int) -> int:
         """Delete at most `limit` expired keys, and the expired attempts of deleted keys."""
@@ -236,7 +229,7 @@ class MemoryKeys:
             entry.fingerprint,
             entry.result,
             noted.error if noted else None,
-            entry.lapsed,
+            entry.deaths,
         )
 
     def _mine(self, claim: Claim) -> Entry | None:
@@ -356,6 +349,7 @@ class MemoryKeyAdmin(KeyAdmin):
             result=entry.result,
             now_us=_microseconds(self._keys.clock()),
             held=entry.owner == NOBODY and entry.status.in_progress,
+            deaths=entry.deaths if entry.status.in_progress else 0,
         )
 
 
@@ -399,10 +393,6 @@ class MemoryBacked(AbstractIdempotentChecker):
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         return [self.keys.renew(claim) for claim in claims]
-
-    def _excuse_many(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            self.keys.excuse(claim)
 
     def _garbage_collect(self, limit: int) -> int:
         return self.keys.collect(limit)

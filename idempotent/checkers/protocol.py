@@ -9,7 +9,6 @@ from idempotent.checkers.hooks import CheckerHooks
 from idempotent.checkers.leases import LeaseKeeper, NoLeases
 from idempotent.checkers.owed import OwedSteps, Release, RunEnd, Unanswered, not_recorded_yet
 from idempotent.claims import (
-    LAPSED_ERROR,
     Claim,
     ClaimRequest,
     Completion,
@@ -17,12 +16,10 @@ from idempotent.claims import (
     Failure,
     Lapsed,
     Released,
-    Verdict,
 )
 from idempotent.errors import IdempotentError, StoreError, StoreUnavailableError, described
 from idempotent.keys import NO_KEY, Key
 from idempotent.observe.counting import CheckerEvents
-from idempotent.values import changed
 
 A = TypeVar("A")
 C = TypeVar("C")
@@ -68,8 +65,6 @@ class ClaimProtocol:
             if failed is error:
                 raise
             raise failed from error
-        if decision.lapse_counts and request.max_attempts is not None:
-            decision = self._lapse_counted(decision, request.max_attempts)
         if decision.claim is not None:
             self._keeper.hold((decision.claim,))
         return decision
@@ -110,43 +105,12 @@ class ClaimProtocol:
                 [
                     Unanswered(Claim(request.key, owner=request.owner))
                     for request in requests
-                    if request.max_attempts is not None or request.on_lapsed is not Lapsed.TAKE_OVER
+                    if request.on_lapsed is not Lapsed.ASK
                 ]
             )
         if isinstance(error, IdempotentError) or not isinstance(error, Exception):
             return error
         return self._bug(error)
-
-    def _lapse_counted(self, decision: Decision, max_attempts: int) -> Decision:
-        try:
-            return self.count_lapse(decision, max_attempts)
-        except StoreError:
-            # The handler will not run. Kept, the claim would lapse, and count as an attempt that never was.
-            assert decision.claim is not None
-            self._owed.remember([Release(decision.claim)])
-            raise
-
-    def count_lapse(self, decision: Decision, max_attempts: int) -> Decision:
-        """Count the lapse of a claim made alone as an attempt: its process died or stalled.
-
-        Returns the decision, whose claim has the attempt now; DEAD if the attempts are used up; IN_PROGRESS if another
-        delivery has the key.
-
-        Raises:
-            StoreError: the store did not count it.
-        """
-        assert decision.claim is not None
-        lapse = Failure(LAPSED_ERROR, max_attempts, keep_claim=True)
-        released = self._only_store_errors(self._release_one, decision.claim, lapse)
-        if released.owned and not released.dead:
-            claim = changed(decision.claim, attempt=released.attempts + 1, max_attempts=max_attempts)
-            self._keeper.drop([decision.claim])
-            self._keeper.hold([claim])
-            return changed(decision, claim=claim)
-        self._keeper.drop([decision.claim])
-        if released.dead:
-            return Decision(Verdict.DEAD, reason=LAPSED_ERROR)
-        return Decision(Verdict.IN_PROGRESS)
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         """Record that the claim's effect happened; False: another owner has the key.
@@ -246,14 +210,6 @@ class ClaimProtocol:
         except StoreError as error:
             return error
         return None
-
-    def excuse(self) -> None:
-        """Let what is in hand count no attempt: the process ends in order, and its handlers with it.
-
-        Raises:
-            StoreError: the store did not answer.
-        """
-        self._only_store_errors(self.hooks._excuse_many, self._keeper.held)
 
     def close(self) -> None:
         """Offer owed steps once, and stop the background threads. Idempotent."""

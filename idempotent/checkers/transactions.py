@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Verdict
+from idempotent.claims import Claim, ClaimRequest, Completion
 from idempotent.errors import ConfigurationError
-from idempotent.keys import NO_KEY, Key
+from idempotent.keys import NO_KEY
 
 
 class TransactionHooks(ABC):
@@ -90,44 +90,6 @@ class TransactionHooks(ABC):
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         """The session or connection for a handler's second parameter, of a type that `check_argument` has accepted."""
 
-    @abstractmethod
-    def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
-        """Note that redelivered messages start. Returns the hashes of those of which a start was noted, and no end.
-
-        Their process may have died of them.
-
-        Raises:
-            StoreError: the store did not answer. Which starts it noted is unknown.
-        """
-
-    @abstractmethod
-    def forget_starts(self, keys: Sequence[Key], held: Sequence[Key] = ()) -> None:
-        """Forget what `note_starts` noted: the runs have ended. Never raises a StoreError.
-
-        Args:
-            keys: the keys of the runs.
-            held: those of them that another delivery holds. It may be what the note warns of, so the store keeps it.
-        """
-
-    @abstractmethod
-    def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
-        """Count an attempt before a message runs alone, so that one that kills its process ends as DEAD.
-
-        Args:
-            request: the request for its key.
-            claim: the claim that it got; open until the answer.
-            max_attempts: the number of attempts after which it runs no more.
-
-        Returns the claim to run with, which has the attempt; or why it must not run.
-
-        Raises:
-            StoreError: the store did not answer; the claim is given up.
-        """
-
-    @abstractmethod
-    def uncount(self, key: Key) -> None:
-        """Take back what `count_start` counted: the run has ended, and did not fail. Never raises a StoreError."""
-
 
 class NoTransactions(TransactionHooks):
     """The hooks of a checker without that capability: its claims are separate from the handlers' effects.
@@ -172,20 +134,6 @@ class NoTransactions(TransactionHooks):
 
     def check_argument(self, kind: type) -> None:
         raise ConfigurationError(f"the checker has no {kind.__name__} to hand to a handler")
-
-    def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
-        del keys  # leases show
-        return ()
-
-    def forget_starts(self, keys: Sequence[Key], held: Sequence[Key] = ()) -> None:
-        del keys, held
-
-    def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
-        del request, max_attempts  # its lease counts
-        return Decision(Verdict.ACQUIRED, claim)
-
-    def uncount(self, key: Key) -> None:
-        del key
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         del claim

@@ -11,7 +11,7 @@ from uuid import UUID
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.combining import Combiner
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.checkers.transactions import TransactionHooks, transactions_of
+from idempotent.checkers.transactions import transactions_of
 from idempotent.claims import ClaimRequest, KeyStatus, Lapsed, new_owner
 from idempotent.errors import MessageError, MissingKeyError, UndecodableMessageError, described
 from idempotent.keys import HASH_BYTES, NO_KEY, Key, KeySpace, id_of
@@ -33,11 +33,6 @@ _MOST_LOST: Final = 1000
 _SHOWN_KEYS: Final = 10
 
 
-# Python 3.11 takes as long to look up an enum's member as to create a small object.
-_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP
-_LEAVE: Final = Lapsed.LEAVE
-
-
 class Requests:
     """Makes the claim requests of one consumer.
 
@@ -55,20 +50,16 @@ class Requests:
         parks = options.on_expired_lease is OnExpiredLease.PARK
         asks = callable(options.on_expired_lease)
         self._status = KeyStatus.IN_PROGRESS_PARK if parks else KeyStatus.IN_PROGRESS
-        self._on_lapsed = Lapsed.PARK if parks else Lapsed.TAKE_OVER
-        self._at_first = Lapsed.PARK if parks else _LEAVE
-        self._beside = self._status if parks else _IN_GROUP
-        # A consumer that is asked decides first whether the lapse was an attempt.
-        self._max_attempts = None if asks else options.max_attempts
+        self._at_first = Lapsed.PARK if parks else Lapsed.LEAVE
+        self._after_a_death = Lapsed.ASK if asks else Lapsed.TAKE_OVER
+        self._max_attempts = options.max_attempts
 
-    def of(self, message: Message, owner: bytes | None = None, *, beside: bool = True) -> ClaimRequest:
-        """The request for a message's key.
+    def of(self, message: Message, owner: bytes | None = None) -> ClaimRequest:
+        """The request for a message's key. It leaves a lapsed key as it is, or parks it.
 
         Args:
             message: the message.
-            owner: the owner token of its run, which leaves a lapsed key as it is; None: it takes over a lapsed key, so
-                nothing else may run in the process.
-            beside: other messages run in this process, so a death proves nothing about this one.
+            owner: the owner token of its run; None: a new one.
 
         Raises:
             MissingKeyError: the message has no id or position, or `key` returned nothing.
@@ -93,24 +84,21 @@ class Requests:
             raise MissingKeyError(f"{self._keys.name}: the message has no {what}; see on_missing_key")
         fingerprint = None if self._fingerprint is None else _fingerprint(self._fingerprint, message)
         key = self._keys.key(message_id)
-        if owner is None:
-            status, on_lapsed = self._status, self._on_lapsed
-        else:
-            status, on_lapsed = self._beside if beside else self._status, self._at_first
         return ClaimRequest(
             key,
             owner or new_owner(),
             fingerprint,
-            status,
-            on_lapsed,
+            self._status,
+            self._at_first,
             self._max_attempts,
             partition,
             position,
+            message.redelivered,
         )
 
-    def take_over(self, request: ClaimRequest) -> ClaimRequest:
-        """The request that takes over a lapsed key: nothing else runs in the process."""
-        return changed(request, owner=new_owner(), status=self._status, on_lapsed=self._on_lapsed)
+    def after_a_death(self, request: ClaimRequest) -> ClaimRequest:
+        """The request that takes over the key of a process that died."""
+        return changed(request, on_lapsed=self._after_a_death)
 
     def partition(self, topic_id: str, partition: int) -> Key:
         """The key under which the next offset of a partition is stored."""
@@ -168,7 +156,6 @@ class Binding:
         requests: makes the requests for its keys.
         store_failures: which failures of the store are logged.
         undone_transactions: which transactions that the database has undone are logged.
-        counts_starts: a redelivered message is counted before it runs, because no lease tells that its process died.
     """
 
     def __init__(
@@ -203,7 +190,6 @@ class Binding:
             if handler.is_async
             else Calls(self.name, handler, self.transactions, observers)
         )
-        self.counts_starts: Final = isinstance(checker, TransactionHooks)
         self.requests: Final = Requests(keys, options, by_position=checker.remembers.by_position)
         self.store_failures: Final = LogThrottle()
         self.undone_transactions: Final = LogThrottle()

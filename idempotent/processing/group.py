@@ -5,7 +5,7 @@ See `steps` for what is yielded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import Final, TypeVar, overload
 
@@ -16,7 +16,6 @@ from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.binding import Binding
 from idempotent.processing.group_run import GroupRun, Member, place_of
-from idempotent.processing.in_flight import in_flight
 from idempotent.processing.results import mismatch, unavailable
 from idempotent.processing.single import process_one, refused, store_failed, without_key
 from idempotent.processing.steps import CLAIM_MANY, STORE, Life
@@ -50,52 +49,17 @@ class _Group:
         self.results = self._run.results
         self._copies: list[tuple[Member, Member]] = []
         self._keyless: list[tuple[int, MessageError]] = []
-        self._noted: Collection[bytes] = ()
 
     def run(self) -> Life[None]:
         firsts = self._firsts()
         if self._binding.checker.remembers.by_position:
             # Restore partition order: a held message may arrive after its successors.
             firsts = iter(sorted(firsts, key=place_of))
-        if self._binding.counts_starts and any(message.redelivered for message in self._messages):
-            yield from self._run_again(list(firsts))
-        else:
-            yield from self._run_each(firsts)
+        yield from self._run_each(firsts)
         for index, error in self._keyless:
             self.results[index] = yield from without_key(self._binding, self._messages[index], error)
         for member, first in self._copies:
             self.results[member.index] = yield from self._result_of_copy(member, self.results[first.index])
-
-    def _run_again(self, members: list[Member]) -> Life[None]:
-        """Run a group with redelivered messages, whose starts are noted: one of them may have killed a process."""
-        transactions = self._binding.transactions
-        again = [member.request.key for member in members if member.message.redelivered]
-        try:
-            unended: Collection[bytes] = yield STORE, transactions.note_starts, (again,)
-        except StoreError as error:
-            self._report_claims(members, repeat(error))
-            for member in members:
-                self.results[member.index] = yield from store_failed(self._binding, member.message, error)
-            return
-        self._noted = {key.hash for key in again}.difference(unended)
-        try:
-            # Where messages have an order, none of the others may run before one that has to run alone.
-            if unended and isinstance(members[0].message.position, Position):
-                self._run.singles = members
-            else:
-                self._run.singles = [member for member in members if member.request.key.hash in unended]
-            singles = set(self._run.singles)
-            yield from self._run_each(member for member in members if member not in singles)
-        finally:
-            noted = [member for member in members if member.request.key.hash in self._noted]
-            if noted:
-                ended = [member.request.key for member in noted]
-                held = [member.request.key for member in noted if self._is_held(member)]
-                yield STORE, transactions.forget_starts, (ended, held)
-
-    def _is_held(self, member: Member) -> bool:
-        result = self.results.get(member.index)
-        return result is not None and result.outcome is Outcome.IN_PROGRESS
 
     def _run_each(self, firsts: Iterator[Member]) -> Life[None]:
         """Run the first message of each key: together, and then those that have to be claimed alone."""
@@ -108,18 +72,13 @@ class _Group:
         if len(start) < _MIN_GROUP or always_alone:
             self._run.singles += [*start, *firsts]
         else:
-            in_flight.running[self._owner] = None
             try:
-                if in_flight.alone is not None:
-                    yield from in_flight.beside(self._owner)
                 claimed = yield from self._claim(chain(start, firsts))
                 if claimed:
                     yield from self._run.run(claimed)
             except BaseException:
                 self._binding.protocol.abandon_all_of(self._owner)
                 raise
-            finally:
-                in_flight.running.pop(self._owner, None)
         for member in self._run.singles:
             self.results[member.index] = yield from self._process_alone(member)
 
@@ -205,8 +164,7 @@ class _Group:
                 observers.claimed(self._binding.name, member.message, member.request, answer)
 
     def _process_alone(self, member: Member) -> Life[Result]:
-        noted = member.request.key.hash in self._noted
-        return process_one(self._binding, member.message, member.request, noted=noted)
+        return process_one(self._binding, member.message, member.request)
 
     def _result_of_copy(self, member: Member, first: Result) -> Life[Result]:
         """A later copy takes the final outcome of the first message, or runs if the first one failed."""

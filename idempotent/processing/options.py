@@ -26,6 +26,7 @@ class ConsumerOptions:
     key: KeyFunction | None
     exceptions: ExceptionPolicy
     max_attempts: int
+    max_deaths: int
     backoff: Backoff
     on_missing_key: OnMissingKey
     on_expired_lease: ExpiredLeasePolicy

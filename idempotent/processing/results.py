@@ -105,9 +105,7 @@ def mismatch(request: ClaimRequest, stored: bytes | None) -> FingerprintMismatch
     )
 
 
-def failure_of(
-    binding: Binding, message: Message, error: BaseException, handling: Handling, *, counted: bool = False
-) -> Failure:
+def failure_of(binding: Binding, message: Message, error: BaseException, handling: Handling) -> Failure:
     """The failure that the store records for an exception.
 
     The broker's other deliveries of the message wait for its backoff. Who calls the consumer with a message of his own
@@ -116,7 +114,7 @@ def failure_of(
     options = binding.options
     fatal = handling is Handling.DEAD
     backoff = options.backoff if message.from_broker else None
-    return Failure(described(error), options.max_attempts, fatal=fatal, counted=counted, backoff=backoff)
+    return Failure(described(error), options.max_attempts, fatal=fatal, backoff=backoff)
 
 
 def given_up(
@@ -130,7 +128,7 @@ def given_up(
     lost = yield STORE, binding.transactions.has_lost_connection, (doomed,)
     if not lost or binding.is_first_loss(request.key):
         return unavailable(doomed)
-    failure = failure_of(binding, message, doomed, Handling.RETRY, counted=request.counted)
+    failure = failure_of(binding, message, doomed, Handling.RETRY)
     try:
         released = yield STORE, binding.protocol.release, (claim, failure)
     except StoreError as error:

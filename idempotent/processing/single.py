@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any, Final
 
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, new_owner
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Lapsed, Verdict, new_owner
 from idempotent.errors import (
     DoomedTransactionError,
     MessageError,
@@ -18,10 +18,10 @@ from idempotent.errors import (
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
-from idempotent.outcomes import HOLD, Outcome, Result
+from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling, OnMissingKey, OnStoreError
 from idempotent.processing.binding import Binding
-from idempotent.processing.in_flight import in_flight
+from idempotent.processing.calling import inside_handler
 from idempotent.processing.results import (
     STORE_RETRY_S,
     answered,
@@ -30,10 +30,11 @@ from idempotent.processing.results import (
     given_up,
     not_recorded,
     processed,
-    raised_by_handler,
     unavailable,
 )
 from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life
+from idempotent.processing.turns import RETRY_S as TURN_RETRY_S
+from idempotent.processing.turns import SUSPECT_DEATHS, turns
 from idempotent.values import changed
 
 log = EventLog(__name__)
@@ -41,109 +42,34 @@ log = EventLog(__name__)
 _TRANSACTION_TRIES: Final = 4
 
 
-def process_one(
-    binding: Binding, message: Message, request: ClaimRequest | None = None, *, noted: bool = False
-) -> Life[Result]:
-    """Process one message by itself; if it may have killed a process, while nothing else runs in this one.
+def process_one(binding: Binding, message: Message, request: ClaimRequest | None = None) -> Life[Result]:
+    """Process one message by itself.
 
     Args:
         binding: the consumer, bound to its checker.
         message: the message.
         request: its request in a group, if it was in one.
-        noted: the group has noted its start.
     """
-    run = new_owner()
-    running = in_flight.running
-    running[run] = None
+    owner = new_owner()
     try:
-        if in_flight.alone is not None:
-            yield from in_flight.beside(run)
         try:
             request = (
-                binding.requests.of(message, run, beside=len(running) > 1)
-                if request is None
-                else changed(request, owner=run)
+                binding.requests.of(message, owner) if request is None else changed(request, owner=owner)
             )
         except MessageError as error:
             return (yield from without_key(binding, message, error))
-        if message.redelivered and binding.counts_starts and not noted:
-            result = yield from _process_again(binding, message, request)
-        else:
-            result = yield from _process(binding, message, request)
+        return (yield from _process(binding, message, request))
     except BaseException:
-        binding.protocol.abandon_all_of(run)
+        binding.protocol.abandon_all_of(owner)
         raise
     finally:
-        running.pop(run, None)
         if binding.calls.began:
             binding.calls.began.pop(id(message), None)
-    return result or (yield from _process_alone(binding, message, request))
-
-
-def _process_again(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result | None]:
-    """Process a redelivered message whose checker has no leases; None: a start of it had no end."""
-    keys = (request.key,)
-    try:
-        unended = yield STORE, binding.transactions.note_starts, (keys,)
-    except StoreError as error:
-        if binding.observers.watch_claims:
-            binding.observers.claimed(binding.name, message, request, error)
-        return (yield from store_failed(binding, message, error))
-    if unended:
-        result = yield from _process(binding, message, request, suspected=True)
-        if result is not None and _has_ended(result):
-            yield STORE, binding.transactions.forget_starts, (keys,)
-        return result
-    result = None
-    try:
-        result = yield from _process(binding, message, request)
-        return result
-    finally:
-        held = result is not None and result.outcome is Outcome.IN_PROGRESS
-        yield STORE, binding.transactions.forget_starts, (keys, keys if held else ())
-
-
-def _process_alone(binding: Binding, message: Message, request: ClaimRequest) -> Life[Result]:
-    """Process a message that may have killed a process, while nothing else runs in this one."""
-    run = new_owner()
-    request = binding.requests.take_over(request)
-    try:
-        yield from in_flight.by_itself(run, message)
-        raised = False
-        try:
-            result = yield from _process(binding, message, request, alone=True)
-            assert result is not None
-            raised = raised_by_handler(result) is not None
-        finally:
-            if binding.counts_starts and not raised:
-                yield STORE, binding.transactions.uncount, (request.key,)
-        if message.redelivered and binding.counts_starts and _has_ended(result):
-            yield STORE, binding.transactions.forget_starts, ((request.key,),)
-        return result
-    except BaseException:
-        binding.protocol.abandon_all_of(request.owner)
-        raise
-    finally:
-        in_flight.running.pop(run, None)
-        in_flight.end_alone(run)
-        if binding.calls.began:
-            binding.calls.began.pop(id(message), None)
-
-
-def _has_ended(result: Result) -> bool:
-    """Whether the handler ran, or need not run: a start that was noted before has its end."""
-    return result.action is not HOLD and not result.delayed
 
 
 def _process(
-    binding: Binding,
-    message: Message,
-    request: ClaimRequest,
-    *,
-    alone: bool = False,
-    suspected: bool = False,
-    tries: int = _TRANSACTION_TRIES,
-) -> Life[Result | None]:
+    binding: Binding, message: Message, request: ClaimRequest, *, tries: int = _TRANSACTION_TRIES
+) -> Life[Result]:
     """Claim a key, run the handler, and record the result. If the database undid the transaction, try again.
 
     What not every message needs is in functions of its own. This one is all that a message passes through: handing a
@@ -153,12 +79,7 @@ def _process(
         binding: the consumer, bound to its checker.
         message: the message.
         request: the request for its key.
-        alone: nothing else runs in this process.
-        suspected: an earlier start had no end. It is claimed all the same before the process waits for it: what
-            another delivery holds does not run.
         tries: how many transactions may be tried.
-
-    None: the process of an earlier claim died or stalled, so the message must run alone.
     """
     try:
         decision: Decision = yield CLAIM, binding.lone.claim, (request,)
@@ -166,17 +87,12 @@ def _process(
         return (yield from _not_claimed(binding, message, request, error))
     claim = decision.claim
     if claim is None:
-        return (yield from _refused(binding, message, request, decision, alone=alone))
-    if suspected:
-        yield STORE, binding.protocol.abandon, (claim,)
-        return None
+        return (yield from _refused(binding, message, request, decision))
     try:
-        if decision.lapsed or alone or binding.observers.watch_claims:
-            run = _Run(binding, message, request, claim)
-            result = yield from run.begin(decision, alone=alone)
+        if decision.deaths or binding.observers.watch_claims:
+            result = yield from _Run(binding, message, request, claim).begin(decision)
             if result is not None:
                 return result
-            request, claim = run.request, run.claim
         try:
             value = yield RUN, binding.calls.one, (claim, message)
         except BaseException as error:
@@ -195,7 +111,7 @@ def _process(
         if not owned:
             count_lost(binding, message, claim)
         return processed(value)
-    return (yield from _repeat(binding, message, request, claim, doomed, alone=alone, tries=tries - 1))
+    return (yield from _repeat(binding, message, request, claim, doomed, tries=tries - 1))
 
 
 def _repeat(
@@ -205,18 +121,14 @@ def _repeat(
     claim: Claim,
     doomed: DoomedTransactionError,
     *,
-    alone: bool,
     tries: int,
-) -> Life[Result | None]:
+) -> Life[Result]:
     """Process a message again whose transaction the database undid."""
     if not tries:
         return (yield from given_up(binding, message, request, claim, doomed))
-    if alone and binding.counts_starts:
-        yield STORE, binding.transactions.uncount, (request.key,)
     binding.observers.count(binding.name, Event.TRANSACTION_REPEATED)
     yield SLEEP, time.sleep, (random.uniform(0.0, 0.02) * (_TRANSACTION_TRIES - tries),)
-    request = changed(request, owner=new_owner(), counted=False)
-    return (yield from _process(binding, message, request, alone=alone, tries=tries))
+    return (yield from _process(binding, message, changed(request, owner=new_owner()), tries=tries))
 
 
 def _not_claimed(
@@ -227,14 +139,29 @@ def _not_claimed(
     return (yield from store_failed(binding, message, error))
 
 
-def _refused(
-    binding: Binding, message: Message, request: ClaimRequest, decision: Decision, *, alone: bool
-) -> Life[Result | None]:
-    if decision.lapsed and not alone and not request.differs(decision.fingerprint):
-        return None
+def _refused(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Life[Result]:
+    if decision.lapsed and request.on_lapsed is Lapsed.LEAVE and not request.differs(decision.fingerprint):
+        return (yield from _process_after_death(binding, message, request, decision.deaths))
     if binding.observers.watch_claims:
         binding.observers.claimed(binding.name, message, request, decision)
     return (yield from refused(binding, message, request, decision))
+
+
+def _process_after_death(
+    binding: Binding, message: Message, request: ClaimRequest, deaths: int
+) -> Life[Result]:
+    """Process a message whose process died while it ran; one that may be to blame, when it is its turn."""
+    request = binding.requests.after_a_death(request)
+    # What a handler itself gives to a consumer is part of its run, which may have the turn.
+    if deaths < SUSPECT_DEATHS or inside_handler():
+        return (yield from _process(binding, message, request))
+    if not turns.take(request.owner, request.key):
+        reason = f"its process died {deaths} times while it ran, and it waits for its turn"
+        return Result(Outcome.IN_PROGRESS, retry_after_s=TURN_RETRY_S, reason=reason)
+    try:
+        return (yield from _process(binding, message, request))
+    finally:
+        turns.end(request.owner)
 
 
 class _Run:
@@ -255,46 +182,36 @@ class _Run:
         self.request = request
         self.claim = claim
 
-    def begin(self, decision: Decision, *, alone: bool) -> Life[Result | None]:
-        """Show the claim to observers, count the attempt if it runs alone, and ask about the effect of a lapsed one.
+    def begin(self, decision: Decision) -> Life[Result | None]:
+        """Show the claim to observers. Of a message whose process died: ask about its effect, and bound its deaths.
 
         Returns the result, if the handler is not to run.
         """
-        binding = self.binding
+        binding, claim = self.binding, self.claim
         if binding.observers.watch_claims:
             binding.observers.claimed(binding.name, self.message, self.request, decision)
-        if alone and binding.counts_starts:
-            if (result := (yield from self._count_start())) is not None:
-                return result
-            log.warning("process_died", extra=self._about_death())
-        if decision.lapsed:
+        if not decision.deaths:
+            return None
+        if binding.checker.lease_s is not None:
             binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
-            log.warning("lease_taken_over", extra=self._about_death())
-            if callable(binding.options.on_expired_lease):
-                if (result := (yield from self._ask_consumer())) is not None:
-                    return result
-                if decision.lapse_counts and (result := (yield from self._count_lapse(decision))) is not None:
-                    return result
-        # Only the death that makes a message dead must be its own beyond doubt. Until then others need not wait for
-        # hours.
-        if alone and not self.claim.is_last_attempt:
-            in_flight.share(self.message)
-        return None
+        most = binding.options.max_deaths
+        log.warning("process_died", extra={**self._about(), "deaths": claim.deaths, "max_deaths": most})
+        result = (yield from self._ask_consumer()) if callable(binding.options.on_expired_lease) else None
+        if result is None and claim.deaths >= most:
+            return (yield from self._bury())
+        return result
 
-    def _count_start(self) -> Life[Result | None]:
-        """Count the attempt before the handler runs: a death of this process is its fault."""
-        binding = self.binding
-        arguments = (self.request, self.claim, binding.options.max_attempts)
+    def _bury(self) -> Life[Result]:
+        """Make the key DEAD: as many processes have died of the message as may."""
+        binding, claim = self.binding, self.claim
+        reason = f"its process died {claim.deaths} times while it ran"
+        failure = Failure(reason, binding.options.max_attempts, fatal=True)
         try:
-            decision: Decision = yield STORE, binding.transactions.count_start, arguments
+            yield STORE, binding.protocol.release, (claim, failure)
         except StoreError as error:
-            if binding.observers.watch_claims:
-                binding.observers.claimed(binding.name, self.message, self.request, error)
             return unavailable(error)
-        if decision.claim is None:
-            return (yield from refused(binding, self.message, self.request, decision))
-        self.request, self.claim = changed(self.request, counted=True), decision.claim
-        return None
+        decision = Decision(Verdict.DEAD, reason=reason)
+        return (yield from refused(binding, self.message, self.request, decision))
 
     def _ask_consumer(self) -> Life[Result | None]:
         """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
@@ -317,29 +234,9 @@ class _Run:
             return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
         return Result(Outcome.DUPLICATE)
 
-    def _count_lapse(self, decision: Decision) -> Life[Result | None]:
-        """Count the lapse as an attempt, after the consumer said that the effect did not happen."""
-        binding = self.binding
-        try:
-            counted = yield STORE, binding.protocol.count_lapse, (decision, binding.options.max_attempts)
-        except StoreError as error:
-            yield STORE, binding.protocol.abandon, (self.claim,)
-            return unavailable(error)
-        if counted.claim is None:
-            return (yield from refused(binding, self.message, self.request, counted))
-        self.claim = counted.claim
-        return None
-
     def _about(self) -> dict[str, object]:
         """The fields of a log line."""
         return self.binding.about(self.message)
-
-    def _about_death(self) -> dict[str, object]:
-        """The fields of a log line about a message whose process died."""
-        claim = self.claim
-        died = None if claim.attempt is None else claim.attempt - 1
-        counts = {"attempt": died, "max_attempts": self.binding.options.max_attempts}
-        return {**self._about(), **counts}
 
     def handler_raised(self, error: BaseException) -> Life[Result]:
         """The result of a handler that raised; DoomedTransactionError if the database was the reason."""
@@ -383,7 +280,7 @@ class _Run:
         if handling is Handling.WAIT:
             yield from release_quietly(binding, message, claim)
             return unavailable(error)
-        failure = failure_of(binding, message, error, handling, counted=self.request.counted)
+        failure = failure_of(binding, message, error, handling)
         try:
             released = yield STORE, binding.protocol.release, (claim, failure)
         except StoreError as store_error:

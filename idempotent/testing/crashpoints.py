@@ -310,7 +310,7 @@ def abandon_claim(consumer: AnyConsumer, message: Message) -> Claim:
 
     Args:
         consumer: whose checker has leases, or claims that never lapse.
-        message: its key is free, or has a lapsed lease, which counts as an attempt.
+        message: its key is free, or has a lapsed lease, which is a death.
 
     Returns:
         the claim, with the key and the fence that the dead process could have sent to others.
@@ -327,7 +327,7 @@ def abandon_claim(consumer: AnyConsumer, message: Message) -> Claim:
             f"{type(binding.checker).__name__} has no leases: a process that dies leaves no claim behind, and the next "
             "delivery runs"
         )
-    request = binding.requests.of(message)
+    request = binding.requests.after_a_death(binding.requests.of(message))
     decision = binding.protocol.claim(request)
     if decision.claim is None:
         raise ValueError(f"the key {request.key} is {decision.verdict.value}, so no delivery can claim it")

@@ -15,7 +15,6 @@ from idempotent.message import Message
 from idempotent.observe.log_lines import LogThrottle, about_message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.calling import RETURNED
-from idempotent.processing.in_flight import in_flight
 from idempotent.worker.handlers import HandlerPool
 from idempotent.worker.holds import MAX_CHECKS, InFlightDelivery
 
@@ -32,7 +31,6 @@ _WAITS_TOO_OFTEN: Final = MAX_CHECKS - 1
 _LOOK_EVERY_S: Final = 1.0
 _TAKES_LONG_S: Final = 60.0
 # Nothing else begins meanwhile.
-_TAKES_LONG_ALONE_S: Final = 5.0
 
 
 class MessageLog:
@@ -93,27 +91,18 @@ class MessageLog:
         else:
             log.info("message_waits", extra=extra)
 
-    def takes_long(
-        self, works: Sequence[InFlightDelivery], running_s: float | None, blocks_s: float | None
-    ) -> None:
-        """Log a message that does not end, or the first of those that a batch handler has together.
+    def takes_long(self, works: Sequence[InFlightDelivery], running_s: float) -> None:
+        """Log a message whose handler does not end, or the first of those that a batch handler has together.
 
         Args:
             works: these.
-            running_s: for how long the handler has run; None: it does not run.
-            blocks_s: for how long nothing else has begun in this process, because the message is to run alone; None:
-                others may begin.
+            running_s: for how long the handler has run.
         """
         work = works[0]
-        hint = (
-            "it came back after the death of its process, so nothing else begins here until it has run alone"
-        )
         extra = {
             **_names(work.consumer, work.delivery.message),
             "messages": len(works) if work.consumer.handler.batch else None,
-            "running_s": None if running_s is None else round(running_s, 1),
-            "blocks_s": None if blocks_s is None else round(blocks_s, 1),
-            "hint": None if blocks_s is None else hint,
+            "running_s": round(running_s, 1),
         }
         log.warning("message_takes_long", extra=extra)
 
@@ -258,13 +247,12 @@ class LongMessages:
 
     def _is_long(self, works: list[InFlightDelivery], now: float) -> bool:
         first = works[0]
-        began, blocks_s = first.began, in_flight.blocked_s(first.delivery.message)
+        began = first.began
         running_s = None if began is None or began == RETURNED else now - began
-        takes_s, long_s = (running_s, _TAKES_LONG_S) if blocks_s is None else (blocks_s, _TAKES_LONG_ALONE_S)
-        if takes_s is None or takes_s < long_s:
+        if running_s is None or running_s < _TAKES_LONG_S:
             return False
-        doubled = 1 + int(math.log2(takes_s / long_s))
+        doubled = 1 + int(math.log2(running_s / _TAKES_LONG_S))
         if doubled > first.warnings:
             first.warnings = doubled
-            self._log.takes_long(works, running_s, blocks_s)
+            self._log.takes_long(works, running_s)
         return True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError, StoreError
+from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.log_lines import about_message
@@ -53,14 +53,6 @@ class UnrecordedSteps:
 
     def __len__(self) -> int:
         return sum(protocol.unrecorded for protocol in self._protocols)
-
-    def excuse(self) -> None:
-        """Let handlers that the worker leaves running count no attempt: they have not failed, it has ended."""
-        for protocol in self._protocols:
-            try:
-                protocol.excuse()
-            except StoreError as error:
-                log.warning("attempts_not_taken_back", extra={"error": str(error)})
 
     def report(self) -> None:
         """Log those that are left: an error for effects that may be repeated, a warning for keys that are not free."""
@@ -441,8 +433,6 @@ class Worker:
             drain.run(self._drop_finished)
         self._unrecorded.report()
         self._abandoned = self._pool.in_flight.total()
-        if self._abandoned:
-            self._unrecorded.excuse()
         self._pool.close(_LAST_WAIT_S)  # tasks that handlers left running may use the services
 
     def _settle_finished(self) -> None:

@@ -314,7 +314,7 @@ def _same_statements(engine: Engine, batch: int) -> Iterator[Work]:
             owner = new_owner()
             keys = sorted((space.key(str(message.id)) for message in messages), key=lambda key: key.hash)
             claims = [value for key in keys for value in (key.hash, key.text, owner, None)]
-            insert = statements.insert(len(keys), KeyStatus.IN_PROGRESS_GROUP, None, in_transaction=False)
+            insert = statements.insert(len(keys), KeyStatus.IN_PROGRESS, None, in_transaction=False)
             run(driver, insert, claims)
             hashes = [key.hash for key in keys]
             complete = statements.complete_group(len(keys), 1, 0)

@@ -133,32 +133,28 @@ def test_a_retry_knows_its_attempt_and_whether_it_is_the_last(kind, guarantee, r
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_who_takes_over_a_lapsed_lease_knows_its_attempt(kind, request):
+def test_deaths_are_no_attempts(kind, request):
     for store in open_store(kind, request, reuse=True):
         checker = store.leased(lease_s=60.0)
         asked = Asked(store, checker)
         key = KeySpace("orders", "default").key("1")
-        died = checker.protocol.claim(ClaimRequest(key, max_attempts=MAX_ATTEMPTS)).claim
-        checker.protocol.abandon(died)
-        store.age(100.0)
         asked.plan["1"] = ConnectionError("away")
-        assert [result.attempt for result in asked.process_many([received("1")])] == [2]
-        assert asked.said["1"] == (2, False)
-        store.age(1300.0)
-        assert [result.attempt for result in asked.process_many([received("1")])] == [3]
-        assert asked.said["1"] == (3, False)
+        for attempt in (1, 2):
+            checker.protocol.abandon(checker.protocol.claim(ClaimRequest(key)).claim)
+            store.age(100.0)
+            assert [result.attempt for result in asked.process_many([received("1")])] == [attempt]
+            store.age(1300.0)
 
 
 @pytest.mark.parametrize("kind", SQL)
-def test_a_message_that_may_have_killed_its_process_knows_its_attempt(kind, request):
-    """Its start is counted before its handler runs."""
+def test_deaths_without_leases_are_no_attempts(kind, request):
     for store in open_store(kind, request, reuse=True):
         asked = Asked(store, store.transactional())
         key = KeySpace("orders", "default").key("1")
         asked.plan["1"] = ConnectionError("away")
         for attempt in (1, 2):
-            store.transactional().note_starts([key])  # of a process that died
+            store.note_death(key)
             again = Message("orders", id="1", position=1, redelivered=True)
             assert [result.attempt for result in asked.process_many([again])] == [attempt]
-            assert asked.said["1"] == (attempt, False)
+            assert asked.said["1"] == ((None, None) if attempt == 1 else (2, False))
             store.age(1300.0)

@@ -19,11 +19,9 @@ from hypothesis.stateful import (
 )
 
 from idempotent.checkers.combining import combiner
-from idempotent.checkers.combining.combiner import combines
 from idempotent.claims import NOBODY, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
 from idempotent.policy import Backoff
-from idempotent.values import changed
 from tests.support.awaited import AwaitedChecker
 from tests.support.depth import examples
 from tests.support.state_machines import run_machine
@@ -50,6 +48,7 @@ class Row:
     fence: int
     content: bytes | None
     lapsed: bool = False
+    deaths: int = 0
     expired: bool = False
 
     @property
@@ -117,16 +116,15 @@ class KeyLife(RuleBasedStateMachine):
 
     # Claims
 
-    def request(self, number, content, on_lapsed, *, group):
+    def request(self, number, content, on_lapsed):
         parks = on_lapsed is Lapsed.PARK
         status = KeyStatus.IN_PROGRESS_PARK if parks else KeyStatus.IN_PROGRESS
-        status = KeyStatus.IN_PROGRESS_GROUP if group else status
         return ClaimRequest(self.keys[number], fingerprint=content, status=status, on_lapsed=on_lapsed)
 
     def check(self, number, request, decision):
         row = self.rows[number]
         if row is None or (row.held and row.lapsed):
-            self.acquired(number, request, decision, lapsed=False, alone=False)
+            self.acquired(number, request, decision, deaths=0)
         elif not row.in_progress:
             done = row.status is KeyStatus.DONE
             assert decision.verdict is (Verdict.DUPLICATE if done else Verdict.DEAD)
@@ -142,26 +140,27 @@ class KeyLife(RuleBasedStateMachine):
             assert decision.verdict is Verdict.DEAD
             self.final(number, KeyStatus.DEAD)
         else:
-            alone = row.status is not KeyStatus.IN_PROGRESS_GROUP
-            self.acquired(number, request, decision, lapsed=True, alone=alone)
+            self.acquired(number, request, decision, deaths=row.deaths + 1)
 
-    def acquired(self, number, request, decision, *, lapsed, alone):
-        assert (decision.verdict, decision.lapsed, decision.lapse_counts) == (Verdict.ACQUIRED, lapsed, alone)
+    def acquired(self, number, request, decision, *, deaths):
         claim = decision.claim
+        assert (decision.verdict, decision.deaths, claim.deaths) == (Verdict.ACQUIRED, deaths, deaths)
         assert (claim.key, claim.owner) == (request.key, request.owner)
         assert claim.fence > self.fences[number], "a fence never comes twice"
         self.fences[number] = claim.fence
-        self.rows[number] = Row(request.status, request.owner, claim.fence, request.fingerprint)
+        self.rows[number] = Row(
+            request.status, request.owner, claim.fence, request.fingerprint, deaths=deaths
+        )
         self.claims.append((number, claim))
 
     @rule(number=KEYS, content=CONTENTS, on_lapsed=st.sampled_from(Lapsed))
     def claim(self, number, content, on_lapsed):
-        request = self.request(number, content, on_lapsed, group=False)
+        request = self.request(number, content, on_lapsed)
         self.check(number, request, self.checker.protocol.claim(request))
 
     @rule(contents=st.tuples(CONTENTS, CONTENTS, CONTENTS), order=st.permutations([0, 1, 2]))
     def claim_together(self, contents, order):
-        requests = [self.request(number, contents[number], Lapsed.LEAVE, group=True) for number in order]
+        requests = [self.request(number, contents[number], Lapsed.LEAVE) for number in order]
         for number, request, decision in zip(
             order, requests, self.checker.protocol.claim_many(requests), strict=True
         ):
@@ -226,7 +225,7 @@ class KeyLife(RuleBasedStateMachine):
         if released.dead:
             self.final(number, KeyStatus.DEAD)
         elif fails and backoff and backoff.initial_s:
-            row.status, row.owner, row.content, row.lapsed = KeyStatus.IN_PROGRESS_GROUP, NOBODY, None, False
+            row.status, row.owner, row.content, row.lapsed = KeyStatus.IN_PROGRESS, NOBODY, None, False
             row.expired = False  # attempts are kept for a retention from the last one
         else:
             self.rows[number] = None
@@ -256,7 +255,7 @@ class KeyLife(RuleBasedStateMachine):
                 completed.append((number, data.draw(st.sampled_from(mine))))
             else:
                 on_lapsed = data.draw(st.sampled_from(Lapsed))
-                claimed.append((number, self.request(number, data.draw(CONTENTS), on_lapsed, group=False)))
+                claimed.append((number, self.request(number, data.draw(CONTENTS), on_lapsed)))
         completions = [claim for _, claim in completed]
         answers = self.checker.protocol.run(
             in_one_round(self.checker, completions, [request for _, request in claimed])
@@ -264,12 +263,8 @@ class KeyLife(RuleBasedStateMachine):
         for (number, claim), owned in zip(completed, answers, strict=False):
             assert owned == self.owns(number, claim)
             self.done(number, claim)
-        together = sum(combines(request) for _, request in claimed) > 1
         for (number, request), decision in zip(claimed, answers[len(completed) :], strict=True):
-            # One statement for several claims gives all the status of a group; a lapsed key is taken over by itself.
-            shared = together and combines(request) and not decision.lapsed
-            asked = changed(request, status=KeyStatus.IN_PROGRESS_GROUP) if shared else request
-            self.check(number, asked, decision)
+            self.check(number, request, decision)
 
     # Time, and people
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from idempotent import Backoff, Registry
-from idempotent.claims import KeyStatus
+from idempotent import Backoff
 from idempotent.errors import DeadKeyError, FingerprintMismatchError, MissingKeyError
 from idempotent.message import Position
 from tests.processing.shop import message, messages, outcomes
@@ -227,17 +226,3 @@ def test_the_kill_switch_runs_every_message_of_a_group(shop, monkeypatch):
     assert outcomes(results) == ["processed"] * 4
     assert shop.effects() == {"done": 2, "1": 2, "2": 1}
     assert time.monotonic() - started < 4, "it waited for a transaction of its own"
-
-
-def test_a_group_of_batches_of_one_owner_is_stored_as_a_group(leased_shop):
-    """So that a process killed inside it burns no attempt of those that never ran."""
-    seen = []
-    make = Registry().consumer("orders", checker=leased_shop.checker)
-
-    @make
-    def consumer(message):
-        record = leased_shop.checker.admin().get(consumer.key_of(message.id))
-        seen.append(record.status)
-
-    consumer.process_many(messages("1", "2"))
-    assert seen == [KeyStatus.IN_PROGRESS_GROUP] * 2

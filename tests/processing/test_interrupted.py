@@ -16,8 +16,8 @@ from idempotent import Backoff, Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
 from idempotent.observe import Observer
 from idempotent.processing.calling import RETURNED, inside_handler
-from idempotent.processing.in_flight import in_flight
 from idempotent.processing.steps import _under_way
+from idempotent.processing.turns import turns
 from tests.support.stores import ASYNC, open_store
 
 
@@ -128,7 +128,7 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(names, kind, batch, is_asyn
                 break
             assert len(checker.protocol._keeper._held) == checker.protocol.unrecorded, nth
             assert not context.run(inside_handler), nth
-            assert not in_flight.running, nth
+            assert turns._owner is None, nth
             assert not _under_way, nth
             assert set(handle.binding.calls.began.values()) <= {RETURNED}, nth
             now[0] += 31.0

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.keys import Key
 from tests.support.ageing import age_keys, age_tables
 from tests.support.privileges import user_of_keys
 from tests.support.tables import TablePool, Tables, effects_table, new_name
@@ -72,6 +73,10 @@ class Store:
         checker = TransactionalSqlChecker(engine or self.consumer_engine(), table=self.table, **options)
         self.opened.callback(checker.close)
         return checker
+
+    def note_death(self, *keys: Key) -> None:
+        """Note a start of each key that has no end, as a process that dies leaves it without leases."""
+        self.transactional()._runs.note(keys, ())
 
     def age(self, seconds: float) -> None:
         """Make all keys and failures in the store this much older."""

@@ -32,7 +32,6 @@ from idempotent.errors import (
     described,
 )
 from idempotent.forks import generation
-from idempotent.values import changed
 
 MOST: Final = 500
 """The calls of each kind in one round."""
@@ -40,7 +39,6 @@ MOST_DIRECT: Final = 6
 """The most threads that make their own calls side by side; more calls share rounds (docs/decisions/0031)."""
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _LEAVE: Final = Lapsed.LEAVE
-_IN_GROUP: Final = KeyStatus.IN_PROGRESS_GROUP
 _PARK: Final = KeyStatus.IN_PROGRESS_PARK
 # A statement that took longer waited for a lock: as half a round it would wait again.
 _AT_ONCE_S: Final = 0.5
@@ -56,7 +54,7 @@ Leader: TypeAlias = "ThreadWaiter | ServingThread"
 
 def combines(request: ClaimRequest) -> bool:
     """Whether a request may be part of a round: one of a consumer that retries."""
-    return request.status is not _PARK and request.partition is None and not request.counted
+    return request.status is not _PARK and request.partition is None
 
 
 def at_once(request: ClaimRequest) -> ClaimRequest:
@@ -76,11 +74,6 @@ def must_be_alone(request: ClaimRequest, decision: Decision) -> bool:
     """Whether a key has to be claimed again, by its own request."""
     takes_over = request.on_lapsed is not _LEAVE and decision.lapsed and decision.claim is None
     return decision is ALONE or takes_over
-
-
-def _beside(request: ClaimRequest) -> ClaimRequest:
-    """The request in a round of several. All have the same status, as one statement demands."""
-    return request if request.status is _IN_GROUP else changed(request, status=_IN_GROUP)
 
 
 class Combiner:
@@ -240,11 +233,7 @@ class Combiner:
         answers: Sequence[Answer]
         try:
             alone = len(requests) == 1
-            answers = (
-                [self._protocol.claim(requests[0])]
-                if alone
-                else self._protocol.claim_many(list(map(_beside, requests)))
-            )
+            answers = [self._protocol.claim(requests[0])] if alone else self._protocol.claim_many(requests)
         except IdempotentError as error:
             if not _one_may_be_the_cause(error):
                 answers = [error] * len(waiters)

@@ -28,7 +28,7 @@ _TOKEN_BYTES: Final = 8
 _PINGED: Final = KeySpace("idempotent", "ping").key("ping")
 _ACQUIRED, _DONE, _DEAD, _, _NO_KEY = range(5)
 # Of a key in progress.
-_LAPSED, _HELD = 1, 2
+_HELD: Final = -1
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _VERDICT_ACQUIRED: Final = Verdict.ACQUIRED
 _UNREADABLE: Final = Decision(Verdict.IN_PROGRESS)
@@ -102,7 +102,6 @@ class RedisChecker(AbstractIdempotentChecker):
         self._completes = Script("complete", **kept)
         self._releases = Script("release", **kept)
         self._renews = Script("renew", lease_us=lease_us)
-        self._excuses = Script("excuse")
 
     def admin(self) -> KeyAdmin:
         return RedisKeyAdmin(self.store, self._retention_us)
@@ -170,11 +169,6 @@ class RedisChecker(AbstractIdempotentChecker):
         owners = [claim.owner for claim in claims]
         return [answer == 1 for answer in self.store.run_many(self._renews, names, owners)]
 
-    def _excuse_many(self, claims: Sequence[Claim]) -> None:
-        names = [self._name_of(claim) for claim in claims]
-        # Sent while the answers are read.
-        list(self.store.run_many(self._excuses, names, [claim.owner for claim in claims]))
-
     def _reconnect(self) -> None:
         self.store.close()
 
@@ -203,9 +197,9 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
     if type(answer) is int:  # the fence of a free key: the common case, so it comes first
         return Decision(_VERDICT_ACQUIRED, Claim(request.key, answer, request.owner))
     if answer[0] == _ACQUIRED:
-        _, fence, lapsed, alone, *failed = answer
-        claim = Claim(request.key, fence, request.owner)
-        decision = Decision(Verdict.ACQUIRED, claim, lapsed=lapsed == 1, lapse_counts=alone == 1)
+        _, fence, deaths, *failed = answer
+        claim = Claim(request.key, fence, request.owner, deaths=deaths)
+        decision = Decision(Verdict.ACQUIRED, claim, deaths=deaths)
         return known(decision, request, failed[0]) if failed else decision
     if answer[0] == _DONE:
         return Decision(Verdict.DUPLICATE, fingerprint=answer[1], result=answer[2])
@@ -219,7 +213,7 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
     return Decision(
         Verdict.IN_PROGRESS,
         retry_after_s=rest_s,
-        lapsed=state == _LAPSED,
+        deaths=max(state, 0),
         fingerprint=fingerprint,
         held=state == _HELD,
     )

@@ -1,7 +1,7 @@
 -- KEYS: names. ARGV: for each key the text that claim_body (layout.py) makes.
 -- Returns the fence alone if all keys were free. Else for each key its fence if it was free, or
--- {0 acquired, fence, lapsed, alone, failures of a retry}, {1 done, fingerprint, result}, {2 dead, fingerprint, reason},
--- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), 1 lapsed or 2 held}, {4 unreadable}.
+-- {0 acquired, fence, deaths, failures of a retry}, {1 done, fingerprint, result}, {2 dead, fingerprint, reason},
+-- {3 in progress, fingerprint, microseconds left of the lease (-1: it never ends), deaths or -1 held}, {4 unreadable}.
 local call = redis.call
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -35,16 +35,10 @@ local function fingerprint_of(data, from, flags)
   return data:sub(from + 22 + text, from + 21 + text + fingerprint)
 end
 
-local function take_over(key, body, fence, status)
-  local mode = bit.bor(body:byte(2), LAPSED)
-  local alone = 0
-  if status ~= IN_PROGRESS_GROUP then
-    mode, alone = bit.bor(mode, ALONE), 1
-  end
-  local value = head(fence + 1, lease_until, now, now + RETENTION)
-    .. body:sub(1, 1) .. string.char(mode) .. body:sub(3)
-  put(key, value, forget_at(body:byte(1), lease_until, now + RETENTION))
-  return {0, fence + 1, 1, alone}
+local function take_over(key, body, fence, update)
+  put(key, head(fence + 1, lease_until, update, now + RETENTION) .. body,
+    forget_at(body:byte(1), lease_until, now + RETENTION))
+  return {0, fence + 1, fence + 1 - update}
 end
 
 local function park(key, value, fence, expires, flags)
@@ -59,15 +53,15 @@ local function judge(key, body)
   local value = redis.call('GET', key)
   local fence, until_, update, expires, status, flags = fields(value)
   if value:sub(36, 51) == body:sub(3, 18) then
-    return {0, fence, has(flags, LAPSED) and 1 or 0, has(flags, ALONE) and 1 or 0}
+    return {0, fence, status < DONE and fence - update or 0}
   end
   if status < DONE and value:sub(36, 51) == NOBODY then
     if until_ >= now then
-      return {3, false, until_ - now, 2}
+      return {3, false, until_ - now, -1}
     end
     put(key, fresh .. body, forget_at(body:byte(1), lease_until, now + RETENTION))
     local failure = redis.call('GET', key .. ':f')
-    return {0, now, 0, 0, failure and struct.unpack('>I4', failure) or 0}
+    return {0, now, 0, failure and struct.unpack('>I4', failure) or 0}
   end
   local fingerprint = fingerprint_of(value, 34, flags)
   if status == DONE then
@@ -87,12 +81,12 @@ local function judge(key, body)
   local mode = body:byte(2)
   local theirs = fingerprint_of(body, 1, mode)
   if has(mode, LEAVE) or (fingerprint and theirs and fingerprint ~= theirs) then
-    return {3, fingerprint, 0, 1}
+    return {3, fingerprint, 0, fence + 1 - update}
   end
   if has(mode, PARK) then
     return park(key, value, fence, expires, flags)
   end
-  return take_over(key, body, fence, status)
+  return take_over(key, body, fence, update)
 end
 
 local answers = {}

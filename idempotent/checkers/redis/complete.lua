@@ -16,7 +16,7 @@ for i, key in ipairs(KEYS) do
     lost[i] = true
   else
     local lease, _, expires, status = struct.unpack('>I8I8I8B', value)
-    if #body == 16 and (status == 1 or status == 2) and lease > 0 and lease <= expires
+    if #body == 16 and status == 1 and lease > 0 and lease <= expires
       and now + RETENTION / 2 <= expires then
       -- SETRANGE keeps the TTL, which is right already.
       before, owner, after = value, body, struct.pack('>I8I8I8B', 0, now, expires, 4)

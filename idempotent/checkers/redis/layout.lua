@@ -2,9 +2,9 @@
 -- scripts.py defines LEASE (0: a claim never lapses), RETENTION, DEAD_RETENTION (0: none), NEVER, REMEMBER_MS and REASON.
 -- A script runs its common case before this line: Lua creates the functions again in each call, and that takes longer
 -- than the commands.
-local IN_PROGRESS_GROUP, IN_PROGRESS_PARK, DONE, DEAD = 2, 3, 4, 5
+local IN_PROGRESS, IN_PROGRESS_PARK, DONE, DEAD = 1, 3, 4, 5
 local NOBODY = string.rep('\0', 16)
-local FINGERPRINT, RESULT, LAPSED, ALONE, LEAVE, PARK = 1, 2, 4, 8, 16, 32
+local FINGERPRINT, RESULT, LEAVE, PARK = 1, 2, 16, 32
 
 local function has(flags, flag)
   return bit.band(flags, flag) ~= 0

@@ -9,7 +9,7 @@ offset  bytes  field        meaning
 0       1      version      1
 1       8      fence
 9       8      lease_until  0: no lease (done, dead, or a claim that never lapses)
-17      8      update_at
+17      8      update_at    of a key in progress: when it was first claimed; each take-over adds one to the fence alone
 25      8      expires_at   determines the TTL; `NEVER_US`: none, the key waits for a person
 33      1      status       `KeyStatus`
 34      1      flags        `Flag`
@@ -35,6 +35,7 @@ from struct import Struct
 from typing import Final
 
 from idempotent.admin import NEVER_US, KeyRecord
+from idempotent.checkers.judging import stored_deaths
 from idempotent.claims import NOBODY, UNKNOWN_EFFECT, Claim, ClaimRequest, Failure, KeyStatus, Lapsed
 from idempotent.errors import StoreError
 from idempotent.policy import Backoff
@@ -50,7 +51,6 @@ _MAX_ATTEMPTS: Final = 2**32 - 1
 HEAD_BYTES: Final = 2048
 _AT_ONCE: Final = Backoff(0.0, 0.0)
 _FATAL: Final = 1
-_KEEP_CLAIM: Final = 2
 
 
 class Flag(IntFlag):
@@ -58,17 +58,18 @@ class Flag(IntFlag):
 
     FINGERPRINT = 1
     RESULT = 2
-    LAPSED = 4
-    """The claim took over a lapsed one. Stored, so that a claim that is repeated after a lost answer reports it too."""
-    ALONE = 8
-    """The lapsed claim was made alone, and its lapse is not counted yet."""
     LEAVE = 16
     """Only in a request: `Lapsed.LEAVE`."""
     PARK = 32
     """Only in a request: `Lapsed.PARK`."""
 
 
-_ON_LAPSED: Final = {Lapsed.TAKE_OVER: 0, Lapsed.LEAVE: int(Flag.LEAVE), Lapsed.PARK: int(Flag.PARK)}
+_ON_LAPSED: Final = {
+    Lapsed.TAKE_OVER: 0,
+    Lapsed.ASK: 0,
+    Lapsed.LEAVE: int(Flag.LEAVE),
+    Lapsed.PARK: int(Flag.PARK),
+}
 
 
 def claim_body(request: ClaimRequest) -> bytes:
@@ -86,7 +87,7 @@ def release_body(claim: Claim, failure: Failure | None, token: bytes) -> bytes:
     """The argument of `release.lua` for one claim; `token` (8 bytes) identifies the call."""
     if failure is None:
         return claim.owner
-    flags = _FATAL * failure.fatal | _KEEP_CLAIM * failure.keep_claim
+    flags = _FATAL * failure.fatal
     limit = max(0, min(failure.max_attempts, _MAX_ATTEMPTS))
     backoff = failure.backoff or _AT_ONCE
     first_us, most_us = (int(s * failure.share * 1_000_000) for s in (backoff.initial_s, backoff.maximum_s))
@@ -126,6 +127,7 @@ def key_record(hashed: bytes, value: bytes, failure: bytes | None, now_us: int) 
         result=value[result_from:] if flags & Flag.RESULT else None,
         now_us=now_us,
         held=owner == NOBODY and status < KeyStatus.DONE,
+        deaths=stored_deaths(KeyStatus(status), owner, fence, update_at),
     )
 
 

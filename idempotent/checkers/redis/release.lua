@@ -11,8 +11,8 @@ local function hold(key, value, fence, expires, delay)
     redis.call('DEL', key)
     return
   end
-  put(key, head(fence, now + delay, now, expires) .. string.char(IN_PROGRESS_GROUP, 0) .. NOBODY .. value:sub(52),
-    forget_at(IN_PROGRESS_GROUP, now + delay, expires))
+  put(key, head(fence, now + delay, now, expires) .. string.char(IN_PROGRESS, 0) .. NOBODY .. value:sub(52),
+    forget_at(IN_PROGRESS, now + delay, expires))
 end
 
 local function release(key, body)
@@ -42,9 +42,6 @@ local function release(key, body)
   note(key, attempts, token, dead and 1 or 0, body:sub(54))
   if dead then
     rewrite(key, value, fence, 0, expires, DEAD, flags)
-  elseif has(mode, 2) then
-    -- The lapse is counted now; without ALONE a repeated claim does not count it again.
-    rewrite(key, value, fence, lease, expires, status, bit.band(flags, bit.bnot(ALONE)))
   else
     hold(key, value, fence, expires, math.floor(math.min(first * growth ^ math.min(attempts - 1, 64), most)))
   end

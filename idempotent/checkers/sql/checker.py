@@ -146,9 +146,6 @@ class SqlChecker(AbstractIdempotentChecker):
             return [True] * len(claims)
         return self._connections.run(self._keys.renew, claims, retry_locked=False)
 
-    def _excuse_many(self, claims: Sequence[Claim]) -> None:
-        self._connections.run(self._keys.excuse, claims, retry_locked=False)
-
     def _reconnect(self) -> None:
         self._connections.close()
 

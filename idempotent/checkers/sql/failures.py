@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,18 +61,13 @@ class FailureTable:
         # The number that an earlier try of the same transaction reached: it has committed, and its answer was lost.
         more = f"CASE WHEN {column} = ? THEN 0 ELSE ? END"
         self._upsert = text(f"{insert} {on_conflict} attempts = {column} + {more}, last_error = ?, {changes}")
-        self._start = text(f"{insert} {on_conflict} attempts = {column} + {more}, {changes}")
-        self._uncount = text(f"UPDATE {name} SET attempts = ? WHERE key_hash = ? AND attempts = ?")
-        self._forget = text(f"DELETE FROM {name} WHERE key_hash = ? AND attempts = 0 AND last_error = ?")
-        self._ended = f"DELETE FROM {name} WHERE key_hash IN "
-        self._noted = f"SELECT key_hash FROM {name} WHERE key_hash IN "
-        self._insert = (
+        self._insert_starts = (
             f"INSERT INTO {name} (key_hash, k, last_error, attempts, update_at, expires_at) VALUES "
         )
-        self._new = f"(?, ?, ?, 0, {now}, {now} + {retention_us})"
-        self._unless_there = (
-            f"{on_conflict} key_hash = {name}.key_hash" if mysql else "ON CONFLICT DO NOTHING"
-        )
+        self._start = f"(?, ?, ?, {{starts}}, {now}, {now} + {retention_us})"
+        self._start_again = f"{on_conflict} attempts = {{starts}}, {changes}"
+        self._end_starts = f"DELETE FROM {name} WHERE key_hash IN "
+        self._undo_start = text(f"UPDATE {name} SET attempts = ? WHERE key_hash = ? AND attempts = ?")
         self._counts = f"SELECT key_hash, attempts FROM {name} WHERE key_hash IN "
         self._last = text(f"SELECT attempts, update_at FROM {name} WHERE key_hash = ?")
         self._reason = text(f"SELECT {dialect.in_utf8('last_error')} FROM {name} WHERE key_hash = ?")
@@ -86,52 +81,58 @@ class FailureTable:
         self._dialect = dialect
 
     def count(self, connection: DriverConnection, failed: FailedAttempt, *, more: int = 1) -> None:
-        """Add `more`, or 0 if it was counted before, to a key's attempts, and keep the error."""
-        more = 0 if failed.failure.counted else more
+        """Add `more` to a key's attempts, and keep the error."""
         self._keep(connection, failed.claim.key, more, failed.failure.error, failed.attempts)
         failed.attempts = self.attempts(connection, failed.claim.key)
 
-    def note_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> set[bytes]:
-        """Note that runs of these keys start. Returns the hashes of keys of which a noted start had no end."""
-        unended: set[bytes] = set()
+    def note_starts(
+        self, connection: DriverConnection, keys: Sequence[Key], *, unless_died: Collection[bytes]
+    ) -> dict[bytes, int]:
+        """Note that runs of these keys start: each key has a row with the number of starts since the last end.
+
+        Args:
+            connection: a driver connection in autocommit.
+            keys: the keys.
+            unless_died: the hashes of keys whose start is not noted if an earlier one had no end.
+
+        Returns the numbers of earlier starts without an end, by the hash of the key; a key without one is left out.
+        """
+        deaths: dict[bytes, int] = {}
         in_order = sorted(keys, key=lambda key: key.hash)
         for first in range(0, len(in_order), MAX_ROWS):
             part = {noted(key).hash: key for key in in_order[first : first + MAX_ROWS]}
-            for row in query(connection, *self._of(self._noted, list(part)), many=True):
-                unended.add(part.pop(bytes(row[0])).hash)
-            params: list[Any] = []
-            for hashed, key in part.items():
-                params += (hashed, *self._storable(connection, key.text, DIED_ERROR))
-            if part:
-                rows = ", ".join([self._new] * len(part))
-                statement = self._dialect.markers(f"{self._insert}{rows} {self._unless_there}")
-                execute(connection, statement, params, many=True)
-        return unended
+            rows = query(connection, *self._of(self._counts, list(part)), many=len(part) > 1)
+            found = {part[bytes(hashed)].hash: int(starts) for hashed, starts in rows}
+            deaths |= found
+            again: dict[int, list[Key]] = {}
+            for key in part.values():
+                if key.hash not in found or key.hash not in unless_died:
+                    again.setdefault(found.get(key.hash, 0), []).append(key)
+            for starts, some in again.items():
+                # Not one more than is stored: a statement is repeated if its answer was lost.
+                self._note(connection, some, starts + 1)
+        return deaths
 
-    def forget_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> None:
-        """Forget what `note_starts` noted."""
+    def _note(self, connection: DriverConnection, keys: Sequence[Key], starts: int) -> None:
+        params: list[Any] = []
+        for key in keys:
+            params += (noted(key).hash, *self._storable(connection, key.text, DIED_ERROR))
+        rows = ", ".join([self._start] * len(keys))
+        statement = f"{self._insert_starts}{rows} {self._start_again}".format(starts=starts)
+        execute(connection, self._dialect.markers(statement), params, many=True)
+
+    def end_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> None:
+        """Forget the starts of these keys: a run of them has ended."""
         hashes = sorted(noted(key).hash for key in keys)
         for first in range(0, len(hashes), MAX_ROWS):
-            execute(connection, *self._of(self._ended, hashes[first : first + MAX_ROWS]), many=True)
+            execute(connection, *self._of(self._end_starts, hashes[first : first + MAX_ROWS]), many=True)
+
+    def undo_start(self, connection: DriverConnection, key: Key, deaths: int) -> None:
+        """Forget one start, before which there were so many without an end: another delivery has the key."""
+        execute(connection, self._undo_start, (deaths, noted(key).hash, deaths + 1))
 
     def _of(self, statement: str, hashes: Sequence[bytes]) -> tuple[str, Sequence[bytes]]:
         return self._dialect.markers(f"{statement}({', '.join('?' * len(hashes))})"), hashes
-
-    def count_start(self, connection: DriverConnection, failed: FailedAttempt) -> bool:
-        """Add one to a key's attempts before it runs. False: they are used up. Needs a transaction."""
-        key = failed.claim.key
-        if failed.attempts < 0 and self.attempts(connection, key) >= failed.failure.max_attempts:
-            return False
-        text, error = self._storable(connection, key.text, failed.failure.error)
-        execute(connection, self._start, (key.hash, text, 1, error, failed.attempts, 1))
-        failed.attempts = self.attempts(connection, key)
-        return True
-
-    def uncount(self, connection: DriverConnection, failed: FailedAttempt) -> None:
-        """Take back what `count_start` counted; once, even if it is called again because its answer was lost."""
-        hashed = failed.claim.key.hash
-        execute(connection, self._uncount, (failed.attempts - 1, hashed, failed.attempts))
-        execute(connection, self._forget, (hashed, DIED_ERROR))
 
     def explain(self, connection: DriverConnection, key: Key, error: str) -> int:
         """Keep an error without counting an attempt. Returns the attempts so far."""

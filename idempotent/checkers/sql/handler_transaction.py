@@ -79,6 +79,7 @@ class HandlerTransaction:
         escaped: how a handler tried to end, or to leave, the transaction.
         refused: it tried to commit, or to write elsewhere, and may believe that it did.
         check: called before COMMIT, and behind it, if a listener of the application's events may have ended it.
+        on_end: called once, when it has ended and its connection is given back.
         began: when it began, by the monotonic clock.
         state: how far it is.
 
@@ -105,6 +106,7 @@ class HandlerTransaction:
         self.escaped: str | None = None
         self.refused = False
         self.check: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self.began: Final = time.monotonic()
         self._connections = connections
         self._detached: Final = connections.take()
@@ -314,6 +316,17 @@ class HandlerTransaction:
             self._connections.give_back(self._detached)
         else:
             self._connections.discard(self._detached)
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it holds its keys no more."""
+        return not self._has_connection or self.state in (State.COMMITTED, State.ROLLED_BACK)
 
     def _end(self) -> State:
         """Note that it ends here. Returns how far it was."""

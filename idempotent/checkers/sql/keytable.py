@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from idempotent.checkers.judging import Change, StoredKey, judge, known
+from idempotent.checkers.judging import Change, StoredKey, judge, known, stored_deaths
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.statements import MICROSECONDS, Durations, Statements
 from idempotent.claims import (
@@ -233,17 +233,8 @@ class Claiming:
             None if fingerprint is None else bytes(fingerprint),
             None if result is None else bytes(result),
             self._failures.reason(connection, request.key) if found is _DEAD else None,
-            _was_taken_over(fence, update_at),
+            stored_deaths(found, bytes(owner), fence, update_at),
         )
-
-
-def _was_taken_over(fence: int, update_at: int) -> bool:
-    """Whether the owner of a key in progress took over a lapsed claim.
-
-    An INSERT stores one reading of the clock as the fence and as `update_at`. A take-over adds 1 to the fence. A later
-    change moves `update_at` too, so this says nothing about a key that is final.
-    """
-    return fence != update_at
 
 
 def _is_free(row: Row | None) -> bool:
@@ -323,12 +314,6 @@ class KeyTable:
                 lost |= pairs - self._in_progress(connection, hashes)
         return [(claim.key.hash, claim.owner) not in lost for claim in claims]
 
-    def excuse(self, connection: DriverConnection, claims: Sequence[Claim]) -> None:
-        """Let the lapse of owned claims count no attempt, one statement for each part (see `parts_of`)."""
-        for part in parts_of([Completion(claim) for claim in claims]):
-            hashes, owners = [each.claim.key.hash for each in part], {each.claim.owner for each in part}
-            execute(connection, self._sql.excuse(len(hashes), len(owners)), (*hashes, *owners), many=True)
-
     def delete(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
         """Delete owned keys in progress without counting an attempt, one statement for each part (see `parts_of`)."""
         freed: set[tuple[bytes, bytes]] = set()
@@ -353,11 +338,10 @@ class KeyTable:
         self.failures.count(connection, failed)
         if failed.released.dead:
             execute(connection, self._sql.kill_mine, mine)
-        elif not failed.failure.keep_claim:
-            if delay_us := failed.failure.delay_us(failed.attempts):
-                execute(connection, self._sql.hold_mine, (NOBODY, delay_us, *mine))
-            else:
-                execute(connection, self._sql.delete_mine, mine)
+        elif delay_us := failed.failure.delay_us(failed.attempts):
+            execute(connection, self._sql.hold_mine, (NOBODY, delay_us, *mine))
+        else:
+            execute(connection, self._sql.delete_mine, mine)
         return failed.released
 
     def fail_free(self, connection: DriverConnection, failed: FailedAttempt) -> Released:

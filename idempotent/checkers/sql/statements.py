@@ -95,8 +95,8 @@ class Statements:
         self.delete_mine: Final = self._delete(f"{mine} AND {IN_PROGRESS}")
         # Parameters: `NOBODY`, the backoff in microseconds, hash, owner.
         self.hold_mine: Final = change(
-            f"status = {KeyStatus.IN_PROGRESS_GROUP:d}, owner = ?, lease_until = {now} + ?, fingerprint = NULL,"
-            f" update_at = {now}, expires_at = {self._expiry(KeyStatus.IN_PROGRESS_GROUP, now)}",
+            f"status = {KeyStatus.IN_PROGRESS:d}, owner = ?, lease_until = {now} + ?, fingerprint = NULL,"
+            f" update_at = {now}, expires_at = {self._expiry(KeyStatus.IN_PROGRESS, now)}",
             f"{mine} AND {IN_PROGRESS}",
         )
         self.hold: Final = dialect.markers(self._hold())
@@ -116,7 +116,6 @@ class Statements:
         self.read = lru_cache(maxsize=64)(self._read)
         self.complete_group = lru_cache(maxsize=64)(self._complete_group)
         self.renew = lru_cache(maxsize=64)(self._renew)
-        self.excuse = lru_cache(maxsize=8)(self._excuse)
         self.delete_group = lru_cache(maxsize=64)(self._delete_group)
         self.delete_free = lru_cache(maxsize=64)(self._delete_free)
         self.owned = lru_cache(maxsize=64)(self._owned)
@@ -132,11 +131,12 @@ class Statements:
         return f"{NEVER_US}" if kept_us is None else f"{now} + {kept_us}"
 
     def _take_over(self, status: KeyStatus) -> str:
-        """Become the owner of a lapsed key. Parameters: new owner, fingerprint, hash, old owner."""
+        """Become the owner of a lapsed key (see `stored_deaths`). Parameters: owner, fingerprint, hash, old owner."""
         now = self._dialect.now_us
+        changed = "" if status.in_progress else f" update_at = {now},"
         return self._change(
-            f"status = {status:d}, owner = ?, fence = fence + 1,"
-            f" lease_until = {self._from_now(self._lease_us)}, fingerprint = ?, update_at = {now},"
+            f"status = {status:d}, owner = ?, fence = fence + 1,{changed}"
+            f" lease_until = {self._from_now(self._lease_us)}, fingerprint = ?,"
             f" expires_at = {self._expiry(status, now)}",
             self._mine_lapsed,
         )
@@ -207,10 +207,6 @@ class Statements:
         lease = f"lease_until = {self._from_now(self._lease_us)}"
         return self._change(lease, f"{_of(keys, owners)} AND {IN_PROGRESS}")
 
-    def _excuse(self, keys: int, owners: int) -> str:
-        excused = f"status = {KeyStatus.IN_PROGRESS_GROUP:d}"
-        return self._change(excused, f"{_of(keys, owners)} AND status = {KeyStatus.IN_PROGRESS:d}")
-
     def _delete_group(self, keys: int, owners: int) -> str:
         return self._delete(f"{_of(keys, owners)} AND {IN_PROGRESS}")
 
@@ -225,22 +221,22 @@ class Statements:
 
         Parameters: hash, text, `NOBODY`, microseconds; and for MySQL again `NOBODY`, microseconds, `NOBODY`, `NOBODY`.
         """
-        now, group = self._dialect.now_us, KeyStatus.IN_PROGRESS_GROUP
+        now, status = self._dialect.now_us, KeyStatus.IN_PROGRESS
         columns = "(fence, key_hash, k, status, owner, lease_until, update_at, expires_at)"
-        expiry = self._expiry(group, "{0}").format
+        expiry = self._expiry(status, "{0}").format
         if self._dialect.name == "mysql":
             update = (
                 f"lease_until = IF(owner = ?, {now} + ?, lease_until), update_at = IF(owner = ?, {now}, update_at),"
                 f" expires_at = IF(owner = ?, {expiry(now)}, expires_at)"
             )
-            row = f"{now}, ?, ?, {group:d}, ?, fence + ?, fence, {expiry('fence')}"
+            row = f"{now}, ?, ?, {status:d}, ?, fence + ?, fence, {expiry('fence')}"
             insert = f"INSERT INTO {self._table} {columns} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}"
             return self._dialect.scoped(insert, _BRIEF_S)
         limit = _statement_limit(_BRIEF_S) if self._dialect.name == "postgresql" else " WHERE true"
         blob = self._dialect.blob
         return (
             f"INSERT INTO {self._table} AS t$ {columns}"
-            f" SELECT c$.n, CAST(? AS {blob}), ?, {group:d}, CAST(? AS {blob}), c$.n + ?, c$.n, {expiry('c$.n')}"
+            f" SELECT c$.n, CAST(? AS {blob}), ?, {status:d}, CAST(? AS {blob}), c$.n + ?, c$.n, {expiry('c$.n')}"
             f" FROM (SELECT {now} AS n{limit}) AS c$ WHERE true ON CONFLICT (key_hash) DO UPDATE"
             " SET lease_until = excluded.lease_until, update_at = excluded.update_at, expires_at = excluded.expires_at"
             " WHERE t$.owner = excluded.owner"

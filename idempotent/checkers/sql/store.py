@@ -11,6 +11,7 @@ from sqlalchemy import MetaData
 from sqlalchemy.engine import URL
 
 from idempotent.admin import NEVER_US, KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.checkers.judging import stored_deaths
 from idempotent.checkers.sql.keytable import KeyTable
 from idempotent.checkers.sql.statements import IN_PROGRESS, Durations, done, microseconds
 from idempotent.claims import NOBODY, KeyStatus
@@ -235,11 +236,12 @@ def _seen(record: KeyRecord) -> tuple[bytes, int, int, int]:
 
 
 def _record(row: Row) -> KeyRecord:
-    hashed, text, status, fence, lease_until, update_at, expires_at, attempts, error, result, now, owner = row
+    hashed, text, number, fence, lease_until, update_at, expires_at, attempts, error, result, now, owner = row
+    status = KeyStatus(number)
     return KeyRecord(
         hash=bytes(hashed),
         text=text,
-        status=KeyStatus(status),
+        status=status,
         fence=fence,
         lease_until_us=lease_until,
         update_at_us=update_at,
@@ -248,5 +250,6 @@ def _record(row: Row) -> KeyRecord:
         last_error=error,
         result=None if result is None else bytes(result),
         now_us=int(now),
-        held=bytes(owner) == NOBODY and status < KeyStatus.DONE,
+        held=bytes(owner) == NOBODY and status.in_progress,
+        deaths=stored_deaths(status, bytes(owner), fence, update_at),
     )

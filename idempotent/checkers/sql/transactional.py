@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cast
@@ -21,8 +21,9 @@ from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import OnCancel, ended
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
 from idempotent.checkers.sql.checker import SqlChecker, sql_findings
-from idempotent.checkers.sql.failures import FailedAttempt, noted
+from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
+from idempotent.checkers.sql.runs import RETRY_S, Runs
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
@@ -34,7 +35,6 @@ from idempotent.checkers.sql.transactions import (
 )
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import (
-    DIED_ERROR,
     Claim,
     ClaimRequest,
     Completion,
@@ -49,10 +49,9 @@ from idempotent.errors import (
     DoomedTransactionError,
     StoreBusyError,
     StoreError,
-    StoreUnavailableError,
     TransactionEscapedError,
 )
-from idempotent.keys import NO_KEY, Key
+from idempotent.keys import NO_KEY
 from idempotent.policy import causes
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.bridge import nothing_awaited
@@ -91,7 +90,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         table: str = DEFAULT_TABLE,
         retention_s: float = DEFAULT_RETENTION_S,
         dead_retention_s: float | None = None,
-        lock_timeout_s: float = 5.0,
+        lock_timeout_s: float = 1.0,
         savepoints: bool = False,
         strict: bool = False,
     ) -> None:
@@ -107,11 +106,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         self._recorder = self.recorder_type(self.store, durations, self.protocol.events.count)
         kind = AsyncHandlerTransactions if self.is_async else HandlerTransactions
         self._transactions: Final = kind(self.store, self._recorder, sessions, strict=strict)
-        # What this process has noted and counted, and will take back when the run ends or the process stops in order.
-        self._noted: Final[dict[bytes, Key]] = {}
-        self._counted: Final[dict[bytes, FailedAttempt]] = {}
-        # Keys that are rolled back, and not held for their backoff yet: who waited for one in this process has it now.
-        self._failing: Final[set[bytes]] = set()
+        self._runs: Final = Runs(self.protocol, self.store, self._recorder)
 
     @property
     def is_async(self) -> bool:
@@ -142,25 +137,15 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
 
     def _claim(self, request: ClaimRequest) -> Decision:
         try:
-            return self._not_failing(self._transactions.open([request], self.lock_timeout_s))[0]
+            return self._claim_many([request], self.lock_timeout_s)[0]
         except StoreBusyError:
             # Another transaction held the key (on SQLite: any row of the file) for the whole wait, or the server
             # reported several deadlocks in a row.
-            return Decision(Verdict.IN_PROGRESS, retry_after_s=min(self.lock_timeout_s, 1.0))
+            return Decision(Verdict.IN_PROGRESS, retry_after_s=RETRY_S)
 
-    def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+    def _claim_many(self, requests: Sequence[ClaimRequest], wait_s: float = 0.0) -> list[Decision]:
         # Without waiting: one busy key must not delay the others. The caller then claims them one by one.
-        return self._not_failing(self._transactions.open(requests, 0.0))
-
-    def _not_failing(self, decisions: list[Decision]) -> list[Decision]:
-        """Give back what was claimed between the rollback of a failure and its backoff."""
-        if self._failing:
-            for decision in decisions:
-                claim = decision.claim
-                if claim is not None and claim.key.hash in self._failing:
-                    claim.transaction.close()
-                    raise StoreBusyError(f"{claim.key} failed a moment ago")
-        return decisions
+        return self._runs.begin(requests, partial(self._transactions.open, wait_s=wait_s))
 
     def _complete(self, completion: Completion) -> bool:
         return self._complete_many([completion])[0]
@@ -175,12 +160,10 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         """Roll back; then record each failure in a transaction of its own."""
-        failing = {claim.key.hash for claim, failure in releases if failure and claim.key is not NO_KEY}
-        try:
-            self._failing.update(failing)
+        # A copy of a message in this process must not run between the rollback and its backoff.
+        failing = [claim.key for claim, failure in releases if failure and claim.key is not NO_KEY]
+        with self._runs.kept(failing):
             return self._roll_back(releases)
-        finally:
-            self._failing.difference_update(failing)
 
     def _roll_back(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         for claim, _ in releases:
@@ -206,16 +189,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
             for claim, failure in releases
         ]
 
-    def _excuse_many(self, claims: Sequence[Claim]) -> None:
-        del claims  # they roll back
-        if self._noted:
-            self.forget_starts(list(self._noted.values()))
-        for failed in list(self._counted.values()):
-            self.uncount(failed.claim.key)
-
     def _record_failure(self, failed: FailedAttempt) -> Released:
-        if failed.claim.key is not NO_KEY:
-            self._counted.pop(failed.claim.key.hash, None)
         atomically = self.store.connections.run_atomically
         released = atomically(self._recorder.record_failure, failed)
         if released.dead:
@@ -235,80 +209,11 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
             raise TransactionEscapedError(claim.transaction.escaped)
         claim.transaction.close()
         self._transactions.demand_none_escaped([claim])
-        decision = self.protocol.claim(changed(request, owner=claim.owner))
+        decision = self.protocol.claim(changed(request, owner=claim.owner, redelivered=False))
         if decision.claim:
             self.protocol.complete(decision.claim)
         elif decision.verdict is not Verdict.DUPLICATE:
             raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
-
-    def note_starts(self, keys: Sequence[Key]) -> Collection[bytes]:
-        for key in keys:
-            self.protocol.settle(noted(key))  # this process lives: a note of its own is no death
-        try:
-            unended = self.store.connections.run(self._recorder.failures.note_starts, keys)
-        except BaseException as error:
-            if not isinstance(error, StoreError) or isinstance(error, StoreUnavailableError):
-                self._owe_ends(keys)
-            raise
-        self._noted.update((key.hash, key) for key in keys if key.hash not in unended)
-        return unended
-
-    def forget_starts(self, keys: Sequence[Key], held: Sequence[Key] = ()) -> None:
-        for key in keys:
-            self._noted.pop(key.hash, None)
-        kept = {key.hash for key in held}
-        ended = [key for key in keys if key.hash not in kept]
-        if not ended:
-            return
-        try:
-            self._end_starts(ended)
-        except StoreError:
-            self._owe_ends(ended)
-
-    def _end_starts(self, keys: Sequence[Key]) -> None:
-        self.store.connections.run(self._recorder.failures.forget_starts, keys)
-
-    def _owe_ends(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            self.protocol.owe_run_end(noted(key), partial(self._end_starts, (key,)))
-
-    def count_start(self, request: ClaimRequest, claim: Claim, max_attempts: int) -> Decision:
-        """Count in another transaction, which a killed process does not undo."""
-        failed = FailedAttempt(claim, Failure(DIED_ERROR, max_attempts))
-        try:
-            if self.store.has_one_writer:
-                claim.transaction.close()
-            may_run = self.store.connections.run_atomically(self._recorder.failures.count_start, failed)
-        except BaseException:
-            claim.transaction.close()
-            if failed.attempts > 0:  # COMMIT was sent, perhaps
-                self._owe_uncount(failed)
-            raise
-        if not may_run:
-            self.protocol.release(claim, Failure(DIED_ERROR, max_attempts, fatal=True, counted=True))
-            return Decision(Verdict.DEAD, reason=DIED_ERROR)
-        self._counted[request.key.hash] = failed
-        decision = (
-            self.protocol.claim(request) if self.store.has_one_writer else Decision(Verdict.ACQUIRED, claim)
-        )
-        if decision.claim is None:
-            self.uncount(request.key)
-            return decision
-        known = changed(decision.claim, attempt=failed.attempts, max_attempts=max_attempts)
-        return changed(decision, claim=known)
-
-    def uncount(self, key: Key) -> None:
-        if failed := self._counted.pop(key.hash, None):
-            try:
-                self._uncount(failed)
-            except StoreError:
-                self._owe_uncount(failed)
-
-    def _uncount(self, failed: FailedAttempt) -> None:
-        self.store.connections.run(self._recorder.failures.uncount, failed)
-
-    def _owe_uncount(self, failed: FailedAttempt) -> None:
-        self.protocol.owe_run_end(failed.claim.key, partial(self._uncount, failed))
 
     def claim_nothing(self) -> Claim:
         return self._transactions.open_empty()

@@ -483,13 +483,7 @@ def _in_transaction(decision: Decision, transaction: HandlerTransaction) -> Deci
     claim = decision.claim
     if claim is None:
         return decision
-    # A leased checker on the same table may have left a lapsed claim. Its attempt is not counted, so `lapse_counts` is
-    # not copied: that would need a second transaction, and this one has locked the key.
-    return Decision(
-        decision.verdict,
-        changed(claim, transaction=transaction),
-        lapsed=decision.lapsed,
-    )
+    return changed(decision, claim=changed(claim, transaction=transaction))
 
 
 def _transaction_of(claims: Sequence[Claim]) -> HandlerTransaction:

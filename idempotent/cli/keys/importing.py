@@ -13,7 +13,7 @@ import typer
 
 from idempotent.admin import KeyAdmin
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.claims import ClaimRequest, Completion, Decision, KeyStatus, Verdict
+from idempotent.claims import ClaimRequest, Completion, Decision, Verdict
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import (
     BatchSizeOption,
@@ -106,7 +106,7 @@ def mark_done(checker: AbstractIdempotentChecker, keys: Iterable[Key]) -> Iterab
 
 
 def _decisions(checker: AbstractIdempotentChecker, keys: Sequence[Key]) -> list[Decision]:
-    requests = [ClaimRequest(key, status=KeyStatus.IN_PROGRESS_GROUP) for key in keys]
+    requests = [ClaimRequest(key) for key in keys]
     try:
         return checker.protocol.claim_many(requests)
     except StoreBusyError:  # a transaction holds one of the keys: alone, that one is IN_PROGRESS

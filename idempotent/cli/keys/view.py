@@ -16,11 +16,6 @@ from idempotent.cli.terminal.output import plain, shown, table
 
 _SECOND: Final = 1_000_000
 _COLOURS: Final = {"in_progress": "yellow", "done": "green", "dead": "red"}
-_CLAIMED: Final = {
-    KeyStatus.IN_PROGRESS: "alone",
-    KeyStatus.IN_PROGRESS_GROUP: "beside others",
-    KeyStatus.IN_PROGRESS_PARK: "parked when it lapses",
-}
 
 
 class Status(Enum):
@@ -51,6 +46,7 @@ def as_json(record: KeyRecord) -> dict[str, Any]:
         "held": record.held,
         "fence": record.fence,
         "attempts": record.attempts,
+        "deaths": record.deaths + record.lapsed,
         "last_error": record.last_error,
         "updated_at": moment(record.update_at_us),
         "lease_until": None if record.lease_until_us is None else moment(record.lease_until_us),
@@ -64,7 +60,7 @@ def stats_json(stats: KeyStats) -> dict[str, Any]:
     return {
         "consumer": stats.consumer,
         "status": status_word(stats.status),
-        "claimed": _CLAIMED.get(stats.status),
+        "parks": stats.status is KeyStatus.IN_PROGRESS_PARK,
         "count": stats.count,
         "lapsed": stats.lapsed,
         "oldest_update": moment(stats.oldest_update_us),
@@ -141,12 +137,14 @@ def record_table(record: KeyRecord) -> Table:
     rows.add_column(overflow="fold")
     rows.add_row("Key", shown(record.text))
     rows.add_row("Hash", record.hash.hex())
-    claimed = None if record.held else _CLAIMED.get(record.status)
-    rows.add_row("Status", coloured(record.status) + (f" (claimed {claimed})" if claimed else ""))
+    parks = record.status is KeyStatus.IN_PROGRESS_PARK
+    rows.add_row("Status", coloured(record.status) + (" (parked when it lapses)" if parks else ""))
     if record.status.in_progress:
         rows.add_row("Backoff" if record.held else "Lease", lease(record))
     rows.add_row("Fence", str(record.fence))
     rows.add_row("Attempts", str(record.attempts))
+    if record.deaths or record.lapsed:
+        rows.add_row("Deaths", str(record.deaths + record.lapsed))
     if record.last_error:
         rows.add_row("Last error", f"[red]{plain(record.last_error)}[/red]")
     rows.add_row(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from idempotent.claims import LAPSED_ERROR, Failure, KeyStatus, Lapsed, Released, Verdict, new_owner
+from idempotent.claims import Failure, Lapsed, Released, Verdict, new_owner
 from idempotent.testing.checker_contract.base import LONG_S, Capability, ContractBase, acquired, needs
 from idempotent.values import changed
 
@@ -77,23 +77,6 @@ class FailuresContract(ContractBase):
         assert "\N{GRINNING FACE}" in reason
 
     @needs(Capability.RECORDED_CLAIMS)
-    def test_a_failure_that_keeps_the_claim_counts_and_stays_the_owner(self) -> None:
-        checker = self.checker()
-        claim = self.acquire(checker)
-        released = checker.protocol.release(claim, Failure("no", _MANY, keep_claim=True))
-        assert released == Released(owned=True, attempts=1, dead=False)
-        assert self.ask(checker).verdict is Verdict.IN_PROGRESS
-        assert checker.lone.complete(claim)
-        assert self.ask(checker).verdict is Verdict.DUPLICATE
-
-    @needs(Capability.RECORDED_CLAIMS)
-    def test_a_failure_that_keeps_the_claim_still_kills_when_attempts_are_used_up(self) -> None:
-        checker = self.checker()
-        claim = self.acquire(checker)
-        assert checker.protocol.release(claim, Failure("no", 1, keep_claim=True)).dead
-        assert self.ask(checker).verdict is Verdict.DEAD
-
-    @needs(Capability.RECORDED_CLAIMS)
     def test_a_failure_of_somebody_else_counts_nothing(self) -> None:
         checker = self.checker()
         claim = self.acquire(checker)
@@ -151,7 +134,7 @@ class BackoffContract(ContractBase):
             self.age(checker, self.backoff.delay_s(attempts) + 1.0)
             decision = self.ask(checker, on_lapsed=on_lapsed, fingerprint=_THEIRS)
             claim = acquired(decision)
-            assert (decision.lapsed, decision.lapse_counts) == (False, False)
+            assert not decision.lapsed
             assert claim.attempt in {None, attempts + 1}
             assert claim.fence > fence
             fence = claim.fence
@@ -284,33 +267,26 @@ class LeasesContract(ContractBase):
             assert self.ask(checker, "dead", on_lapsed=on_lapsed).verdict is Verdict.DEAD
 
     @needs(Capability.LEASES)
-    def test_the_lapse_of_a_claim_made_alone_is_an_attempt(self) -> None:
+    def test_lapses_in_a_row_are_deaths_and_no_attempts(self) -> None:
         checker = self.checker(lease_s=self.brief_lease_s)
         self.lapse(checker, self.acquire(checker))
-        claim = self.acquire(checker, max_attempts=2)
-        assert checker.protocol.release(claim, Failure("no", 2)).attempts == 2
-        assert self.ask(checker).verdict is Verdict.DEAD
+        for deaths in (1, 2):
+            decision = self.ask(checker)
+            claim = acquired(decision)
+            assert (decision.deaths, claim.deaths) == (deaths, deaths)
+            self.lapse(checker, claim)
+            assert self.left(checker, claim).deaths == deaths + 1
+        assert checker.protocol.release(acquired(self.ask(checker)), Failure("no", 2)).attempts == 1
 
     @needs(Capability.LEASES)
-    def test_lapses_alone_kill_the_key_in_the_end(self) -> None:
-        """A message that kills its process is not delivered for ever."""
+    def test_whatever_ends_a_run_forgets_its_deaths(self) -> None:
         checker = self.checker(lease_s=self.brief_lease_s)
-        self.lapse(checker, self.acquire(checker, max_attempts=2))
-        self.lapse(checker, self.acquire(checker, max_attempts=2))
-        decision = self.ask(checker, max_attempts=2)
-        assert decision.verdict is Verdict.DEAD
-        assert decision.claim is None
-        assert decision.reason == LAPSED_ERROR
-        assert self.ask(checker, max_attempts=2).reason == LAPSED_ERROR
-
-    @needs(Capability.LEASES)
-    def test_the_lapse_of_a_claim_made_in_a_group_is_no_attempt(self) -> None:
-        checker = self.checker(lease_s=self.brief_lease_s)
-        self.lapse(checker, self.acquire(checker, status=KeyStatus.IN_PROGRESS_GROUP))
-        decision = self.ask(checker, max_attempts=1)
-        assert decision.lapsed
-        assert not decision.lapse_counts
-        assert checker.protocol.release(acquired(decision), Failure("no", 100)).attempts == 1
+        for failure in (None, Failure("no", 100)):
+            self.lapse(checker, self.acquire(checker))
+            checker.protocol.release(acquired(self.ask(checker)), failure)
+            claim = self.acquire(checker)
+            assert claim.deaths == 0
+            checker.protocol.release(claim)
 
     @needs(Capability.LEASES)
     def test_a_renewal_extends_the_lease(self) -> None:

@@ -156,9 +156,8 @@ class GcContract(ContractBase):
     @needs(Capability.RECORDED_CLAIMS, Capability.GARBAGE_COLLECTION)
     def test_a_collected_key_takes_its_attempts_with_it(self) -> None:
         checker = self.checker(retention_s=self.brief_retention_s)
-        claim = self.acquire(checker)
-        assert checker.protocol.release(claim, Failure("no", 5, keep_claim=True)).attempts == 1
-        assert checker.lone.complete(claim)
+        assert checker.protocol.release(self.acquire(checker), Failure("no", 5)).attempts == 1
+        assert checker.lone.complete(self.acquire(checker))
         self.age(checker, self.brief_retention_s * 2)
         assert checker.garbage_collect() == 1
         assert checker.protocol.release(self.acquire(checker), Failure("no", 5)).attempts == 1

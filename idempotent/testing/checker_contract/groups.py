@@ -101,14 +101,14 @@ class GroupsContract(ContractBase):
     @needs(Capability.LEASES)
     def test_lapsed_keys_of_a_group_are_left_or_taken_over_as_asked(self) -> None:
         checker = self.checker(lease_s=self.brief_lease_s)
-        names = ["alone", "group", "left", "parked"]
+        names = ["first", "second", "left", "parked"]
         claims = [
             self.acquire(checker, name, status=status)
             for name, status in zip(
                 names,
                 [
                     KeyStatus.IN_PROGRESS,
-                    KeyStatus.IN_PROGRESS_GROUP,
+                    KeyStatus.IN_PROGRESS,
                     KeyStatus.IN_PROGRESS,
                     KeyStatus.IN_PROGRESS_PARK,
                 ],
@@ -119,18 +119,18 @@ class GroupsContract(ContractBase):
         decisions = checker.protocol.claim_many(
             [
                 self.request("fresh"),
-                self.request("alone"),
+                self.request("first"),
                 self.request("left", on_lapsed=Lapsed.LEAVE),
-                self.request("group"),
+                self.request("second"),
                 self.request("parked", on_lapsed=Lapsed.PARK),
             ]
         )
-        assert [(d.verdict, d.lapsed, d.lapse_counts) for d in decisions] == [
-            (Verdict.ACQUIRED, False, False),
-            (Verdict.ACQUIRED, True, True),
-            (Verdict.IN_PROGRESS, True, False),
-            (Verdict.ACQUIRED, True, False),
-            (Verdict.DEAD, False, False),
+        assert [(d.verdict, d.deaths) for d in decisions] == [
+            (Verdict.ACQUIRED, 0),
+            (Verdict.ACQUIRED, 1),
+            (Verdict.IN_PROGRESS, 1),
+            (Verdict.ACQUIRED, 1),
+            (Verdict.DEAD, 0),
         ]
         mine = [acquired(decisions[index]) for index in (0, 1, 3)]
         assert checker.protocol.complete_many([Completion(claim) for claim in [*mine, *claims[:2]]]) == [
@@ -144,7 +144,7 @@ class GroupsContract(ContractBase):
     @needs(Capability.RECORDED_CLAIMS)
     def test_keys_of_one_group_keep_the_status_they_were_claimed_with(self) -> None:
         checker = self.checker()
-        statuses = [KeyStatus.IN_PROGRESS_GROUP, KeyStatus.IN_PROGRESS_PARK, KeyStatus.IN_PROGRESS]
+        statuses = [KeyStatus.IN_PROGRESS, KeyStatus.IN_PROGRESS_PARK, KeyStatus.IN_PROGRESS]
         requests = [self.request(f"m-{number}", status=status) for number, status in enumerate(statuses)]
         claims = [acquired(decision) for decision in checker.protocol.claim_many(requests)]
         assert all(checker.protocol.complete_many([Completion(claim) for claim in claims]))

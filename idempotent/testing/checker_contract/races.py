@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.claims import Claim, Completion, Failure, KeyStatus, Lapsed, Verdict, new_owner
+from idempotent.claims import Claim, Completion, Failure, Lapsed, Verdict, new_owner
 from idempotent.errors import DoomedTransactionError, StoreBusyError
 from idempotent.testing.checker_contract.base import Capability, ContractBase, needs
 
@@ -123,10 +123,7 @@ class RacesContract(ContractBase):
         self, checker: AbstractIdempotentChecker, names: Sequence[str], processed: Counter[str]
     ) -> None:
         owner = new_owner()
-        requests = [
-            self.request(name, owner=owner, status=KeyStatus.IN_PROGRESS_GROUP, on_lapsed=Lapsed.LEAVE)
-            for name in names
-        ]
+        requests = [self.request(name, owner=owner, on_lapsed=Lapsed.LEAVE) for name in names]
         left = list(names)
         try:
             decisions = checker.protocol.claim_many(requests)

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 
 from idempotent.checkers.judging import StoredKey
 from idempotent.claims import (
-    LAPSED_ERROR,
     NOBODY,
     UNKNOWN_EFFECT,
     Claim,
@@ -37,25 +36,15 @@ T = TypeVar("T")
 _OURS, _THEIRS = b"o" * 20, b"t" * 20
 _ERROR: Final = "no"
 _RESULT: Final = b'"result"'
-_STATUSES: Final = (KeyStatus.IN_PROGRESS, KeyStatus.IN_PROGRESS_GROUP, KeyStatus.IN_PROGRESS_PARK)
+_STATUSES: Final = (KeyStatus.IN_PROGRESS, KeyStatus.IN_PROGRESS_PARK)
 _OVER_S: Final = -1.0
 _SHOWN: Final = 10
-_COUNTED: Final[tuple[dict[str, Any], ...]] = ({"max_attempts": 1}, {"max_attempts": 2})
-_ALL_REQUESTS: Final[tuple[dict[str, Any], ...]] = (
-    *(
-        {"on_lapsed": on_lapsed, "status": status, "fingerprint": fingerprint}
-        for on_lapsed, status, fingerprint in product(Lapsed, _STATUSES, (None, _OURS, _THEIRS))
-    ),
-    *_COUNTED,
+_ALL_REQUESTS: Final[tuple[dict[str, Any], ...]] = tuple(
+    {"on_lapsed": on_lapsed, "status": status, "fingerprint": fingerprint}
+    for on_lapsed, status, fingerprint in product(Lapsed, _STATUSES, (None, _OURS, _THEIRS))
 )
 """All that a delivery may ask for."""
-_SOME_REQUESTS: Final = (
-    *(
-        _ALL_REQUESTS[9 * row + 3 * ((row + column) % 3) + column]
-        for row, column in product(range(3), repeat=2)
-    ),
-    *_COUNTED,
-)
+_SOME_REQUESTS: Final = _ALL_REQUESTS[::5]
 """Some of these: any two values of different options occur together."""
 
 
@@ -80,7 +69,6 @@ class After(Enum):
     CLAIMED = "the delivery's"
     """Owner, status and fingerprint are the request's; fence, lease and expiry are new."""
     PARKED = "`DEAD`, effect unknown"
-    SPENT = "`DEAD`, attempts used up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +79,10 @@ class Row:
         states: of the stored key.
         mine: its owner is the request's: the request was stored before, and its answer was lost.
         taken_over: its owner took over a lapsed claim.
-        in_group: it was claimed beside others.
         on_lapsed: the request's way with a lapsed key.
         other_content: both the key and the request have a fingerprint, and the two differ.
-        last_attempt: a lapse uses up the request's `max_attempts`. Only a key that is asked for alone is counted.
         verdict: the answer.
         lapsed: `Decision.lapsed`; None: either.
-        lapse_counts: `Decision.lapse_counts`; None: either.
         held: `Decision.held`.
         after: the key after the answer.
     """
@@ -106,13 +91,10 @@ class Row:
     _: KW_ONLY
     mine: bool | None = None
     taken_over: bool | None = None
-    in_group: bool | None = None
     on_lapsed: Lapsed | None = None
     other_content: bool | None = None
-    last_attempt: bool | None = None
     verdict: Verdict
     lapsed: bool | None = False
-    lapse_counts: bool | None = False
     held: bool = False
     after: After = After.UNCHANGED
 
@@ -122,11 +104,9 @@ class Row:
             return False
         found = (
             (self.mine, stored is not None and stored.owner == request.owner),
-            (self.taken_over, stored is not None and stored.lapsed),
-            (self.in_group, stored is not None and stored.status is KeyStatus.IN_PROGRESS_GROUP),
+            (self.taken_over, stored is not None and stored.deaths > 0),
             (self.on_lapsed, request.on_lapsed),
             (self.other_content, stored is not None and request.differs(stored.fingerprint)),
-            (self.last_attempt, request.max_attempts == 1),
         )
         return all(wanted is None or wanted is given for wanted, given in found)
 
@@ -137,14 +117,14 @@ _FINAL: Final = frozenset({State.DONE, State.DEAD})
 _DONE, _DEAD, _BACKOFF, _RUNNING, _LAPSED = (
     frozenset({state}) for state in (State.DONE, State.DEAD, State.BACKOFF, State.RUNNING, State.LAPSED)
 )
-_ACQUIRED, _TAKE_OVER = Verdict.ACQUIRED, Lapsed.TAKE_OVER
+_ACQUIRED: Final = Verdict.ACQUIRED
 
 # The first row that matches decides.
 RULE: Final = (
     Row(_FREE, verdict=_ACQUIRED, after=After.CLAIMED),
-    Row(_CLAIMED, mine=True, taken_over=True, verdict=_ACQUIRED, lapsed=True, lapse_counts=None),
+    Row(_CLAIMED, mine=True, taken_over=True, verdict=_ACQUIRED, lapsed=True),
     Row(_CLAIMED, mine=True, verdict=_ACQUIRED),
-    Row(_FINAL, mine=True, verdict=_ACQUIRED, lapsed=None, lapse_counts=None),
+    Row(_FINAL, mine=True, verdict=_ACQUIRED, lapsed=None),
     Row(_DONE, verdict=Verdict.DUPLICATE),
     Row(_DEAD, verdict=Verdict.DEAD),
     Row(_BACKOFF, verdict=Verdict.IN_PROGRESS, held=True),
@@ -152,11 +132,7 @@ RULE: Final = (
     Row(_LAPSED, on_lapsed=Lapsed.LEAVE, verdict=Verdict.IN_PROGRESS, lapsed=True),
     Row(_LAPSED, other_content=True, verdict=Verdict.IN_PROGRESS, lapsed=True),
     Row(_LAPSED, on_lapsed=Lapsed.PARK, verdict=Verdict.DEAD, after=After.PARKED),
-    Row(_LAPSED, in_group=True, on_lapsed=_TAKE_OVER, verdict=_ACQUIRED, lapsed=True, after=After.CLAIMED),
-    Row(_LAPSED, on_lapsed=_TAKE_OVER, last_attempt=True, verdict=Verdict.DEAD, after=After.SPENT),
-    Row(
-        _LAPSED, on_lapsed=_TAKE_OVER, verdict=_ACQUIRED, lapsed=True, lapse_counts=True, after=After.CLAIMED
-    ),
+    Row(_LAPSED, verdict=_ACQUIRED, lapsed=True, after=After.CLAIMED),
 )
 
 
@@ -190,13 +166,13 @@ def faults_of(decision: Decision, stored: StoredKey | None, request: ClaimReques
     expected = {
         "verdict": row.verdict,
         "lapsed": row.lapsed,
-        "lapse_counts": row.lapse_counts,
+        "deaths": _deaths(row, stored),
         "held": row.held,
         "fingerprint": told and told.fingerprint,
         "result": told.result if told and row.verdict is Verdict.DUPLICATE else None,
         "reason": _reason(row, told),
     }
-    either = {name for name in ("lapsed", "lapse_counts") if expected[name] is None}
+    either = {"lapsed", "deaths"} if row.lapsed is None else set()
     given = {name: getattr(decision, name) for name in expected}
     faults = [
         f"{name} is {given[name]!r}, not {expected[name]!r}"
@@ -214,9 +190,13 @@ def faults_of(decision: Decision, stored: StoredKey | None, request: ClaimReques
 def _reason(row: Row, told: StoredKey | None) -> str | None:
     if row.after is After.PARKED:
         return UNKNOWN_EFFECT
-    if row.after is After.SPENT:
-        return LAPSED_ERROR
     return told.reason if told and row.verdict is Verdict.DEAD else None
+
+
+def _deaths(row: Row, stored: StoredKey | None) -> int:
+    if not row.lapsed or stored is None:
+        return 0
+    return stored.deaths if row.mine else stored.deaths + 1
 
 
 def _has_claim(decision: Decision, row: Row, stored: StoredKey | None, request: ClaimRequest) -> bool:
@@ -247,13 +227,12 @@ def key_after(
         assert stored is not None
         return changed(stored, status=KeyStatus.DEAD, reason=UNKNOWN_EFFECT)
     return StoredKey(
-        status=KeyStatus.DEAD if row.after is After.SPENT else request.status,
+        status=request.status,
         owner=request.owner,
         fence=decision.claim.fence if decision.claim else 0,
         rest_s=math.inf if lease_s is None else lease_s,
         fingerprint=request.fingerprint,
-        reason=LAPSED_ERROR if row.after is After.SPENT else None,
-        lapsed=bool(row.lapsed),
+        deaths=_deaths(row, stored),
     )
 
 
@@ -300,7 +279,7 @@ class _Cell:
         asked = self.request
         return (
             f"{self.kind}, asked {'together' if self.together else 'alone'} with {asked.on_lapsed}, {asked.status!r},"
-            f" fingerprint={asked.fingerprint!r}, max_attempts={asked.max_attempts}: {'; '.join(self.faults)}"
+            f" fingerprint={asked.fingerprint!r}: {'; '.join(self.faults)}"
         )
 
 
@@ -387,9 +366,9 @@ class _Walk:
         fence, lease_s = cell.claims[0].fence, self._checker.lease_s
         match kind.state:
             case State.RETRY:
-                return StoredKey(KeyStatus.IN_PROGRESS_GROUP, NOBODY, fence, _OVER_S)
+                return StoredKey(KeyStatus.IN_PROGRESS, NOBODY, fence, _OVER_S)
             case State.BACKOFF:
-                return StoredKey(KeyStatus.IN_PROGRESS_GROUP, NOBODY, fence, LONG_S)
+                return StoredKey(KeyStatus.IN_PROGRESS, NOBODY, fence, LONG_S)
             case State.DONE:
                 return StoredKey(KeyStatus.DONE, cell.owner, fence, 0.0, kind.fingerprint, result=_RESULT)
             case State.DEAD:
@@ -426,8 +405,7 @@ class _Walk:
 
     def _ask(self, asked: Iterable[tuple[_Cell, ClaimRequest]]) -> None:
         """Ask for many keys in one call; those with another status in another one, because a store may do so too."""
-        # Who asks for many counts the lapses afterwards.
-        pairs = [(cell, changed(request, max_attempts=None)) for cell, request in asked if not cell.faults]
+        pairs = [(cell, request) for cell, request in asked if not cell.faults]
         for part in _by_status(pairs, lambda pair: pair[1].status):
             self._compare(part, *self._checker.protocol.claim_many([request for _, request in part]))
 

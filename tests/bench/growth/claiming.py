@@ -50,4 +50,4 @@ def _requests(batch: int) -> list[ClaimRequest]:
     keys = [_KEYS.key(f"order-{next(_numbers)}") for _ in range(batch)]
     if batch == 1:
         return [ClaimRequest(keys[0], owner)]
-    return [ClaimRequest(key, owner, None, KeyStatus.IN_PROGRESS_GROUP, Lapsed.LEAVE) for key in keys]
+    return [ClaimRequest(key, owner, None, KeyStatus.IN_PROGRESS, Lapsed.LEAVE) for key in keys]

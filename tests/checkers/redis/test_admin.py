@@ -73,8 +73,10 @@ def test_a_decision_comes_too_late_for_a_key_with_a_failure_more(make):
     time.sleep(0.1)
     admin = checker.admin()
     seen = admin.get(key)
-    checker.protocol.release(claim, Failure("boom", max_attempts=5, keep_claim=True))
+    checker.protocol.release(claim, Failure("boom", max_attempts=5))
     assert not admin.reopen(seen)
+    checker._claim(ClaimRequest(key))
+    time.sleep(0.1)
     assert admin.reopen(admin.get(key))
 
 

@@ -34,7 +34,7 @@ def test_every_status_and_flag_in_lua_is_that_of_python():
 
     text = (files("idempotent.checkers.redis") / "layout.lua").read_text()
     assert (
-        f"local IN_PROGRESS_GROUP, IN_PROGRESS_PARK, DONE, DEAD = {KeyStatus.IN_PROGRESS_GROUP:d}, "
+        f"local IN_PROGRESS, IN_PROGRESS_PARK, DONE, DEAD = {KeyStatus.IN_PROGRESS:d}, "
         f"{KeyStatus.IN_PROGRESS_PARK:d}, {KeyStatus.DONE:d}, {KeyStatus.DEAD:d}\n" in text
     )
     flags = ", ".join(flag.name for flag in Flag if flag.name)

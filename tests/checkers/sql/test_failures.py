@@ -52,18 +52,15 @@ def attempts_of(server, key=KEY):
 
 @LOSSES
 @LIMITS
-@pytest.mark.parametrize("keep_claim", [False, True])
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_failure_whose_commit_has_no_answer_is_counted_once(
-    server, behind, loss, max_attempts, keep_claim, before
-):
+def test_a_failure_whose_commit_has_no_answer_is_counted_once(server, behind, loss, max_attempts, before):
     make, proxy = behind
     checker = make(SqlChecker)
     for _ in range(before):
         checker.protocol.release(checker.protocol.claim(ClaimRequest(KEY)).claim, Failure("no", 9))
     claim = checker.protocol.claim(ClaimRequest(KEY)).claim
     proxy.lose(b"COMMIT", loss)
-    released = checker.protocol.release(claim, Failure("no", max_attempts, keep_claim=keep_claim))
+    released = checker.protocol.release(claim, Failure("no", max_attempts))
     assert proxy.cut_off.is_set()
     assert released == Released(owned=True, attempts=before + 1, dead=before + 1 >= max_attempts)
     assert attempts_of(server) == before + 1

@@ -1,5 +1,4 @@
-"""The start of a redelivered message is noted before it runs, and counted after a death; what does not die costs no
-attempt."""
+"""The start of a redelivered message is noted before it runs; one without an end is a death, and no attempt."""
 
 import threading
 from dataclasses import replace
@@ -7,8 +6,8 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from idempotent import Message, Outcome, Registry
-from idempotent.claims import ClaimRequest, Failure
+from idempotent import Message, Outcome, Registry, current_claim
+from idempotent.claims import DIED_ERROR, ClaimRequest, Failure
 from idempotent.errors import DoomedTransactionError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.message import Position
@@ -20,9 +19,19 @@ AGAIN = Message("orders", id="1", redelivered=True)
 
 
 def attempts_of(store):
+    return sum(counts_of(store, "<>"))
+
+
+def starts_of(store):
+    return sum(counts_of(store, "="))
+
+
+def counts_of(store, equal):
+    statement = sa.text(
+        f"SELECT attempts FROM {store.table}_failures WHERE last_error {equal} '{DIED_ERROR}'"
+    )
     with store.admin_engine.connect() as connection:
-        found = connection.execute(sa.text(f"SELECT attempts FROM {store.table}_failures")).scalars().all()
-    return sum(found)
+        return connection.execute(statement).scalars().all()
 
 
 def failing(*errors):
@@ -48,12 +57,12 @@ def test_a_redelivered_message_that_succeeds_leaves_nothing(sql_store, strict, d
 
     def looks(*_):
         if sql_store.kind != "sqlite":  # it has one writer
-            seen.append((rows_of(sql_store) > 0, attempts_of(sql_store)))
+            seen.append(starts_of(sql_store))
 
     checker = sql_store.transactional(strict=strict)
     consumer = consumer_of(sql_store, checker, looks)
     if died:
-        assert not sql_store.transactional().note_starts([KEY])
+        sql_store.note_death(KEY)
     group = [AGAIN, Message("orders", id="2", redelivered=True)] if together else [AGAIN]
 
     def outcomes():
@@ -61,29 +70,28 @@ def test_a_redelivered_message_that_succeeds_leaves_nothing(sql_store, strict, d
         return {result.outcome for result in results}
 
     assert outcomes() == {Outcome.PROCESSED}
-    # All are noted, and only what died before is counted.
-    if seen:
-        assert sorted(seen) == [(True, 0)] * (len(group) - died) + [(True, 1)] * died
+    # All starts are noted: one of each, and one more of what died before, which runs by itself.
+    assert not seen or sorted(seen) == sorted([len(group)] * (len(group) - died) + [2] * died)
     assert rows_of(sql_store) == 0
     assert outcomes() == {Outcome.DUPLICATE}
     assert rows_of(sql_store) == 0
     assert sql_store.booked() == {str(message.id): 1 for message in group}
 
 
-@pytest.mark.parametrize("died", [False, True])
+@pytest.mark.parametrize("deaths", [0, 1, 3])
 @pytest.mark.parametrize("together", [False, True])
-def test_what_another_delivery_holds_stays_suspected(sql_store, died, together):
-    """The note of the start may be that delivery's, which may die of the message."""
+def test_what_another_delivery_holds_keeps_its_deaths(sql_store, deaths, together):
+    """However often a copy asks for it: what does not run dies of nothing, and is charged for nothing."""
     only(sql_store, "mysql", "postgres")
-    attempts = []
-
-    def looks(*_):
-        attempts.append(attempts_of(sql_store))
-
-    consumer = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=0.2), looks)
+    seen = []
+    consumer = consumer_of(
+        sql_store,
+        sql_store.transactional(lock_timeout_s=0.2),
+        lambda message, _: seen.append(current_claim().deaths) if message.id == "1" else None,
+    )
+    for _ in range(deaths):
+        sql_store.note_death(KEY)
     other = sql_store.transactional()
-    if died:
-        assert not other.note_starts([KEY])
     holder = other.protocol.claim(ClaimRequest(KEY)).claim
     neighbours = [Message("orders", id=str(n), redelivered=True) for n in range(2, 5)] if together else []
     for _ in range(2):
@@ -92,36 +100,40 @@ def test_what_another_delivery_holds_stays_suspected(sql_store, died, together):
         )
         assert first.outcome is Outcome.IN_PROGRESS
         assert {result.outcome for result in others} <= {Outcome.PROCESSED, Outcome.DUPLICATE}
-        assert rows_of(sql_store) == 1
-    attempts.clear()
+        assert starts_of(sql_store) == deaths
     other.protocol.abandon(holder)
     assert consumer.process(AGAIN).outcome is Outcome.PROCESSED
-    assert attempts == [1]  # it ran alone, and counted
+    assert seen == [deaths]
     assert rows_of(sql_store) == 0
 
 
-def test_what_another_delivery_holds_stops_nobody(sql_store):
-    """A message waits to be alone only once its key is free: the wait stops all that the process does."""
-    only(sql_store, "mysql", "postgres")
-    running, gate = threading.Event(), threading.Event()
+def test_a_copy_of_what_this_process_runs_holds_nothing(sql_store):
+    """No connection, no place of a handler, and no attempt: it is told so at once."""
+    running, gate, statements = threading.Event(), threading.Event(), []
 
     def handle(message, session):
         if message.id == "long":
             running.set()
-            gate.wait(20)
+            gate.wait(60)
 
-    consumer = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=0.2), handle)
-    other = sql_store.transactional()
-    assert not other.note_starts([KEY])
-    holder = other.protocol.claim(ClaimRequest(KEY)).claim
-    long = threading.Thread(target=consumer.process, args=(Message("orders", id="long"),))
-    long.start()
+    engine = sql_store.engine()
+    consumer = consumer_of(sql_store, sql_store.transactional(engine), handle)
+    long = Message("orders", id="long", redelivered=True)
+    first = threading.Thread(target=consumer.process, args=(long,))
+    first.start()
     assert running.wait(60)
-    assert consumer.process(AGAIN).outcome is Outcome.IN_PROGRESS
-    assert long.is_alive()
+    sa.event.listen(engine, "checkout", lambda *_: statements.append("connection"))
+    for again in (consumer.process(long), *consumer.process_many([long])):
+        assert (again.outcome, again.reason) == (Outcome.IN_PROGRESS, "this process runs it")
+    assert not statements
+    if sql_store.kind != "sqlite":  # it has one writer
+        other = Message("orders", id="other")
+        results = consumer.process_many([long, other, Message("orders", id="another")])
+        assert [each.outcome.value for each in results] == ["in_progress", "processed", "processed"]
     gate.set()
-    long.join(60)
-    other.protocol.abandon(holder)
+    first.join(60)
+    assert consumer.process(long).outcome is Outcome.DUPLICATE
+    assert rows_of(sql_store) == 0
 
 
 def test_redelivered_messages_run_in_one_group(sql_store):
@@ -184,8 +196,8 @@ def test_a_redelivered_message_that_fails_costs_one_attempt(sql_store, died, pos
     consumer = consumer_of(sql_store, checker, failing(*[ValueError("no")] * 3), max_attempts=3)
     outcomes = []
     for _ in range(4):
-        if died:  # in an earlier delivery, which counts nothing yet
-            sql_store.transactional().note_starts([KEY])
+        if died:  # in an earlier delivery, which counts no attempt
+            sql_store.note_death(KEY)
         outcomes.append(consumer.process(replace(AGAIN, position=position)).outcome)
         sql_store.age(1000.0)
     assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.DEAD, Outcome.DEAD]

@@ -172,7 +172,7 @@ class TransactionalLife(RuleBasedStateMachine):
             if each.dead:
                 self.rows[number] = Row(KeyStatus.DEAD)
             elif backoff:
-                self.rows[number] = Row(KeyStatus.IN_PROGRESS_GROUP)
+                self.rows[number] = Row(KeyStatus.IN_PROGRESS)
 
     @precondition(lambda self: any(not one.is_dead for one in self.open))
     @rule(data=st.data())

@@ -45,6 +45,7 @@ class Job:
     lock_timeout_s: float = 5.0
     policy: str = "retry"
     max_attempts: int = 5
+    max_deaths: int = 5
     together: bool = False
     fails: bool = False
     redelivered: bool = False
@@ -89,6 +90,7 @@ class Job:
             SUBJECT,
             checker=checker or self.checker(store),
             max_attempts=self.max_attempts,
+            max_deaths=self.max_deaths,
             backoff=Backoff(0),
             **options,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from idempotent import Message, Outcome
-from idempotent.claims import DIED_ERROR, LAPSED_ERROR, UNKNOWN_EFFECT, KeyStatus
+from idempotent.claims import UNKNOWN_EFFECT, KeyStatus
 from idempotent.outcomes import Action
 from tests.guarantees.crash.child import SUBJECT
 from tests.guarantees.crash.scene import deliver, deliver_until_settled, until
@@ -84,19 +84,18 @@ def test_after_completion_a_redelivery_is_a_duplicate(leased, point):
 
 
 @pytest.mark.slow
-def test_a_message_that_kills_its_process_burns_an_attempt_each_time_and_dies(leased):
-    leased.die("before_effect", max_attempts=2)
+def test_a_message_that_kills_its_process_dies_in_the_end_and_has_no_attempts(leased):
+    leased.die("before_effect", max_deaths=2)
     first = leased.key()
     until(lambda: leased.keys()["1"].lapsed, "the lease ends")
-    leased.die("before_effect", max_attempts=2)
+    leased.die("before_effect", max_deaths=2)
     second = leased.key()
-    assert (first.attempts, second.attempts) == (0, 1)
+    assert (first.deaths, second.deaths) == (0, 1)
     assert second.fence > first.fence
-    consumer = leased.consumer(max_attempts=2)
-    dead = deliver_until_settled(consumer)
+    dead = deliver_until_settled(leased.consumer(max_deaths=2))
     assert (dead.outcome, dead.action) == (Outcome.DEAD, Action.DEAD_LETTER)
     record = leased.key()
-    assert (record.status, record.attempts, record.last_error) == (KeyStatus.DEAD, 2, LAPSED_ERROR)
+    assert (record.status, record.last_error) == (KeyStatus.DEAD, "its process died 2 times while it ran")
     assert leased.effects() == {}
 
 
@@ -121,10 +120,10 @@ def test_key_and_effect_commit_together_or_not_at_all(transactional, point):
 
 
 def test_a_message_that_kills_its_process_in_a_transaction_is_dead_in_the_end(transactional):
-    """Its first delivery is not noted, its second is, and each later one is counted before it runs."""
-    for redelivered in (False, True, True, True):
-        transactional.die("before_effect", max_attempts=2, redelivered=redelivered)
-    consumer = transactional.consumer(max_attempts=2)
+    """Its first delivery is not noted, and each later one is."""
+    for redelivered in (False, True, True):
+        transactional.die("before_effect", max_deaths=2, redelivered=redelivered)
+    consumer = transactional.consumer(max_deaths=2)
 
     def settled():
         result = consumer.process(Message(SUBJECT, id="1", redelivered=True))
@@ -133,15 +132,15 @@ def test_a_message_that_kills_its_process_in_a_transaction_is_dead_in_the_end(tr
     dead = until(settled, "the server notices the death")
     assert (dead.outcome, dead.action) == (Outcome.DEAD, Action.DEAD_LETTER)
     record = transactional.key()
-    assert (record.status, record.attempts, record.last_error) == (KeyStatus.DEAD, 2, DIED_ERROR)
+    assert (record.status, record.last_error) == (KeyStatus.DEAD, "its process died 2 times while it ran")
     assert transactional.effects() == {}
 
 
-def test_what_comes_back_after_a_death_runs_alone_so_that_one_dies_and_the_others_run(transactional):
-    # A group that is noted; then each alone; then 1 is a duplicate.
+def test_one_of_a_group_dies_of_its_deaths_and_the_others_run(transactional):
+    # A group that is noted; then each alone, and the second once more.
     for point in ("before_effect:2", "before_effect:2", "before_effect"):
-        transactional.die(point, ids=("1", "2", "3"), together=True, redelivered=True, max_attempts=2)
-    consumer = transactional.consumer(max_attempts=2)
+        transactional.die(point, ids=("1", "2", "3"), together=True, redelivered=True, max_deaths=3)
+    consumer = transactional.consumer(max_deaths=3)
 
     def settled():
         messages = [Message(SUBJECT, id=i, redelivered=True) for i in ("1", "2", "3")]

@@ -219,11 +219,11 @@ def test_a_message_in_a_transaction_has_one_effect_whichever_answer_is_lost(
 @pytest.mark.parametrize("way", [one, pytest.param(tasks, marks=SLOW), group], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_outages_during_a_redelivered_message_use_up_no_attempts(proxied, kind, way, died, caplog):
-    """Its start is noted before it runs, and after a death counted; neither can be taken back meanwhile."""
+    """Its start is noted before it runs, and cannot be forgotten meanwhile."""
     service = proxied(kind, is_async=way in ASYNC, transactional=True, max_attempts=2)
     messages = [Message("orders", id=str(each), redelivered=True) for each in range(WAYS[way])]
     if died:
-        service.store.transactional().note_starts([service.consumer.key_of(each.id) for each in messages])
+        service.store.note_death(*[service.consumer.key_of(each.id) for each in messages])
     service.during = service.proxy.refuse
     for _ in range(4):
         last = {result.outcome for result in way(service, messages)}

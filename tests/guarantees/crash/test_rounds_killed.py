@@ -16,7 +16,7 @@ def test_what_a_round_recorded_is_done_and_the_rest_runs_again(leased, point):
     settled = {line["id"] for line in leased.die(point, ids=IDS, at_once=True)}
     ran, keys = leased.effects(), leased.keys()
     done = {each for each, record in keys.items() if record.status is KeyStatus.DONE}
-    in_round = {each for each, record in keys.items() if record.status is KeyStatus.IN_PROGRESS_GROUP}
+    in_round = {each for each, record in keys.items() if record.status is KeyStatus.IN_PROGRESS}
     assert settled <= done <= set(ran)
     of_the_round = in_round if point == "after_claim" else set(ran) - settled
     assert len(of_the_round) > 1

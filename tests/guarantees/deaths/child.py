@@ -37,7 +37,12 @@ def work(plan: Any, given: int, told: int) -> None:
         if str(message.id).startswith("killer"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    options = {"max_attempts": plan.max_attempts, "backoff": BACKOFF, "checker": checker}
+    options = {
+        "max_attempts": plan.max_attempts,
+        "max_deaths": plan.max_deaths,
+        "backoff": BACKOFF,
+        "checker": checker,
+    }
     if plan.effects:
         from sqlalchemy.orm import Session
 

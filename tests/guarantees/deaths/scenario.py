@@ -44,6 +44,7 @@ class Plan:
         every_s: the time between two of these.
         drain_s: how long a worker waits for its handlers when it is stopped.
         max_attempts: of the consumer.
+        max_deaths: likewise.
     """
 
     checker: str
@@ -61,7 +62,8 @@ class Plan:
     stops: int = 0
     every_s: float = 0.5
     drain_s: float = 0.1
-    max_attempts: int = 3
+    max_attempts: int = 1
+    max_deaths: int = 5
 
 
 @dataclass

@@ -132,3 +132,4 @@ class AsyncHandlerTransaction(HandlerTransaction):
         if self._session is not None:
             with contextlib.suppress(Exception):
                 self._sessions.close(self._session)
+        self._tell_end()

@@ -64,18 +64,15 @@ def test_an_offset_advances_in_the_transaction_of_the_effect(store):
     assert store.booked() == {"5": 1, "6": 1}
 
 
-def test_a_redelivered_message_is_counted_before_it_runs(store):
+def test_the_start_of_a_redelivered_message_is_noted_before_it_runs(store):
     # A busy server rolls back what a closed connection has left only after a while.
-    checker = store.transactional(store.async_engine(), lock_timeout_s=60)
-
     async def main():
-        awaiting = checker.awaiting
-        for _ in range(3):
-            request = ClaimRequest(key(1))
-            claim = (await awaiting.claim(request)).claim
-            decision = await awaiting.call(checker.count_start, request, claim, 2)
-            if decision.claim is not None:
-                await awaiting.call(checker.protocol.abandon, decision.claim)
-        assert decision.verdict is Verdict.DEAD
+        for deaths in range(3):
+            checker = store.transactional(store.async_engine(), lock_timeout_s=60)
+            asked = ClaimRequest(key(1), redelivered=True)
+            decision = await checker.awaiting.claim(asked)
+            assert (decision.deaths, decision.claim.deaths) == (deaths, deaths)
+            decision.claim.transaction.on_end = None  # its process dies
+            await checker.awaiting.call(checker.protocol.abandon, decision.claim)
 
     asyncio.run(main())

@@ -1,0 +1,209 @@
+"""Runs: the keys that handlers of this process run now, and the starts that would tell of its death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+from weakref import ref
+
+from idempotent.checkers.protocol import ClaimProtocol
+from idempotent.checkers.sql.failures import noted
+from idempotent.checkers.sql.store import SqlStore
+from idempotent.claims import ClaimRequest, Decision, Lapsed, Verdict
+from idempotent.errors import StoreError, StoreUnavailableError
+from idempotent.forks import generation
+from idempotent.keys import Key
+from idempotent.values import changed
+
+if TYPE_CHECKING:
+    from idempotent.checkers.sql.handler_transaction import HandlerTransaction
+    from idempotent.checkers.sql.transactions import ClaimRecorder
+
+RETRY_S: Final = 1.0
+"""Seconds after which a copy of a message asks again whether its key is free, at the latest."""
+_Claims: TypeAlias = Callable[[Sequence[ClaimRequest]], list[Decision]]
+_RUNS_HERE: Final = Decision(Verdict.IN_PROGRESS, retry_after_s=RETRY_S, reason="this process runs it")
+
+
+class _Run:
+    """What stands for one run: of a message, or of a group.
+
+    Attributes:
+        transaction: its transaction, once it has one.
+        reference: itself, without keeping it.
+    """
+
+    __slots__ = ("__weakref__", "reference", "transaction")
+
+    def __init__(self) -> None:
+        self.transaction: HandlerTransaction | None = None
+        self.reference: Final = ref(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its transaction has ended."""
+        return self.transaction is not None and self.transaction.has_ended
+
+
+class Runs:
+    """The runs of a checker without leases.
+
+    A copy of a message whose handler runs in this process is IN_PROGRESS at once: to wait for the key's lock it would
+    take a connection, and the place of another handler.
+
+    Where no lease tells that a process died, the start of a redelivered message is noted before its key is claimed, in
+    a transaction of its own, and forgotten when the run ends. A start without an end is a death.
+
+    Args:
+        protocol: remembers the ends that the store did not record.
+        store: the database.
+        recorder: keeps the failures.
+    """
+
+    def __init__(self, protocol: ClaimProtocol, store: SqlStore, recorder: ClaimRecorder) -> None:
+        self._protocol = protocol
+        self._store = store
+        self._recorder = recorder
+        # By the hash of the key. Changing a dict's entry is atomic: no message takes a lock. A run that nobody has any
+        # more is over: an exception of a signal handler may come before it is forgotten here.
+        self._open: dict[bytes, ref[_Run]] = {}
+        self._generation = generation.number
+
+    def begin(self, requests: Sequence[ClaimRequest], claim: _Claims) -> list[Decision]:
+        """Claim the keys that this process does not run, by `claim`; decisions in the order of the requests.
+
+        What may have killed a process is left as it is, if its request says so.
+
+        Raises:
+            StoreError: the database did not answer; nothing is claimed.
+        """
+        if self._generation != generation.number:  # what runs is the parent's
+            self._open, self._generation = {}, generation.number
+        run = _Run()
+        mine = [each for each in requests if self._enters(each.key.hash, run)]
+        decisions: dict[bytes, Decision] = {}
+        try:
+            if any(request.redelivered for request in mine):
+                decisions = self._begin_again(mine, claim)
+            elif mine:
+                decisions = _by_hash(mine, claim(mine))
+        finally:
+            claims = {hashed: decision.claim for hashed, decision in decisions.items() if decision.claim}
+            self._forget([each.key for each in mine if each.key.hash not in claims], run)
+        if claims:
+            claimed = [each for each in mine if each.key.hash in claims]
+            run.transaction = claims[claimed[0].key.hash].transaction
+            again = [each.key for each in claimed if each.redelivered]
+            run.transaction.on_end = partial(self._end, run, [each.key for each in claimed], again)
+        return [decisions.get(request.key.hash, _RUNS_HERE) for request in requests]
+
+    @contextmanager
+    def kept(self, keys: Sequence[Key]) -> Iterator[None]:
+        """Let nobody in this process claim these keys meanwhile, although their transaction ends."""
+        run = _Run()
+        self._open.update((key.hash, run.reference) for key in keys)
+        try:
+            yield
+        finally:
+            self._forget(keys, run)
+
+    def _begin_again(self, requests: Sequence[ClaimRequest], claim: _Claims) -> dict[bytes, Decision]:
+        """Claim what does not wait because its process died, and note the starts of what is redelivered."""
+        again = [request for request in requests if request.redelivered]
+        leaving = {request.key.hash for request in again if request.on_lapsed is Lapsed.LEAVE}
+        deaths = self.note([request.key for request in again], leaving)
+        left = {
+            hashed: Decision(Verdict.IN_PROGRESS, deaths=died)
+            for hashed, died in deaths.items()
+            if hashed in leaving
+        }
+        rest = [request for request in requests if request.key.hash not in left]
+        decisions: dict[bytes, Decision] = {}
+        try:
+            decisions = _by_hash(rest, claim(rest)) if rest else {}
+        finally:
+            self._give_back([each.key for each in rest if each.redelivered], decisions, deaths)
+        for hashed, died in deaths.items():
+            if hashed in decisions:
+                decisions[hashed] = _after_deaths(decisions[hashed], died)
+        return left | decisions
+
+    def note(self, keys: Sequence[Key], leaving: Collection[bytes]) -> Mapping[bytes, int]:
+        """Note that these start. Returns the deaths of those that have died, by hash; `leaving` are not noted then."""
+        for key in keys:
+            self._protocol.settle(noted(key))  # this process lives: a start of its own is no death
+        note = partial(self._recorder.failures.note_starts, unless_died=leaving)
+        try:
+            return self._store.connections.run(note, keys)
+        except BaseException as error:
+            if not isinstance(error, StoreError) or isinstance(error, StoreUnavailableError):
+                for key in keys:
+                    self._protocol.owe_run_end(noted(key), partial(self._end_all, [key]))
+            raise
+
+    def _give_back(
+        self, keys: Sequence[Key], decisions: Mapping[bytes, Decision], deaths: Mapping[bytes, int]
+    ) -> None:
+        """Forget the starts of what does not run. Another delivery, which may, keeps the starts before it."""
+        ended = []
+        for key in keys:
+            decision, died = decisions.get(key.hash), deaths.get(key.hash)
+            if decision is not None and decision.claim is not None:
+                continue
+            if died and (decision is None or decision.verdict is Verdict.IN_PROGRESS):
+                undo = partial(self._recorder.failures.undo_start, key=key, deaths=died)
+                self._tell({key: partial(self._store.connections.run, undo)})
+            else:
+                ended.append(key)
+        self._end_starts(ended)
+
+    def _enters(self, hashed: bytes, run: _Run) -> bool:
+        while (reference := self._open.setdefault(hashed, run.reference)) is not run.reference:
+            other = reference()
+            if other is not None and not other.is_over:
+                return False
+            self._open.pop(hashed, None)
+        return True
+
+    def _end(self, run: _Run, keys: Sequence[Key], noted_keys: Sequence[Key]) -> None:
+        """End the runs of a transaction."""
+        self._forget(keys, run)
+        self._end_starts(noted_keys)
+
+    def _end_starts(self, keys: Sequence[Key]) -> None:
+        """Tell the store that these have ended. What it does not record, this process owes it."""
+        if keys:
+            self._tell({key: partial(self._end_all, [key]) for key in keys}, partial(self._end_all, keys))
+
+    def _tell(
+        self, steps: Mapping[Key, Callable[[], object]], together: Callable[[], object] | None = None
+    ) -> None:
+        try:
+            for step in [together] if together else steps.values():
+                step()
+        except BaseException as error:
+            for key, step in steps.items():
+                self._protocol.owe_run_end(noted(key), step)
+            if not isinstance(error, Exception):
+                raise
+
+    def _end_all(self, keys: Sequence[Key]) -> None:
+        self._store.connections.run(self._recorder.failures.end_starts, keys)
+
+    def _forget(self, keys: Sequence[Key], run: _Run) -> None:
+        for key in keys:
+            if self._open.get(key.hash) is run.reference:
+                del self._open[key.hash]
+
+
+def _by_hash(requests: Sequence[ClaimRequest], decisions: Sequence[Decision]) -> dict[bytes, Decision]:
+    return {each.key.hash: decision for each, decision in zip(requests, decisions, strict=True)}
+
+
+def _after_deaths(decision: Decision, deaths: int) -> Decision:
+    """The decision about a key that was acquired, if it was, with the deaths before it."""
+    if decision.claim is None:
+        return decision
+    return changed(decision, deaths=deaths, claim=changed(decision.claim, deaths=deaths))
