@@ -1,16 +1,19 @@
 """Messages that have to wait are held, within a bound, and none is lost."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy.orm import Session
 
 from idempotent import Backoff, Consumer, Message, Outcome, Registry, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreUnavailableError
+from tests.support.stores import Store
 from tests.worker.running import SUBJECT, Running, emptying, publish, until
 
 
@@ -145,3 +148,52 @@ def test_copies_that_wait_for_a_long_backoff_take_no_place_from_others(
     assert summary[Outcome.FAILED] == 1
     assert summary[Outcome.IN_PROGRESS] == 49
     assert not broker.dead_letters(SUBJECT)
+
+
+@pytest.mark.parametrize("kind", ["leased", "transactional"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+def test_copies_of_a_hot_key_take_no_place_from_other_messages(
+    registry: Registry, broker: MemoryBroker, shared_store: Store, kind: str, elsewhere: bool
+) -> None:
+    """The hot handler ends only when the others have run."""
+    if shared_store.kind == "redis" and kind == "transactional":
+        pytest.skip("has no transactions")
+    if shared_store.kind == "sqlite" and kind == "transactional":
+        pytest.skip("one writer: its handlers run one at a time")
+    others, effects = threading.Event(), []
+
+    def handle(message: Message) -> None:
+        if message.id == "hot":
+            assert others.wait(60), "the others did not run"
+        effects.append(message.id)
+        if {f"other-{number}" for number in range(8)} <= {*effects}:
+            others.set()
+
+    def consumer_in(registry: Registry) -> Consumer:
+        decorate = registry.consumer(SUBJECT, checker=getattr(shared_store, kind)())
+        if kind == "leased":
+            return decorate(handle)
+        return decorate(takes_session(handle))
+
+    consumer_in(registry)
+    copies = [Message(SUBJECT, id="hot") for _ in range(10)]
+    thread = None
+    if elsewhere:
+        thread = threading.Thread(target=consumer_in(Registry()).process, args=(copies.pop(),))
+        thread.start()
+        time.sleep(0.5)
+    for message in [*copies, *(Message(SUBJECT, id=f"other-{number}") for number in range(8))]:
+        broker.publish(message)
+    running = Running(emptying(registry, broker, concurrency=4))
+    assert others.wait(60), "copies of the hot key keep all places"
+    running.join()
+    if thread is not None:
+        thread.join(60)
+    assert sorted(effects) == ["hot", *(f"other-{number}" for number in range(8))]
+
+
+def takes_session(handle: Callable[[Message], None]) -> Callable[[Message, Session], None]:
+    def handler(message: Message, session: Session) -> None:
+        handle(message)
+
+    return handler
