@@ -322,7 +322,7 @@ def outbox_tables(metadata: MetaData, table: str = DEFAULT_TABLE) -> OutboxTable
             Column("destination", _exact_text(DESTINATION_LENGTH), nullable=False),
             Column("slot", Integer, nullable=False, autoincrement=False),
             Column("owner", _binary(LANE_BYTES), nullable=True),
-            Column("fence", BigInteger, nullable=False),
+            Column("lease_us", BigInteger, nullable=False),
             Column("lease_until", BigInteger, nullable=False),
             key=("destination", "slot"),
         ),

@@ -21,6 +21,8 @@ from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import SchemaError, StoreError, mask
 from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
+from idempotent.outbox.sql import AHEAD_US
+from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.answers import limit_answers
 
 # Enough to see the retention of every active consumer; few enough to read in one go.
@@ -50,9 +52,9 @@ def doctor(
 ) -> None:
     """Find what breaks the promises of a store.
 
-    An unreachable server; a missing or changed table; settings under which a crash loses keys; keys deleted while
-    their messages can still be redelivered; keys that wait for a person; an outbox that no relay publishes, whose
-    messages wait too long, or whose tables its user may not change. Reads only.
+    An unreachable server; a missing or changed table; settings under which a crash loses keys; keys deleted while their
+    messages can still be redelivered; keys that wait for a person; a clock that has gone back; an outbox that no relay
+    publishes, whose messages wait too long, or whose tables its user may not change. Reads only.
 
     It looks at the store, not at the broker: `rabbitmqctl list_policies` shows policies such as `expires`, which
     deletes RabbitMQ's queues with the messages that wait in them.
@@ -88,6 +90,7 @@ def _look(
         admin = checker.admin()
         yield from _retention(admin, horizon_s)
         yield from _waiting(admin, named)
+        yield from _clock(admin, table or DEFAULT_TABLE, sql=scheme_of(url).kind is StoreKind.SQL)
     if scheme_of(url).kind is StoreKind.SQL:
         outbox = outbox_at(url, table)
         limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
@@ -152,6 +155,32 @@ def _waiting(admin: KeyAdmin, named: str) -> Iterator[Finding]:
             "dead letters are not looked at: a message whose key was reopened stays one",
             f"return them: {REDRIVE}",
         )
+
+
+def _clock(admin: KeyAdmin, table: str, *, sql: bool) -> Iterator[Finding]:
+    """Whether claims are later than now: the store's clock has gone back, and their leases last longer by that."""
+    working = frozenset(status for status in KeyStatus if status.in_progress)
+    records = [*admin.list(KeyFilter(statuses=working), limit=_SAMPLE)]
+    ahead = [each for each in records if each.update_at_us > each.now_us + AHEAD_US]
+    if not ahead:
+        return
+    back_us = max(each.update_at_us - each.now_us for each in ahead)
+    last_us = max((each.lease_until_us or 0) - each.now_us for each in ahead)
+    now_us = max(each.now_us for each in ahead)
+    # A worker that lives renews its lease; without workers nobody needs it.
+    remedy = (
+        f", or stop the workers and type in SQL: UPDATE {table} SET lease_until = 0"
+        f" WHERE status < {KeyStatus.DONE:d} AND update_at > {now_us}"
+        if sql
+        else ""
+    )
+    yield Finding(
+        Level.WARNING,
+        f"the store's clock has gone back, by {in_words(back_us / 1e6)} or more: {count(len(ahead), 'key')} in "
+        "progress; a message whose process died, or that waits for its backoff, waits for up to "
+        f"{in_words(last_us / 1e6)}",
+        f"wait{remedy}",
+    )
 
 
 def _show(findings: list[Finding], url: str, *, as_json: bool) -> None:

@@ -41,6 +41,10 @@ class OutboxStats:
         lanes: held lanes.
         delayed: messages that wait for their time.
         relays: relays with a lease.
+        idle_relays: of these, how many have no bucket of one of their brokers: they wait until other relays give
+            buckets back, or the leases of one that was killed end.
+        leases_end_s: seconds until the last lease of a bucket ends, if its relay does not renew it; None: no relay has
+            a bucket.
     """
 
     waiting: int
@@ -49,3 +53,5 @@ class OutboxStats:
     lanes: int
     delayed: int
     relays: int
+    idle_relays: int = 0
+    leases_end_s: float | None = None

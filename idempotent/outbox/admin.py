@@ -12,6 +12,7 @@ from idempotent.errors import SchemaError
 from idempotent.observe import OutboxStats
 from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.outbox import Outbox
+from idempotent.outbox.sql import AHEAD_US
 from idempotent.outbox.store import OutboxStore
 from idempotent.schema import outbox_name, outbox_tables
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -282,6 +283,7 @@ def _findings(store: OutboxStore, name: str) -> Iterator[Finding]:
         *_waiting(stats, name),
         *_unserved(unserved, name),
         *_held(store, stats, name),
+        *_clock(store, name),
         *_dead(store, name),
     ]
     yield from found or [Finding(Level.OK, _figures(stats, name))]
@@ -377,6 +379,38 @@ def _held(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Finding
             f"{stats.held:,} messages are held in {name}, behind {stats.lanes:,} that a broker refuses",
             f"{store.command('list', '--held')}; mend the cause, then {store.command('retry')}",
         )
+
+
+def _clock(store: OutboxStore, name: str) -> Iterator[Finding]:
+    """Whether messages were delayed or held later than now: the clock of the database has gone back."""
+    dialect = store.connections.dialect
+    now = dialect.now_us
+    for table, column, what, hint in (
+        (
+            f"{name}_delayed",
+            "created_at",
+            "delayed",
+            f"wait, or lower due_at in {name}_delayed: microseconds",
+        ),
+        (
+            f"{name}_held",
+            "held_at",
+            "refused",
+            f"{store.command('retry')} lets relays try them again at once",
+        ),
+    ):
+        statement = (
+            f"SELECT COUNT(*), MAX({column}) - {now}, MAX(due_at) - {now} FROM {dialect.quoted(table)}"
+            f" WHERE {column} > {now} + {AHEAD_US:d}"
+        )
+        found, back_us, due_us = store.connections.run(query, statement)[0]
+        if found:
+            yield Finding(
+                Level.WARNING,
+                f"the database's clock has gone back, by {back_us / 1e6:,.0f} s or more: {found:,} {what} messages in "
+                f"{table} wait longer by that, for up to {due_us / 1e6:,.0f} s",
+                hint,
+            )
 
 
 def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:

@@ -9,6 +9,8 @@ from idempotent.outbox.entries import BUCKETS
 from idempotent.schema import outbox_name
 from idempotent.stores.sql.dialects import SqlDialect
 
+AHEAD_US: Final = 1_000_000
+"""How much later than now a lease may have begun: the clocks of the servers of a cluster differ."""
 _MESSAGE: Final = "bucket, lane, message_id, destination, subject, order_key, headers, body, created_at"
 
 
@@ -52,20 +54,30 @@ class Statements:
         )
         # Leases are those of one destination.
         live = f"lease_until >= {now}"
+        # One that began later than now is of a clock that has gone back: a relay cuts it, and nobody else counts it.
+        began = "lease_until - lease_us"
+        at_work = f"slot < 0 AND {live} AND {began} <= {now} + {AHEAD_US:d}"
         self.announce: Final = text(
-            f"INSERT INTO {leases} (destination, slot, owner, fence, lease_until) VALUES (?, ?, ?, 0, {now} + ?)"
+            f"INSERT INTO {leases} (destination, slot, owner, lease_us, lease_until) VALUES (?, ?, ?, ?, {now} + ?)"
         )
         here = f"{leases} WHERE destination = ?"
-        self.relays: Final = text(f"SELECT COUNT(*) FROM {here} AND slot < 0 AND {live}")
+        self.relays: Final = text(
+            f"SELECT SUM(CASE WHEN slot < 0 AND {live} THEN 1 ELSE 0 END), MAX({began}) - {now} FROM {here}"
+        )
+        self.cut: Final = text(
+            f"UPDATE {leases} SET lease_until = {now} + lease_us WHERE destination = ? AND {began} > {now}"
+        )
         # A relay without a live lease has no buckets, but it is still there.
         self.renew: Final = text(
             f"UPDATE {leases} SET lease_until = {now} + ?"
             f" WHERE destination = ? AND owner = ? AND (slot < 0 OR {live})"
         )
         self.is_announced: Final = text(f"SELECT 1 FROM {here} AND slot = ? AND owner = ?")
-        # 2: a relay had it, and has not given it back. One that no relay has had yet has the fence 0.
-        state = f"CASE WHEN {live} THEN 0 WHEN lease_until > 0 AND fence > 0 THEN 2 ELSE 1 END"
-        self.slots: Final = text(f"SELECT slot, {state} FROM {here} AND slot >= 0")
+        # 2: a relay had it, and has not given it back. One that no relay has had yet has the length 0.
+        state = f"CASE WHEN {live} THEN 0 WHEN lease_until > 0 AND lease_us > 0 THEN 2 ELSE 1 END"
+        self.slots: Final = text(
+            f"SELECT slot, {state}, owner, lease_until - {now} FROM {here} AND slot >= 0"
+        )
         self._free = f"NOT {live}"
         self.taken: Final = text(f"SELECT slot FROM {here} AND slot >= 0 AND owner = ? AND {live}")
         self.leave_all: Final = text(
@@ -79,11 +91,14 @@ class Statements:
             f" (SELECT {now} - MIN(created_at) FROM {waiting}),"
             f" (SELECT COUNT(*) FROM {waiting} WHERE bucket < 0),"
             f" (SELECT COUNT(*) FROM {held}), (SELECT COUNT(*) FROM {self._delayed}),"
-            f" (SELECT COUNT(DISTINCT owner) FROM {leases} WHERE slot < 0 AND {live})"
+            f" (SELECT COUNT(DISTINCT owner) FROM {leases} WHERE {at_work}),"
+            f" (SELECT COUNT(DISTINCT owner) FROM {leases} WHERE {at_work} AND (destination, owner) NOT IN"
+            f" (SELECT destination, owner FROM {leases} WHERE slot >= 0 AND {live})),"
+            f" (SELECT MAX(lease_until) - {now} FROM {leases} WHERE slot >= 0 AND {live})"
         )
         self.unserved: Final = text(
             f"SELECT destination, COUNT(*) FROM {waiting} WHERE destination NOT IN"
-            f" (SELECT destination FROM {leases} WHERE slot < 0 AND {live}) GROUP BY destination ORDER BY 1"
+            f" (SELECT destination FROM {leases} WHERE {at_work}) GROUP BY destination ORDER BY 1"
         )
 
     def read(self, limits: Mapping[int, int], *, of_one: bool) -> str:
@@ -213,9 +228,9 @@ class Statements:
         return f"DELETE FROM {self._delayed} WHERE id IN {_list(numbers)}"
 
     def take(self, slots: Sequence[int]) -> str:
-        """Take free buckets. The parameters are the owner, the lease and the destination."""
+        """Take free buckets. The parameters are the owner, twice the lease, and the destination."""
         return self._dialect.markers(
-            f"UPDATE {self._leases} SET owner = ?, fence = fence + 1, lease_until = {self._dialect.now_us} + ?"
+            f"UPDATE {self._leases} SET owner = ?, lease_us = ?, lease_until = {self._dialect.now_us} + ?"
             f" WHERE destination = ? AND slot IN {_list(slots)} AND {self._free}"
         )
 

@@ -237,9 +237,11 @@ class OutboxStore:
 
     def stats(self) -> OutboxStats:
         """What is in the outbox."""
-        waiting, oldest_us, held, lanes, delayed, relays = self.connections.run(query, self.sql.stats)[0]
+        ((waiting, oldest_us, held, lanes, delayed, relays, idle, leases_us),) = self.connections.run(
+            query, self.sql.stats
+        )
         return OutboxStats(
-            waiting, None if oldest_us is None else oldest_us / 1e6, held, lanes, delayed, relays
+            waiting, _seconds(oldest_us), held, lanes, delayed, relays, idle, _seconds(leases_us)
         )
 
     def unserved(self) -> dict[str, int]:
@@ -256,6 +258,10 @@ class OutboxStore:
 
 def _number(message: Waiting) -> int:
     return message.number
+
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / 1e6
 
 
 def _is_alone(refusal: Refusal) -> bool:

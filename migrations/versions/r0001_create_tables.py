@@ -145,7 +145,7 @@ def define_outbox(metadata: sa.MetaData, table: str) -> None:
         sa.Column("destination", _text(100), nullable=False),
         sa.Column("slot", sa.Integer(), nullable=False, autoincrement=False),
         sa.Column("owner", _binary(16), nullable=True),
-        sa.Column("fence", sa.BigInteger(), nullable=False),
+        sa.Column("lease_us", sa.BigInteger(), nullable=False),
         sa.Column("lease_until", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("destination", "slot", name=f"pk_{name}_leases"),
     )

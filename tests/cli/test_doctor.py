@@ -1,11 +1,18 @@
 """`idempotent doctor`: each thing that breaks a promise is found, and a healthy store is called so."""
 
+import struct
+
 import pytest
+from redis import Redis
 from sqlalchemy import create_engine, make_url, text
 
+from idempotent.checkers import checker_from_url
+from idempotent.claims import ClaimRequest, Verdict
+from idempotent.migrations import upgrade
 from tests.cli.support import BILLING, IN_OWN_HISTORY, at, dead, done, fill
 from tests.support.services import PrivateMariaDb, PrivatePostgres, PrivateRedis
 from tests.support.stores import open_store
+from tests.torture.clocks import movable_clock, no_wrong_clocks
 
 
 def problems(answer):
@@ -213,3 +220,56 @@ def test_offsets_have_no_keys_and_the_error_says_what_to_do(cli, sqlite_store):
     answer = cli("doctor", "--url", f"offsets+{sqlite_store.url}", "--table", sqlite_store.table)
     assert answer.code == 3
     assert "leave offsets+ out" in " ".join(answer.err.split())
+
+
+CLOCK = "clock has gone back"
+
+
+def claim_of_a_dead_process(checker, key):
+    checker.protocol.abandon(checker.protocol.claim(ClaimRequest(key)).claim)
+    checker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["private_postgres", "private_mariadb"])
+def test_keys_that_wait_longer_because_the_clock_went_back_are_a_warning(
+    cli, request, server, tmp_path, monkeypatch
+):
+    if why := no_wrong_clocks():
+        pytest.skip(why)
+    clock = movable_clock(tmp_path / "clock", monkeypatch)
+    url = request.getfixturevalue(server)().url
+    monkeypatch.undo()
+    upgrade(url)
+    checker, key = checker_from_url(url), BILLING.key("1")
+    claim_of_a_dead_process(checker_from_url(url), key)
+    assert not any(CLOCK in line["what"] for line in cli("doctor", "--url", url, "--json").lines)
+    clock.write_text("-3600\n")
+    decision = checker.protocol.claim(ClaimRequest(key))
+    assert decision.verdict is Verdict.IN_PROGRESS
+    assert 3600 < decision.retry_after_s < 3640
+    (found,) = [line for line in cli("doctor", "--url", url, "--json").lines if CLOCK in line["what"]]
+    assert "by 60 min or more: 1 key in progress" in found["what"]
+    assert "waits for up to 60.5 min" in found["what"]
+    change = found["hint"].partition("type in SQL: ")[2]
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(change))
+    engine.dispose()
+    assert checker.protocol.claim(ClaimRequest(key)).lapsed
+    checker.close()
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_keys_of_redis_that_wait_longer_because_the_clock_went_back_are_a_warning(cli, store):
+    claim_of_a_dead_process(store.leased(), BILLING.key("1"))
+    with Redis.from_url(
+        store.url
+    ) as client:  # no libfaketime with Redis: later times instead of an earlier clock
+        (name,) = client.scan_iter(match=f"{store.table}:*")
+        for place in (9, 17):  # the end of the lease, and the claim (idempotent/checkers/redis/layout.py)
+            (at_us,) = struct.unpack(">Q", client.getrange(name, place, place + 7))
+            client.setrange(name, place, struct.pack(">Q", at_us + 3_600_000_000))
+    (found,) = [line for line in problems(cli("doctor", *at(store), "--json")) if CLOCK in line["what"]]
+    assert "1 key in progress" in found["what"]
+    assert found["hint"] == "wait"

@@ -2422,6 +2422,20 @@ FAULTS: Final = (
         f"{_OUTBOX}/test_relay.py -k holds_its_order_key",
     ),
     Fault(
+        "outbox: a lease of before the clock went back lasts as long as the jump",
+        "idempotent/outbox/relays/leases.py",
+        "        if ahead_us > AHEAD_US:\n",
+        "        if False:\n",
+        f"{_OUTBOX}/test_clocks.py -k that_died",
+    ),
+    Fault(
+        "doctor: a clock that has gone back is not seen",
+        "idempotent/cli/doctor.py",
+        "    if not ahead:\n",
+        "    if ahead:\n",
+        "tests/cli/test_doctor.py -k keys_of_redis",
+    ),
+    Fault(
         "outbox: a relay keeps the buckets of one that has died",
         "idempotent/outbox/sql.py",
         '        self._free = f"NOT {live}"\n',

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 _NAME: Final = "libfaketime.so.1"
 # Where Debian, Fedora, Arch and an own build put it.
 _FOLDERS: Final = (
@@ -36,6 +38,19 @@ def shifted_clock(by_s: float) -> dict[str, str]:
         "DONT_FAKE_MONOTONIC": "1",  # the same in older versions
         "FAKETIME_NO_CACHE": "1",
     }
+
+
+def movable_clock(path: Path, environment: pytest.MonkeyPatch) -> Path:
+    """Let the servers that start from now on have a clock that differs by what this file says, in seconds: `-3600`."""
+    path.write_text("+0\n")
+    for parent in path.parents:  # a server may be another user's
+        if (mode := parent.stat().st_mode) & 0o011 != 0o011:
+            parent.chmod(mode | 0o011)
+    for name, each in shifted_clock(0.0).items():
+        if name != "FAKETIME":
+            environment.setenv(name, each)
+    environment.setenv("FAKETIME_TIMESTAMP_FILE", str(path))
+    return path
 
 
 def sleep_by_the_right_clock() -> None:

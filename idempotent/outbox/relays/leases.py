@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from idempotent.errors import StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
-from idempotent.outbox.sql import Statements
+from idempotent.outbox.sql import AHEAD_US, Statements
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import execute, query
 from idempotent.stores.sql.faults import Fault, fault_of
+from idempotent.values import value
 
 log = EventLog(__name__)
 
@@ -26,6 +27,7 @@ _CERTAIN: Final = 0.8
 # As `Statements.slots` says it.
 _LEFT_BEHIND: Final = 2
 _HINT: Final = "other relays have the rest; one that was killed keeps its buckets until its lease ends"
+_NAME_BYTES: Final = 4
 
 
 class BucketLeases:
@@ -92,12 +94,16 @@ class BucketLeases:
             self._slot = -1 - random.randrange(_PRESENCES)
             self._store.announce(self._slot, self._owner, self._lease_us)
         self._store.renew(self._owner, self._lease_us)
-        relays = max(self._store.relays(), 1)
+        relays, ahead_us = self._store.relays()
+        if ahead_us > AHEAD_US:
+            self._cut(ahead_us)
         share = share_of(relays)
         mine = self._store.taken(self._owner)
         left_behind: set[int] = set()
+        others: dict[str, float] = {}
         if len(mine) < share:
-            free = self._store.free()
+            slots = self._store.slots(self._owner)
+            free, others = slots.free, slots.others
             # Shuffled: relays that start together would try for the same ones.
             wanted = random.sample(sorted(free), min(share - len(mine), len(free)))
             left_behind = {slot for slot in wanted if free[slot]}
@@ -106,12 +112,20 @@ class BucketLeases:
         elif len(mine) > share:
             self._store.leave(self._owner, sorted(mine)[share:])
         taken = self._store.taken(self._owner)
-        self._tell(taken, len(left_behind & taken), relays)
+        self._tell(taken, len(left_behind & taken), relays, others)
         self._buckets = taken
         self._known_until = now + self._lease_s * _CERTAIN
         self._next_look = now + self._lease_s / 6
 
-    def _tell(self, taken: set[int], left_behind: int, relays: int) -> None:
+    def _cut(self, ahead_us: int) -> None:
+        """The clock of the database went back: a relay that died before would keep its buckets for as long.
+
+        A lease is cut to its length, not ended: its relay may live, and believe that it has the buckets.
+        """
+        about = {"destination": self._destination, "back_s": round(ahead_us / _MICROSECONDS, 1)}
+        log.warning("relay_clock_went_back", extra={**about, "leases": self._store.cut()})
+
+    def _tell(self, taken: set[int], left_behind: int, relays: int, others: Mapping[str, float]) -> None:
         if left_behind:
             log.warning(
                 "relay_leases_ended", extra={"destination": self._destination, "buckets": left_behind}
@@ -126,6 +140,7 @@ class BucketLeases:
                     "destination": self._destination,
                     "buckets": len(taken),
                     "relays": relays,
+                    "others": None if len(taken) >= least else others or None,
                     "hint": None if len(taken) >= least else _HINT,
                 },
             )
@@ -143,6 +158,24 @@ class BucketLeases:
 def share_of(relays: int) -> int:
     """The most buckets that one of so many relays has."""
     return -(-len(Statements.buckets) // relays)
+
+
+def relay_name(owner: bytes) -> str:
+    """How the log names a relay."""
+    return owner[:_NAME_BYTES].hex()
+
+
+@value
+class Slots:
+    """The buckets of one destination.
+
+    Attributes:
+        free: those that no relay has; True: its relay has not given it back.
+        others: the names of other relays that have the rest, each with the seconds until its last lease ends.
+    """
+
+    free: dict[int, bool]
+    others: dict[str, float]
 
 
 class LeaseTable:
@@ -168,7 +201,8 @@ class LeaseTable:
     def announce(self, slot: int, owner: bytes, lease_us: int) -> bool:
         """Show other relays this one. False: it is there already."""
         try:
-            self._connections.run(execute, self._sql.announce, (self._destination, slot, owner, lease_us))
+            row = (self._destination, slot, owner, lease_us, lease_us)
+            self._connections.run(execute, self._sql.announce, row)
         except Exception as error:
             cause = error.__cause__
             if cause is not None and fault_of(cause, self._connections.engine) is Fault.REFUSED:
@@ -180,26 +214,39 @@ class LeaseTable:
         """Whether the row of this relay is still there: another relay may have taken it for dead."""
         return bool(self._connections.run(query, self._sql.is_announced, (self._destination, slot, owner)))
 
-    def relays(self) -> int:
-        """How many relays have shown themselves within their lease."""
-        return int(self._connections.run(query, self._sql.relays, (self._destination,))[0][0])
+    def relays(self) -> tuple[int, int]:
+        """How many relays have shown themselves within their lease; and how much later than now one began, in us."""
+        ((relays, ahead_us),) = self._connections.run(query, self._sql.relays, (self._destination,))
+        return max(int(relays or 0), 1), int(ahead_us or 0)
+
+    def cut(self) -> int:
+        """Let leases that began later than now begin now. Returns how many."""
+        return self._connections.run(execute, self._sql.cut, (self._destination,))
 
     def renew(self, owner: bytes, lease_us: int) -> None:
         """Renew the leases of a relay that have not ended."""
         self._connections.run(execute, self._sql.renew, (lease_us, self._destination, owner))
 
-    def free(self) -> dict[int, bool]:
-        """The buckets that no relay has, and those without a row yet; True: its relay has not given it back."""
-        rows: dict[int, int] = dict(self._connections.run(query, self._sql.slots, (self._destination,)))
-        for slot in range(len(self._sql.buckets)):
-            if slot not in rows:
-                self.announce(slot, b"\0" * 16, 0)
-                rows[slot] = 1
-        return {slot: rows[slot] == _LEFT_BEHIND for slot in self._sql.buckets if rows[slot]}
+    def slots(self, owner: bytes) -> Slots:
+        """The buckets, as this relay sees them. Those without a row get one."""
+        free: dict[int, bool] = {}
+        others: dict[str, float] = {}
+        missing = set(self._sql.buckets)
+        for slot, state, has, left_us in self._connections.run(query, self._sql.slots, (self._destination,)):
+            missing.discard(slot)
+            if state:
+                free[slot] = state == _LEFT_BEHIND
+            elif bytes(has) != owner:
+                name = relay_name(bytes(has))
+                others[name] = max(others.get(name, 0.0), round(left_us / _MICROSECONDS, 1))
+        for slot in sorted(missing):
+            self.announce(slot, b"\0" * 16, 0)
+            free[slot] = False
+        return Slots(free, others)
 
     def take(self, slots: Sequence[int], owner: bytes, lease_us: int) -> None:
         """Take these buckets if no relay has them."""
-        self._connections.run(execute, self._sql.take(slots), (owner, lease_us, self._destination))
+        self._connections.run(execute, self._sql.take(slots), (owner, lease_us, lease_us, self._destination))
 
     def taken(self, owner: bytes) -> set[int]:
         """The buckets of a relay whose lease has not ended."""

@@ -79,6 +79,25 @@ def test_an_outbox_without_key_tables_is_looked_at(cli, outbox, sql_store):
     rename("_away", "")
 
 
+def test_messages_that_wait_longer_because_the_clock_went_back_are_a_warning(cli, outbox, sql_store):
+    send(outbox, sql_store, "later", delay_s=600)
+    relay, _ = held(outbox, sql_store)
+    with relay:
+        until(lambda: outbox.store.stats().held == 2)
+        assert not any("clock" in line for line in said(cli, sql_store))
+        with sql_store.admin_engine.begin() as connection:
+            for table, written in (("delayed", "created_at"), ("held", "held_at")):
+                change = f"SET {written} = {written} + 3600000000, due_at = due_at + 3600000000"
+                connection.execute(sa.text(f"UPDATE {sql_store.table}_outbox_{table} {change}"))
+        found = [line for line in said(cli, sql_store) if "clock has gone back" in line]
+        assert [line.split(": ")[1].split(" in ")[0] for line in found] == [
+            "1 delayed messages",
+            "1 refused messages",
+        ]
+        assert all("by 3,6" in line or "by 3,5" in line for line in found)
+        assert all("up to 4,2" in line or "up to 4,1" in line for line in found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sql_store", ["postgres"], indirect=True)
 def test_dead_rows_are_a_warning(cli, outbox, sql_store):
