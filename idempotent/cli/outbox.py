@@ -54,6 +54,11 @@ def _show(found: OutboxStats, oldest: float | None) -> None:
         if found.relays
         else "[yellow]No relay is at work.[/yellow]"
     )
+    if found.idle_relays and found.leases_end_s is not None:
+        say(
+            f"[yellow]{count(found.idle_relays, 'relay')} without a bucket[/yellow], waiting for the leases of others: "
+            f"{found.leases_end_s:.0f} s left, unless these renew them."
+        )
 
 
 @app.command("list", epilog=epilog("idempotent outbox list --held --url sqlite:///app.db"))

@@ -298,7 +298,11 @@ def test_a_relay_that_died_is_replaced_when_its_lease_has_ended(outbox, send, wa
         until(lambda: sum(each.buckets for each in logged(caplog, ended)) == 64)
     told = logged(caplog, "relay_buckets")
     assert [(each.buckets, bool(each.hint)) for each in told] == [(64, False), (0, True), (64, False)]
-    assert "relay_stopped" in events(caplog)
+    ((_, left_s),) = told[1].others.items()
+    assert 0 <= left_s <= 2
+    said = [(each.event, each.relay) for each in caplog.records if each.event.startswith("relay_st")]
+    assert [event for event, _ in said] == ["relay_started", "relay_stopping", "relay_stopped"]
+    assert len({name for _, name in said}) == 1
 
 
 def test_it_waits_for_its_tables_and_goes_on(outbox, send, waiting, tables, sql_store, caplog):

@@ -19,6 +19,7 @@ from idempotent.observe.counting import outboxes
 from idempotent.observe.observers import Observer, Observers
 from idempotent.outbox.outbox import Outbox
 from idempotent.outbox.relays.destination import DestinationRelay, Settings
+from idempotent.outbox.relays.leases import relay_name
 from idempotent.outbox.relays.publishing import Doing
 from idempotent.outbox.wakes import Listener, can_listen
 from idempotent.policy import Backoff
@@ -107,6 +108,8 @@ class Relay:
         watching.add(outboxes)
         publishers = _checked(publisher)
         owner = secrets.token_bytes(LANE_BYTES)
+        self._name: Final = relay_name(owner)
+        self._names: Final = [*publishers]
         self._outbox = outbox
         self._fail_fast = flag(fail_fast, "fail_fast")
         self._destinations = [
@@ -155,7 +158,7 @@ class Relay:
                 listener = Listener(self._outbox.store, self._outbox.channel, self._outbox.committed.set)
                 running.callback(listener.stop)
             self._running = running.pop_all()
-        log.info("relay_started", extra={"destinations": [each.destination for each in self._destinations]})
+        log.info("relay_started", extra={"relay": self._name, "destinations": self._names})
         return self
 
     def __exit__(
@@ -164,9 +167,10 @@ class Relay:
         """Stop, and wait until what has committed is published, for ten seconds at most."""
         assert self._running is not None
         running, self._running = self._running, None
+        log.info("relay_stopping", extra={"relay": self._name, "destinations": self._names})
         self.stop()  # before the listener, whose end takes a while
         running.__exit__(kind, error, traceback)
-        log.info("relay_stopped", extra={"destinations": [each.destination for each in self._destinations]})
+        log.info("relay_stopped", extra={"relay": self._name, "destinations": self._names})
 
     def _end_destinations(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """Stop the destinations, and wait for them, unless a second signal came."""
