@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
 from typing import Annotated
 
 import typer
+from sqlalchemy import Engine
 
 from idempotent import migrations
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, UrlOption, YesOption
 from idempotent.cli.stores import database_at, store_words
-from idempotent.cli.terminal.output import confirm, console, emit, plain, say, tell
+from idempotent.cli.terminal.output import confirm, console, count, emit, plain, say, tell
 from idempotent.cli.terminal.output import table as new_table
-from idempotent.errors import mask
+from idempotent.errors import SchemaError, mask
+from idempotent.outbox import Outbox
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.faults import in_own_history
 
@@ -82,19 +85,31 @@ def downgrade(
     """
     with database_at(url, table) as engine:
         before = migrations.current(engine, table=table)
+        messages = 0 if before is None or revision != "base" else _unpublished(engine, table)
         if before is not None:
-            confirm(f"{_what_goes(table, revision)} from {mask(url)}?", yes=yes)
+            confirm(f"{_what_goes(table, revision, messages)} from {mask(url)}?", yes=yes)
         migrations.downgrade(engine, table=table, revision=revision)
         after = migrations.current(engine, table=table)
     text = f"[green]Done:[/green] {table} is at revision {after or 'none'} (was: {before})."
     if before is None:
         text = f"[yellow]Nothing to do:[/yellow] no migration has created {table} here."
-    tell(text, as_json=as_json, table=table, before=before, revision=after)
+    elif messages:
+        text += f" [yellow]{count(messages, 'message')}[/yellow] of its outbox will never be published."
+    tell(text, as_json=as_json, table=table, before=before, revision=after, messages=messages)
 
 
-def _what_goes(table: str, revision: str) -> str:
+def _unpublished(engine: Engine, table: str) -> int:
+    """How many messages wait in the outbox; 0 also if its tables are not whole."""
+    with closing(Outbox(engine, table=table)) as outbox, suppress(SchemaError):
+        stats = outbox.store.stats()
+        return stats.waiting + stats.held + stats.delayed
+    return 0
+
+
+def _what_goes(table: str, revision: str, messages: int) -> str:
     if revision == "base":
-        return f"Remove {table}, every key in it and what waits in its outbox"
+        waiting = f"what waits in its outbox ({count(messages, 'message')})"
+        return f"Remove {table}, every key in it and {waiting}"
     return (
         f"Remove what the revisions of {table} after {revision} made, with what is in it, such as messages,"
     )

@@ -2429,6 +2429,13 @@ FAULTS: Final = (
         f"{_OUTBOX}/test_clocks.py -k that_died",
     ),
     Fault(
+        "a downgrade does not say that messages of the outbox go with it",
+        "idempotent/cli/migrate.py",
+        '        messages = 0 if before is None or revision != "base" else _unpublished(engine, table)\n',
+        "        messages = 0\n",
+        "tests/cli/outbox/test_outbox.py -k a_downgrade_says",
+    ),
+    Fault(
         "doctor: a clock that has gone back is not seen",
         "idempotent/cli/doctor.py",
         "    if not ahead:\n",

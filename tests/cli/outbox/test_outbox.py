@@ -4,9 +4,11 @@ import pytest
 
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.errors import PublishError
-from idempotent.outbox import Relay
+from idempotent.migrations import downgrade, upgrade
+from idempotent.outbox import Outbox, Relay
 from idempotent.policy import Backoff
 from tests.cli.outbox.sending import send, until
+from tests.support.tables import new_name
 
 
 class Refusing(MemoryAdapter):
@@ -120,3 +122,30 @@ def test_the_help_names_only_stores_that_have_an_outbox(cli, command):
     shown = " ".join(cli("outbox", command, "--help").out.replace("│", " ").split())
     assert "The database of the outbox" in shown
     assert "redis" not in shown
+
+
+def test_a_downgrade_says_how_many_messages_go_with_it(cli, sql_store, waiting_in):
+    outbox, table = waiting_in
+    send(outbox, sql_store, "1", "2")
+    send(outbox, sql_store, "later", delay_s=600)
+    words = ["migrate", "downgrade", "--url", sql_store.url, "--table", table]
+    relay = Relay(outbox, Refusing(), poll_s=0.05)
+    with relay:  # it waits for its tables, and says so
+        until(lambda: not outbox.store.stats().waiting)
+        send(outbox, sql_store, "a", order_key="k")
+        until(lambda: outbox.store.stats().held == 1)
+        assert "its outbox (2 messages)" in cli(*words, input="n\n").err
+        assert "2 messages of its outbox will never be published" in cli(*words, "--yes").out
+        upgrade(sql_store.url, table=table)
+        send(outbox, sql_store, "after")
+        until(lambda: not outbox.store.stats().waiting)
+
+
+@pytest.fixture
+def waiting_in(sql_store):
+    table = new_name()
+    upgrade(sql_store.url, table=table)
+    outbox = Outbox(sql_store.engine(), table=table)
+    yield outbox, table
+    outbox.close()
+    downgrade(sql_store.url, table=table)
