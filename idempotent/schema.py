@@ -51,6 +51,9 @@ DESTINATION_LENGTH: Final = 100
 """Longest name of a destination, in characters."""
 LANE_BYTES: Final = 16
 
+SCHEMA_NAME: Final = re.compile(r"[\w $.-]{1,64}")
+"""Names of schemas that can stand in a statement as they are."""
+
 _NAME = re.compile(r"(?!(?i:pg_|sqlite_))[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = "idempotent_consumer"
 
@@ -72,6 +75,18 @@ def validate_table_name(name: str) -> str:
             "not starting with a digit, pg_ or sqlite_, without a schema prefix"
         )
     return name
+
+
+def validate_schema(name: str | None) -> str | None:
+    """Return `name` if it is None or a name of a schema (MySQL: a database) that statements can contain.
+
+    Raises:
+        ConfigurationError: it is not. The message states the rule.
+    """
+    given: object = name
+    if given is None or (isinstance(given, str) and SCHEMA_NAME.fullmatch(given)):
+        return name
+    raise ConfigurationError(f"invalid schema {name!r}: use letters, digits, and any of _ - . $ or blanks")
 
 
 def failures_name(table: str) -> str:

@@ -137,7 +137,7 @@ class OutboxAdmin:
             StoreError: the database failed or did not answer.
         """
         dialect = self._store.connections.dialect
-        waiting, holds = dialect.quoted(self._name), dialect.quoted(f"{self._name}_held")
+        waiting, holds = dialect.located(self._name), dialect.located(f"{self._name}_held")
         where = [
             part
             for part, wanted in (("w.bucket < 0", held), (_has_id(dialect, "w.message_id"), message_id))
@@ -162,7 +162,7 @@ class OutboxAdmin:
         dialect = self._store.connections.dialect
         statement = (
             f"SELECT message_id, subject, order_key, destination, {dialect.now_us} - created_at, LENGTH(body),"
-            f" due_at - {dialect.now_us} FROM {dialect.quoted(f'{self._name}_delayed')}"
+            f" due_at - {dialect.now_us} FROM {dialect.located(f'{self._name}_delayed')}"
             f"{'' if message_id is None else f' WHERE {_has_id(dialect)}'} ORDER BY due_at, id LIMIT ?"
         )
         parameters = (limit,) if message_id is None else (message_id, limit)
@@ -184,7 +184,7 @@ class OutboxAdmin:
         dialect = self._store.connections.dialect
         for name in (self._name, f"{self._name}_delayed"):
             statement = (
-                f"SELECT {column} FROM {dialect.quoted(name)} WHERE {_has_id(dialect)} ORDER BY id LIMIT 1"
+                f"SELECT {column} FROM {dialect.located(name)} WHERE {_has_id(dialect)} ORDER BY id LIMIT 1"
             )
             rows = self._store.connections.run(query, dialect.markers(statement), (message_id,))
             if rows:
@@ -194,7 +194,7 @@ class OutboxAdmin:
     def retry(self, message_id: str | None = None) -> int:
         """Let relays try held messages again at once: the lane of this one, or all. Returns how many lanes."""
         dialect = self._store.connections.dialect
-        waiting, holds = dialect.quoted(self._name), dialect.quoted(f"{self._name}_held")
+        waiting, holds = dialect.located(self._name), dialect.located(f"{self._name}_held")
         change = f"UPDATE {holds} SET due_at = 0"
         parameters: Sequence[str] = ()
         if message_id is not None:
@@ -220,7 +220,7 @@ class OutboxAdmin:
         self.retry(message_id)
         dialect = self._store.connections.dialect
         for name in (self._name, f"{self._name}_delayed"):
-            quoted = dialect.quoted(name)
+            quoted = dialect.located(name)
             first = f"SELECT MIN(id) FROM {quoted} WHERE {_has_id(dialect)}"
             found = self._store.connections.run(query, dialect.markers(first), (message_id,))[0][0]
             if found is not None:
@@ -334,7 +334,7 @@ def _sequences(store: OutboxStore, name: str) -> Iterator[Finding]:
     if store.connections.dialect.name != "postgresql":
         return
     for suffix in ("", "_delayed"):
-        table = store.connections.dialect.quoted(f"{name}{suffix}")
+        table = store.connections.dialect.located(f"{name}{suffix}")
         for sequence, allowed in store.connections.run(query, _NUMBERING.format(table=table)):
             if not allowed:
                 granted = grant_to_user(store.connections, ["USAGE"], f"SEQUENCE {sequence}")
@@ -417,7 +417,7 @@ def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:
     if store.connections.dialect.name != "postgresql":
         return
     statement = store.connections.dialect.markers(_DEAD_ROWS_OF)
-    dead = store.connections.run(_dead_rows, statement, name)
+    dead = store.connections.run(_dead_rows, statement, store.connections.dialect.located(name))
     if dead > _DEAD_ROWS:
         yield Finding(
             Level.WARNING,
@@ -427,6 +427,6 @@ def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:
         )
 
 
-def _dead_rows(driver: DriverConnection, statement: str, name: str) -> int:
-    counted = query(driver, statement, (f'"{name}"',))
+def _dead_rows(driver: DriverConnection, statement: str, table: str) -> int:
+    counted = query(driver, statement, (table,))
     return int(counted[0][0]) if counted else 0

@@ -5,20 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Dialect, Engine
 from sqlalchemy.exc import StatementError
 
 from idempotent.checkers.sql.watching import execute_beside
-from idempotent.errors import ConfigurationError, OutboxError
+from idempotent.errors import ConfigurationError, OutboxError, StoreError
 from idempotent.logs import EventLog
 from idempotent.outbox.entries import Entry, bucket_of, lane_of
+from idempotent.outbox.store import OutboxStore
 from idempotent.schema import outbox_name
+from idempotent.stores.sql.awaited import spoils_bytes
 from idempotent.stores.sql.cursor import NUMBERED
 from idempotent.stores.sql.dialects import dialect_for
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
@@ -41,24 +44,45 @@ log = EventLog(__name__)
 
 
 class Home:
-    """Warns of messages that no relay of this outbox will find.
+    """Where an outbox is. Warns of messages that its relay will not find.
 
     It compares the kind and the name of the databases. Hosts differ behind a proxy, and a proxy may give a database
     another name, so it is a warning.
 
     Args:
         url: of the outbox's engine.
+        table: the key table that the outbox belongs to.
+        schema: where the tables are; None: where a new connection finds the outbox.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, table: str, schema: str | None) -> None:
         self._url = url
-        self._known: WeakSet[Engine] = WeakSet()
+        self._table = table
+        self._schema = schema
+        self._schemas: WeakKeyDictionary[Engine, str | None] = WeakKeyDictionary()
 
-    def check(self, engine: Engine) -> None:
-        """Warn, once for each engine, if it is that of another database."""
-        if engine in self._known:
-            return
-        self._known.add(engine)
+    def schema(self, engine: Engine) -> str | None:
+        """The schema of the tables for the connections of an engine, which a new one of them tells once.
+
+        Raises:
+            StoreError: a table is missing, or the database did not answer.
+        """
+        if engine not in self._schemas:
+            found = self._asked(engine)
+            self._check(engine)
+            self._schemas[engine] = found
+        return self._schemas[engine]
+
+    def _asked(self, engine: Engine) -> str | None:
+        if self._schema is not None:
+            return self._schema
+        store = OutboxStore(engine, self._table)
+        try:
+            return store.connections.dialect.schema
+        finally:
+            store.close()
+
+    def _check(self, engine: Engine) -> None:
         here, there = _database(self._url), _database(engine.url)
         if None not in (*here, *there) and here != there:
             log.warning(
@@ -107,43 +131,52 @@ class Inserts:
             written: is told which entries a statement has written: the next one may fail.
 
         Raises:
-            ConfigurationError: the connection is in AUTOCOMMIT, so it has no transaction.
-            OutboxError: a table is missing, or the user may not write to it.
+            ConfigurationError: the connection is in AUTOCOMMIT, so it has no transaction; or it is asyncmy's, in an
+                sql_mode in which that driver spoils bytes.
+            OutboxError: a table is missing, or the user may not write to it, or the database did not say where it is.
             SQLAlchemyError: the database failed otherwise; the error shows no body and no header.
         """
         if autocommits(connection):
             raise no_transaction()
-        self._home.check(connection.engine)
+        try:
+            schema = self._home.schema(connection.engine)
+        except StoreError as error:
+            raise OutboxError(str(error)) from error
         encoded = connection.dialect.name in ("mysql", "mariadb")
         for delayed in (False, True):
             chosen = [entry for entry in entries if (entry.delay_us > 0) is delayed]
             for part in _parts(chosen):
                 rows = [_values(entry, encoded=encoded) for entry in part]
                 try:
-                    self._insert(connection, rows, delayed=delayed)
+                    self._insert(connection, rows, schema, delayed=delayed)
                 except StatementError as error:
                     error.hide_parameters = True  # bodies and headers
                     if fault_of(error, connection.engine) in _OF_THE_TABLES:
                         raw = connection.connection.dbapi_connection
-                        failed = as_store_error(error, connection.engine, self._table, raw)
+                        failed = as_store_error(error, connection.engine, self._table, raw, in_handler=True)
                         raise OutboxError(str(failed)) from error
                     raise
                 written(part)
 
-    def _insert(self, connection: Connection, rows: Sequence[_Row], *, delayed: bool) -> None:
+    def _insert(
+        self, connection: Connection, rows: Sequence[_Row], schema: str | None, *, delayed: bool
+    ) -> None:
         """Execute one statement. The driver gets it as it is: SQLAlchemy would name, and order, each value."""
         values = tuple(chain.from_iterable(rows))
-        if execute_beside(
-            connection, self._statement(connection.dialect, len(rows), delayed=delayed, raw=True), values
-        ):
+        statement = partial(self._statement, connection.dialect, schema, len(rows), delayed=delayed)
+        if execute_beside(connection, statement(raw=True), values):
             return
+        if connection.dialect.driver == "asyncmy" and spoils_bytes(driver_of(connection)):
+            raise ConfigurationError(
+                "the session's sql_mode is NO_BACKSLASH_ESCAPES, in which asyncmy sends other bytes than it was given: "
+                "leave that mode out"
+            )
         with _raw_cursors(connection) as raw:
-            statement = self._statement(connection.dialect, len(rows), delayed=delayed, raw=raw)
-            connection.exec_driver_sql(statement, values)
+            connection.exec_driver_sql(statement(raw=raw), values)
 
-    def _text(self, database: Dialect, rows: int, *, delayed: bool, raw: bool) -> str:
-        dialect = dialect_for(database)
-        quoted = dialect.quoted(f"{self._name}_delayed" if delayed else self._name)
+    def _text(self, database: Dialect, schema: str | None, rows: int, *, delayed: bool, raw: bool) -> str:
+        dialect = replace(dialect_for(database), schema=schema)
+        quoted = dialect.located(f"{self._name}_delayed" if delayed else self._name)
         now = _SQLITE_NOW if dialect.name == "sqlite" else dialect.now_us
         # Whatever the character set of the application's connection is: without strict mode the server would store
         # "?" for what that lacks, and two ids would be one.

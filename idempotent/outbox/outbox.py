@@ -81,18 +81,26 @@ class Outbox:
         engine_or_url: an SQLAlchemy engine, an AsyncEngine or a URL, for the relay and for `idempotent outbox`. The
             messages themselves are written on the connection of the session that they are sent in.
         table: the key table that the outbox belongs to; make its tables with `idempotent.migrations.upgrade(url)`.
+        schema: where the tables are (MySQL: the database); None: where a new connection finds them.
         notify: on PostgreSQL, wake the relays of other processes by NOTIFY after a Session has committed messages. It
             takes a thread and a connection, and spares them up to `poll_s` seconds.
 
     Raises:
-        ConfigurationError: an invalid URL or table name, or an unsupported database.
+        ConfigurationError: an invalid URL, table name or schema, or an unsupported database.
         MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(self, engine_or_url: AnyEngine, *, table: str = DEFAULT_TABLE, notify: bool = False) -> None:
+    def __init__(
+        self,
+        engine_or_url: AnyEngine,
+        *,
+        table: str = DEFAULT_TABLE,
+        schema: str | None = None,
+        notify: bool = False,
+    ) -> None:
         self.table: Final = validate_table_name(table)
         _demand_engine_or_url(engine_or_url)
-        self.store: Final = OutboxStore(engine_or_url, table)
+        self.store: Final = OutboxStore(engine_or_url, table, schema)
         self.channel: Final = outbox_name(table)
         """What relays listen to on PostgreSQL."""
         self._notifier = Notifier(self.store, self.channel) if flag(notify, "notify") else None
@@ -100,7 +108,7 @@ class Outbox:
             raise ConfigurationError("notify=True is for PostgreSQL: other databases have no NOTIFY")
         self.committed: Final = Wake()
         """Woken when a transaction of this process has committed messages."""
-        self._inserts = Inserts(table, Home(self.store.connections.engine.url))
+        self._inserts = Inserts(table, Home(self.store.connections.engine.url, table, schema))
         self._sends = Sends(self._inserts, self._has_committed, ids.release)
 
     def send(

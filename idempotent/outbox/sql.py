@@ -28,7 +28,7 @@ class Statements:
         name = outbox_name(table)
         self._dialect = dialect
         self._waiting, self._delayed, held, leases = (
-            dialect.quoted(each) for each in (name, f"{name}_delayed", f"{name}_held", f"{name}_leases")
+            dialect.located(each) for each in (name, f"{name}_delayed", f"{name}_held", f"{name}_leases")
         )
         self._held, self._leases = held, leases
         self._index = (

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from idempotent.observe.events import OutboxStats
 from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.sql import Statements
-from idempotent.schema import ERROR_TEXT_LENGTH
+from idempotent.schema import ERROR_TEXT_LENGTH, outbox_name, validate_schema
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.engines import AnyEngine, engine_from
-from idempotent.stores.sql.faults import options_for
+from idempotent.stores.sql.faults import led_to, options_for
 from idempotent.values import value
 
 
@@ -94,26 +94,34 @@ class OutboxStore:
     Args:
         engine_or_url: an engine, an AsyncEngine or a URL.
         table: validated name of the key table that the outbox belongs to.
+        schema: where the tables are; None: where the first connection finds the outbox.
 
     Raises:
-        ConfigurationError: an invalid URL, or an unsupported database.
+        ConfigurationError: an invalid URL or schema, or an unsupported database.
         MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(self, engine_or_url: AnyEngine, table: str) -> None:
+    def __init__(self, engine_or_url: AnyEngine, table: str, schema: str | None = None) -> None:
         engine = engine_from(engine_or_url, asynchronous=True)
         self.table: Final = table
         self._owns_engine = engine is not getattr(engine_or_url, "sync_engine", engine_or_url)
         self._bridge = Bridge()
+        self._schema = validate_schema(schema)
+        options: dict[str, Any] = {
+            "located_by": outbox_name(table),
+            "schema": self._schema,
+            "waits_briefly": True,
+        }
         self.connections: Final = (
-            AwaitedConnections(self._bridge, engine, table, waits_briefly=True)
+            AwaitedConnections(self._bridge, engine, table, **options)
             if engine.dialect.is_async
-            else Connections(engine, table, waits_briefly=True)
+            else Connections(engine, table, **options)
         )
 
     def command(self, *words: str) -> str:
         """`idempotent outbox` with these words, for this outbox, as a person types it."""
-        return " ".join(["idempotent outbox", *words, options_for(self.connections.engine, self.table)])
+        engine = self.connections.engine
+        return f"idempotent outbox {' '.join(words)} {options_for(engine, self.table)}{led_to(engine, self._schema)}"
 
     @cached_property
     def sql(self) -> Statements:

@@ -58,11 +58,11 @@ class Notifier:
 
     def _run(self) -> None:
         wanted, stopped = self._wanted, self._stopped
-        statement = self._store.connections.dialect.markers("SELECT pg_notify(?, '')")
         while wanted.wait() and not stopped.is_set():
             wanted.clear()
             pause_s = _PAUSE_S
             try:
+                statement = self._store.connections.dialect.markers("SELECT pg_notify(?, '')")
                 self._store.connections.run(query, statement, (self._channel,))
             except Exception:  # relays also look by themselves
                 pause_s = _AGAIN_S

@@ -175,6 +175,27 @@ FAULTS: Final = (
         "tests/checkers/sql/test_names.py",
     ),
     Fault(
+        "SQL: tables are looked for where the session of a handler looks",
+        "idempotent/stores/sql/dialects.py",
+        'return f"{schema}{self.quoted(table)}"',
+        "return self.quoted(table)",
+        "tests/stores/sql/test_changed_sessions.py -k 'no_session_leads and postgres and transactional'",
+    ),
+    Fault(
+        "SQL: a claim that meets a role of a handler is given up",
+        "idempotent/checkers/sql/transactions.py",
+        "(Fault.ABORTED, Fault.DISCONNECTED, Fault.DENIED)",
+        "(Fault.ABORTED, Fault.DISCONNECTED)",
+        "tests/stores/sql/test_changed_sessions.py -k 'role and postgres and nothing'",
+    ),
+    Fault(
+        "an outbox writes where the session of a handler looks",
+        "idempotent/outbox/inserts.py",
+        "return store.connections.dialect.schema",
+        "return None",
+        "tests/stores/sql/test_changed_sessions.py -k 'no_session_leads and postgres and leased'",
+    ),
+    Fault(
         "SQL: a text is sent as it is",
         "idempotent/stores/sql/dialects.py",
         "return text if text.isascii() else self.fit(connection.raw, text)",

@@ -21,7 +21,8 @@ from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure
 from idempotent.errors import SchemaError, StoreBusyError, StoreError
 from idempotent.schema import DEFAULT_TABLE, dedup_tables, failures_name, run_tables
 from idempotent.stores.sql.cursor import DriverConnection, query
-from idempotent.stores.sql.faults import as_store_error, in_own_history, to_create
+from idempotent.stores.sql.engines import looking_in
+from idempotent.stores.sql.faults import as_store_error, in_own_history, led_to, to_create
 from idempotent.stores.sql.grants import RIGHTS, showing_all
 from idempotent.stores.sql.rights import grant_on, hidden_rows, missing_rights
 from idempotent.stores.sql.sockets import LONGEST_S
@@ -44,6 +45,7 @@ class SqlChecker(AbstractIdempotentChecker):
         engine_or_url: an SQLAlchemy engine or URL. The checker opens its own connections, one for each
             thread that uses it at the same time; the engine's pool stays free for the application.
         table: the key table; make it with `idempotent.migrations.upgrade(url)`.
+        schema: where the tables are (MySQL: the database); None: where a new connection finds them.
         lease_s: seconds a claim lasts without renewal (it is renewed every third of that while the handler
             runs); None: it never lapses (`claim_once`).
         retention_s: seconds a key is remembered, counted from its claim, or from its completion if less than half of
@@ -63,6 +65,7 @@ class SqlChecker(AbstractIdempotentChecker):
         engine_or_url: Engine | URL | str,
         *,
         table: str = DEFAULT_TABLE,
+        schema: str | None = None,
         lease_s: float | None = DEFAULT_LEASE_S,
         retention_s: float = DEFAULT_RETENTION_S,
         dead_retention_s: float | None = None,
@@ -71,7 +74,7 @@ class SqlChecker(AbstractIdempotentChecker):
         lease_s = seconds_or_none(lease_s, "lease_s")
         # A dead connection must end before the lease that is renewed on it.
         silence_s = LONGEST_S if lease_s is None else min(LONGEST_S, lease_s / 3)
-        self.store: Final = SqlStore(engine_or_url, table, silence_s)
+        self.store: Final = SqlStore(engine_or_url, table, silence_s, schema=schema)
         super().__init__(
             lease_s=lease_s,
             retention_s=retention_s,
@@ -177,7 +180,7 @@ def sql_findings(store: SqlStore) -> list[Finding]:
 
     def look(driver: DriverConnection) -> list[Finding]:
         settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
-        return [*settings(driver), _backlog(driver, dialect.quoted(store.table), dialect.now_us)]
+        return [*settings(driver), _backlog(driver, dialect.located(store.table), dialect.now_us)]
 
     # What the user has no right to would be refused once more.
     denied = any(finding.level is Level.ERROR for finding in rights)
@@ -190,22 +193,24 @@ def _tables(store: SqlStore) -> Iterator[Finding]:
     from idempotent.migrations import DriftKind, check
 
     try:
-        drifts = check(store.engine, table=store.table)
+        with looking_in(store.engine, store.schema) as engine:
+            drifts = check(engine, table=store.table)
     except SQLAlchemyError as error:
         raise as_store_error(error, store.engine, store.table) from error
     if not drifts:
         yield Finding(Level.OK, f"the table {store.table} is as this version needs it")
         return
     missing = [drift.table for drift in drifts if drift.kind is DriftKind.MISSING_TABLE]
+    type_it = f"type{led_to(store.engine, store.schema)}"
     create = f"{to_create(store.engine, store.table)} (or, {in_own_history(missing, store.table)})"
     # Without these, no keys can be looked at.
     needed = (store.table, failures_name(store.table))
     for drift in drifts:
         match drift.kind:
             case DriftKind.MISSING_TABLE:
-                hint = f"type: {create}; if it was lost, restore it from a backup instead"
+                hint = f"{type_it}: {create}; if it was lost, restore it from a backup instead"
             case DriftKind.UNSEEN_TABLE:
-                hint = f"if it is not there for an administrator either, type: {create}"
+                hint = f"if it is not there for an administrator either, {type_it}: {create}"
             case _:
                 hint = "docs/migrations.md says how each table has to look"
         gone = drift.kind in (DriftKind.MISSING_TABLE, DriftKind.UNSEEN_TABLE)

@@ -48,7 +48,7 @@ class FailureTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
-        name = dialect.quoted(failures_name(table))
+        name = dialect.located(failures_name(table))
         now, text = dialect.now_us, dialect.markers
         insert = (
             f"INSERT INTO {name} (update_at, key_hash, k, attempts, last_error, expires_at)"
@@ -73,7 +73,7 @@ class FailureTable:
         self._reason = text(f"SELECT {dialect.in_utf8('last_error')} FROM {name} WHERE key_hash = ?")
         # The failures of a stored key are kept with it: a DEAD key waits for a person, who needs its last error.
         self._expired = text(
-            f"SELECT f.key_hash FROM {name} f LEFT JOIN {dialect.quoted(table)} t ON t.key_hash = f.key_hash"
+            f"SELECT f.key_hash FROM {name} f LEFT JOIN {dialect.located(table)} t ON t.key_hash = f.key_hash"
             f" WHERE f.expires_at < {now} AND t.key_hash IS NULL LIMIT ?"
         )
         self._delete_old = f"DELETE FROM {name} WHERE update_at < ? AND key_hash IN "

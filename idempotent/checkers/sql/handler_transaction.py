@@ -98,6 +98,7 @@ class HandlerTransaction:
         self.state = State.CLAIMING
         self._keyed = False
         self._has_connection = True
+        self._suspected = False
         self._session: Session | None = None
         self._savepoint: HandlerSavepoint | None = None
         self.arguments: Final[dict[type, Any]] = {}
@@ -308,7 +309,7 @@ class HandlerTransaction:
                 if self._transaction.is_active:
                     self._transaction.rollback()
                 self.driver.raw.rollback()
-            reusable = reuse and self._detached.intact
+            reusable = reuse and not self._suspected and self._detached.intact
         except Exception:
             reusable = False
         self.connection.end()
@@ -361,7 +362,10 @@ class HandlerTransaction:
         innodb_rollback_on_timeout have the same effect. A pooler that changes sessions is no failure of the handler.
         """
         self.doubt = max(self.doubt, Doubt.FAILED)
-        if fault_of(error, self.connection.engine) in UNDONE or lacks_what_it_prepared(error):
+        fault = fault_of(error, self.connection.engine)
+        # A handler may have left a search_path or a role on the connection: the next message gets another one.
+        self._suspected = self._suspected or fault in (Fault.SCHEMA, Fault.DENIED, Fault.DISCONNECTED)
+        if fault in UNDONE or lacks_what_it_prepared(error):
             self.contention = error
         elif (
             self._dialect.name == "postgresql" and getattr(error, "sqlstate", None) != _IN_FAILED_TRANSACTION

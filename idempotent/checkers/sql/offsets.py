@@ -62,7 +62,7 @@ class OffsetTable:
 
     def __init__(self, dialect: SqlDialect, table: str) -> None:
         self._dialect = dialect
-        name = dialect.quoted(offsets_name(table))
+        name = dialect.located(offsets_name(table))
         self._returns = dialect.name == "postgresql"
         text, now = dialect.markers, dialect.now_us
         conflict = "ON DUPLICATE KEY UPDATE key_hash = key_hash"
@@ -273,6 +273,7 @@ class OffsetChecker(TransactionalBase):
     Args:
         engine_or_url: as for `TransactionalSqlChecker`; the database of the handlers' writes.
         table: name of the key table; offsets are in `<table>_offsets`. `idempotent.migrations.upgrade` makes both.
+        schema: where the tables are; see `TransactionalSqlChecker`.
         retention_s: seconds the attempts of a failed message are remembered.
         lock_timeout_s: seconds a message waits for another transaction that advances its partition.
         strict: see `TransactionalSqlChecker`.

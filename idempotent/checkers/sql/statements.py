@@ -77,7 +77,7 @@ class Statements:
     ) -> None:
         self._dialect = dialect
         self._limits = waits_briefly and dialect.name == "postgresql"  # elsewhere the connection has a limit
-        self._table = table = dialect.quoted(table)
+        self._table = table = dialect.located(table)
         self._durations = durations
         self._lease_us = durations.lease_us
         change = self._change

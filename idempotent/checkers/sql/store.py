@@ -17,7 +17,7 @@ from idempotent.checkers.sql.statements import IN_PROGRESS, Durations, done, mic
 from idempotent.claims import NOBODY, KeyStatus
 from idempotent.keys import SHOWN, Key
 from idempotent.observe.counting import CountEvent
-from idempotent.schema import dedup_tables, failures_name, validate_table_name
+from idempotent.schema import dedup_tables, failures_name, validate_schema, validate_table_name
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -44,6 +44,7 @@ class SqlStore:
         engine_or_url: an SQLAlchemy engine or URL.
         table: name of the key table.
         silence_s: see `limit_silence`.
+        schema: where the tables are; None: where the first connection finds the key table.
         asynchronous: accept an AsyncEngine, or the URL of an asyncio driver, too.
 
     Attributes:
@@ -60,13 +61,20 @@ class SqlStore:
         table: str,
         silence_s: float = LONGEST_S,
         *,
+        schema: str | None = None,
         asynchronous: bool = False,
     ) -> None:
         self.table: Final = validate_table_name(table)
+        self.schema: Final = validate_schema(schema)
         self.engine: Final = engine_from(engine_or_url, asynchronous=asynchronous)
         self._owns_engine = isinstance(engine_or_url, (str, URL))
         self.bridge: Final = Bridge()
-        options: dict[str, Any] = {"silence_s": silence_s, "waits_briefly": True}
+        options: dict[str, Any] = {
+            "located_by": self.table,
+            "schema": self.schema,
+            "silence_s": silence_s,
+            "waits_briefly": True,
+        }
         self.connections: Final = (
             AwaitedConnections(self.bridge, self.engine, self.table, **options)
             if self.is_async
@@ -104,7 +112,7 @@ class SqlStore:
         """
         tables = dedup_tables(MetaData(), self.table)
         for table in (tables.offsets if by_position else tables.keys, tables.failures):
-            name, columns = self.connections.dialect.quoted(table.name), [column.name for column in table.c]
+            name, columns = self.connections.dialect.located(table.name), [column.name for column in table.c]
             self.connections.run(query, f"SELECT {', '.join(columns)} FROM {name} WHERE 1 = 0")
             if self.engine.dialect.name != "sqlite":  # there it would wait for each transaction that writes
                 self.connections.run(execute, f"UPDATE {name} SET {columns[0]} = {columns[0]} WHERE 1 = 0")
@@ -181,7 +189,7 @@ class _AdminStatements:
 
     def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
         self._dialect = dialect
-        table, failures = dialect.quoted(table), dialect.quoted(failures_name(table))
+        table, failures = dialect.located(table), dialect.located(failures_name(table))
         now = dialect.now_us
         nobody = dialect.bytes_literal(NOBODY)
         self._lapsed = f"{IN_PROGRESS} AND lease_until < {now} AND owner <> {nobody}"

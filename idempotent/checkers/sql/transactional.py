@@ -88,6 +88,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         engine_or_url: Database,
         *,
         table: str = DEFAULT_TABLE,
+        schema: str | None = None,
         retention_s: float = DEFAULT_RETENTION_S,
         dead_retention_s: float | None = None,
         lock_timeout_s: float = 1.0,
@@ -98,7 +99,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         if flag(savepoints, "savepoints") and not self.recorder_type.can_forget:
             raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
         sessions, engine = sessions_of(engine_or_url)
-        self.store: Final = SqlStore(engine, table, asynchronous=True)
+        self.store: Final = SqlStore(engine, table, schema=schema, asynchronous=True)
         self.lock_timeout_s: Final = seconds(lock_timeout_s, "lock_timeout_s", most_s=_LONGEST_LOCK_S)
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
@@ -251,14 +252,14 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         transaction: HandlerTransaction = claim.transaction
         known = transaction.arguments.get(kind)
-        if known is not None:
-            return known
-        return transaction.argument(kind)
+        return transaction.argument(kind) if known is None else known
 
     @cached_property
     def _gc_leader(self) -> SqlChecker:
         # A transaction would lock out the deletes; a leased key does not.
-        return SqlChecker(self.store.engine, table=self.store.table, lease_s=_GC_LEASE_S)
+        return SqlChecker(
+            self.store.engine, table=self.store.table, schema=self.store.schema, lease_s=_GC_LEASE_S
+        )
 
     def _garbage_collect(self, limit: int) -> int:
         return self.store.connections.run(self._recorder.delete_expired, limit)
@@ -285,6 +286,7 @@ class TransactionalSqlChecker(TransactionalBase):
         engine_or_url: an SQLAlchemy engine, URL or `sessionmaker`; the database of the handlers' writes. With an
             AsyncEngine, an `async_sessionmaker` or the URL of an asyncio driver, the handlers are `async def`.
         table: the key table, in the same database; make it with `idempotent.migrations.upgrade(url)`.
+        schema: where the tables are (MySQL: the database); None: where a new connection finds them.
         retention_s: seconds a key is remembered, counted from its claim.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
         lock_timeout_s: seconds a claim waits for another transaction that holds its key, before it answers
@@ -319,9 +321,8 @@ def sessions_of(database: Database) -> tuple[Sessions, AnyEngine]:
                 "the sessionmaker has the engine of an AsyncEngine: give the checker async_sessionmaker(async_engine)"
             )
         return Sessions(database), engine
-    return AsyncSessions.plain() if is_async(database) else Sessions(sessionmaker()), cast(
-        "AnyEngine", database
-    )
+    plain = AsyncSessions.plain() if is_async(database) else Sessions(sessionmaker())
+    return plain, cast("AnyEngine", database)
 
 
 def _makes_async(database: object) -> TypeGuard[async_sessionmaker[AsyncSession]]:

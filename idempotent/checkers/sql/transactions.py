@@ -42,6 +42,8 @@ from idempotent.values import changed
 log = EventLog(__name__)
 
 _CLAIM_TRIES: Final = 3
+# Or a new transaction; a handler may have left its role on the connection, which lacks rights.
+_NEW_CONNECTION_HELPS: Final = (Fault.ABORTED, Fault.DISCONNECTED, Fault.DENIED)
 _ESCAPED: Final = "effect unknown: the handler itself ended its transaction; look, then resolve the key"
 
 
@@ -229,7 +231,7 @@ class HandlerTransactions:
                     raise
                 if fault not in KEPT:
                     self._connections.close()
-                if remaining and fault in (Fault.ABORTED, Fault.DISCONNECTED):
+                if remaining and fault in _NEW_CONNECTION_HELPS:
                     continue
                 raise failed from error
             return [_in_transaction(decision, transaction) for decision in decisions]
@@ -308,6 +310,8 @@ class HandlerTransactions:
                 raise DoomedTransactionError(
                     f"the completion of the key was not recorded: {explained(error)}"
                 ) from error
+            if self.fault(error) is Fault.DENIED:
+                raise as_store_error(error, self._store.engine, self._store.table, in_handler=True) from error
             raise
 
     def _demand_alive(self, transaction: HandlerTransaction, claims: Sequence[Claim]) -> None:

@@ -14,12 +14,14 @@ import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 from typing import Any, Final
 
 from sqlalchemy.util import await_only
 
 from idempotent.stores.sql.bridge import running_loop
 
+_NO_BACKSLASH_ESCAPES: Final = 512
 _QUIT: Final = b"\x01\x00\x00\x00\x01"
 """MySQL's COM_QUIT, as a whole packet."""
 
@@ -234,7 +236,21 @@ class _AwaitedCursor:
 
     async def _execute_alone(self, statement: str, params: Sequence[Any]) -> None:
         async with self._adapted._execute_mutex:  # noqa: SLF001 - SQLAlchemy's
+            if spoils_bytes(self._adapted.driver_connection):
+                statement, params = _in_hex(statement, params)
             await self._execute(statement, params, {})
+
+
+def spoils_bytes(driver: Any) -> bool:
+    """Whether the session's sql_mode is NO_BACKSLASH_ESCAPES: asyncmy's escapes of bytes mean something else there."""
+    return bool(getattr(driver, "server_status", 0) & _NO_BACKSLASH_ESCAPES)
+
+
+def _in_hex(statement: str, params: Sequence[Any]) -> tuple[str, list[Any]]:
+    """A statement with its bytes in it, as PyMySQL sends them."""
+    shown = [f"X'{each.hex()}'" if isinstance(each, bytes) else "%s" for each in params]
+    text = "".join(chain.from_iterable(zip_longest(statement.split("%s"), shown, fillvalue="")))
+    return text, [each for each in params if not isinstance(each, bytes)]
 
 
 def awaited(adapted: Any, driver: Any) -> AwaitedConnection:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
@@ -13,9 +14,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import await_only
 
-from idempotent.errors import StoreError
+from idempotent.errors import ConfigurationError, StoreError
+from idempotent.schema import SCHEMA_NAME
 from idempotent.stores.sql.bridge import Bridge
-from idempotent.stores.sql.cursor import DriverConnection, transaction
+from idempotent.stores.sql.cursor import DriverConnection, query, transaction
 from idempotent.stores.sql.detached import Detached, DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect, dialect_for
 from idempotent.stores.sql.faults import KEPT, Fault, as_store_error, fault_of
@@ -33,35 +35,58 @@ class Connections:
     Args:
         engine: creates the connections.
         table: the table's name, for error messages.
+        located_by: the table that tells, unless `schema` does, where all are; None: they need not be located.
+        schema: see `SqlDialect`.
         silence_s: see `limit_silence`.
         waits_briefly: see `DetachedConnections`.
 
     Raises:
-        ConfigurationError: the database or its driver is not supported.
+        ConfigurationError: the database or its driver is not supported, or SQLite is to have a schema.
     """
 
     _kind: type[DetachedConnections] = DetachedConnections
     _pause: Callable[[float], object] = staticmethod(time.sleep)
 
     def __init__(
-        self, engine: Engine, table: str, *, silence_s: float = LONGEST_S, waits_briefly: bool = False
+        self,
+        engine: Engine,
+        table: str,
+        *,
+        located_by: str | None = None,
+        schema: str | None = None,
+        silence_s: float = LONGEST_S,
+        waits_briefly: bool = False,
     ) -> None:
         """Check the dialect. The first statement connects."""
         dialect_for(engine.dialect)
         self.engine: Final = engine
         self._table = table
+        self._located_by = located_by
+        self._schema = schema
+        if engine.dialect.name == "sqlite" and schema not in (None, "main"):
+            raise ConfigurationError(
+                f"SQLite has no schema {schema!r}: the tables are in the file of the URL"
+            )
         self._own = self._kind(engine, autocommit=True, silence_s=silence_s, waits_briefly=waits_briefly)
 
     @cached_property
     def dialect(self) -> SqlDialect:
-        """The properties of this database. For MySQL and MariaDB it connects first, to detect product and version.
+        """The properties of this database. A server is asked first for its product and version, and for the schema.
 
         Raises:
+            SchemaError: the table that tells the schema is missing.
             StoreError: the database did not answer.
         """
-        if self.engine.dialect.name == "mysql" and not self._own:
-            self.run(lambda _: None)
-        return dialect_for(self.engine.dialect)
+        if self.engine.dialect.name == "sqlite":
+            return dialect_for(self.engine.dialect)
+        return self.run(self._look)
+
+    def _look(self, driver: DriverConnection) -> SqlDialect:
+        dialect, schema = dialect_for(self.engine.dialect), self._schema
+        if schema is None and self._located_by is not None:
+            # This session is one that no handler has changed.
+            schema = query(driver, dialect.where_is(self._located_by))[0][0]
+        return replace(dialect, schema=schema if schema and SCHEMA_NAME.fullmatch(schema) else None)
 
     def run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool = True) -> T:
         """Run repeatable statements on a connection in autocommit.
@@ -136,7 +161,7 @@ class Connections:
         if fault is Fault.DISCONNECTED:
             return True
         # SQLite has already waited its busy timeout for the current writer.
-        if fault in (Fault.ABORTED, Fault.LOCKED) and self.dialect.name != "sqlite":
+        if fault in (Fault.ABORTED, Fault.LOCKED) and self.engine.dialect.name != "sqlite":
             self._pause(random.uniform(0.001, 0.02))
             return True
         return False
@@ -169,8 +194,7 @@ class AwaitedConnections(Connections):
     @property
     def dialect(self) -> SqlDialect:
         if self._dialect is None:
-            self._bridge.run(super().run, _nothing)
-            self._dialect = dialect_for(self.engine.dialect)
+            self._dialect = self._bridge.run(super().run, self._look)
         return self._dialect
 
     @dialect.setter
@@ -184,7 +208,3 @@ class AwaitedConnections(Connections):
     def _run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool) -> T:
         _ = self.dialect  # asked for before a connection is in use
         return super().run(work, *arguments, retry_locked=retry_locked)
-
-
-def _nothing(_driver: DriverConnection) -> None:
-    """No statement: the connection alone tells the product and its version."""

@@ -102,6 +102,7 @@ class SqlDialect:
         statement_limit: a query for the longest statement that the server takes, in bytes; None: longer than any.
         use_utf8: makes UTF-8 the character set of a driver connection in autocommit.
         fit: the text with `?` for each character that a driver connection cannot send, or its database not store.
+        schema: where the tables are (MySQL: the database); None: wherever the session looks for them.
     """
 
     name: str
@@ -119,6 +120,7 @@ class SqlDialect:
     statement_limit: str | None
     use_utf8: Callable[[Any], None]
     fit: Callable[[Any, str], str]
+    schema: str | None = None
 
     def storable(self, connection: DriverConnection, text: str) -> str:
         """A readable text as a connection can store it: its character set must not make a key unstorable."""
@@ -135,8 +137,22 @@ class SqlDialect:
         return f"'\\x{value.hex()}'::bytea" if self.name == "postgresql" else f"x'{value.hex()}'"
 
     def quoted(self, name: str) -> str:
-        """The name of a table as an identifier: the migrations keep its capitals, and it may be a reserved word."""
+        """A name as an identifier: the migrations keep its capitals, and it may be a reserved word."""
         return f"`{name}`" if self.name == "mysql" else f'"{name}"'
+
+    def located(self, table: str) -> str:
+        """A table with its schema: a handler may have changed where the session looks for tables."""
+        schema = "" if self.schema is None else f"{self.quoted(self.schema)}."
+        return f"{schema}{self.quoted(table)}"
+
+    def where_is(self, table: str) -> str:
+        """A query for the schema in which a session finds a table, which fails as any other if it is missing."""
+        if self.name == "mysql":
+            return "SELECT DATABASE()"
+        return (
+            "SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+            f" WHERE c.oid = '{self.quoted(table)}'::regclass"
+        )
 
     def scoped(self, statement: str, wait_s: float | None = None) -> str:
         """The statement with settings that end with it, for a session that is the application's as well: in UTC.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
@@ -174,6 +175,28 @@ def new_engine(url: AnyEngine, *, asynchronous: bool = False, **options: Any) ->
         raise ConfigurationError(
             f"the URL is invalid or names an unsupported database. Examples: {_EXAMPLES}"
         ) from None
+
+
+@contextmanager
+def looking_in(engine: Engine, schema: str | None) -> Iterator[Engine]:
+    """An engine of the same URL whose sessions look for tables in this schema; None: the engine itself."""
+    if schema is None or engine.dialect.name == "sqlite":
+        yield engine
+        return
+    is_postgresql = engine.dialect.name == "postgresql"
+    url = engine.url if is_postgresql else engine.url.set(database=schema)
+    other = new_engine(url, asynchronous=True, poolclass=NullPool)
+    if is_postgresql:
+
+        @event.listens_for(other, "connect")
+        def _look_there(raw: Any, _record: Any) -> None:
+            raw.cursor().execute(f'SET search_path TO "{schema}"')
+            raw.commit()
+
+    try:
+        yield other
+    finally:
+        other.dispose()
 
 
 def is_async(engine_or_url: object) -> bool:

@@ -105,9 +105,13 @@ _POSTGRESQL_CLASSES: Final = {
 }
 # PostgreSQL, MySQL and MariaDB with the name of the database, SQLite.
 _MISSING_TABLE: Final = re.compile(
-    r"relation \"(?:\w+\.)?(\w+)\" does not exist"
-    r"|Table '(?:[^'.]*\.)?(\w+)' doesn't exist"
+    r"relation \"(?:(?P<schema>[^\".]+)\.)?(\w+)\" does not exist"
+    r"|Table '(?:(?P<database>[^'.]*)\.)?(\w+)' doesn't exist"
     r"|no such table: (?:\w+\.)?(\w+)"
+)
+_ROLE: Final = (
+    "If the handler has changed the role of its session (SET ROLE, SET SESSION AUTHORIZATION), let it change the role "
+    "back before it sends and returns, or grant that role the same. Else: "
 )
 _READ_ONLY: Final = re.compile("read[- ]only", re.IGNORECASE)
 _READ_ONLY_BY: Final = {
@@ -197,8 +201,13 @@ def _lacks_table_or_column(text: str) -> bool:
     return text.startswith(("no such table", "no such column")) or "has no column named" in text
 
 
-def as_store_error(error: BaseException, engine: Engine, table: str, connection: Any = None) -> StoreError:
-    """The error to raise: it names the store, what happened, and what to do. Raise it `from` the original."""
+def as_store_error(
+    error: BaseException, engine: Engine, table: str, connection: Any = None, *, in_handler: bool = False
+) -> StoreError:
+    """The error to raise: it names the store, what happened, and what to do. Raise it `from` the original.
+
+    `in_handler`: it happened in a session that a handler may have changed before.
+    """
     if isinstance(error, StoreError):
         return error
     store = engine.url.render_as_string(hide_password=True)
@@ -231,8 +240,9 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
         case Fault.SCHEMA:
             return _missing(error, engine, table, connection)
         case Fault.DENIED:
+            role = _ROLE if in_handler else ""
             return StoreError(
-                f"the user of the store {store} lacks a right: {text}. {what_to_grant(text, engine, connection)}"
+                f"the user of the store {store} lacks a right: {text}. {role}{what_to_grant(text, engine, connection)}"
             )
         case _:
             return StoreError(f"the store {store} failed: {text}{_where_to_write(text, engine)}")
@@ -241,7 +251,8 @@ def as_store_error(error: BaseException, engine: Engine, table: str, connection:
 def _missing(error: BaseException, engine: Engine, table: str, connection: Any) -> SchemaError:
     store = engine.url.render_as_string(hide_password=True)
     text = " ".join(str(original(error)).split())
-    missing = _missing_table(text) or table
+    missing, schema = _missing_table(text)
+    missing = missing or table
     if (granted := _unseen(missing, engine, connection)) is not None:
         return SchemaError(
             f"the user of the store {store} may not use the schema of the table {missing}: {text}. "
@@ -249,8 +260,8 @@ def _missing(error: BaseException, engine: Engine, table: str, connection: Any) 
         )
     return SchemaError(
         f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
-        f"Type: {to_create(engine, table)} (or, {in_own_history([missing], table)}; if it was lost, restore it from a "
-        "backup instead; `idempotent migrate check` shows what differs)"
+        f"Type{led_to(engine, schema)}: {to_create(engine, table)} (or, {in_own_history([missing], table)}; "
+        "if it was lost, restore it from a backup instead; `idempotent migrate check` shows what differs)"
     )
 
 
@@ -280,10 +291,21 @@ def _to_connect(text: str, engine: Engine) -> str:
     return f". Check that the server runs, the host, port and database, the user and the password.{granted}"
 
 
-def _missing_table(text: str) -> str | None:
-    """The table that a database's error says is missing."""
+def _missing_table(text: str) -> tuple[str | None, str | None]:
+    """The table that a database's error says is missing, and its schema."""
     found = _MISSING_TABLE.search(text)
-    return found[found.lastindex or 0] if found else None
+    return (found[found.lastindex or 0], found["schema"] or found["database"]) if found else (None, None)
+
+
+def led_to(engine: Engine, schema: str | None) -> str:
+    """What to change in the engine's URL for a command that is to find the tables of this schema; empty: nothing."""
+    if schema is None or engine.dialect.name == "sqlite":
+        return ""
+    if engine.dialect.name == "postgresql":
+        word = f"search_path%3D{schema}"
+        known = schema == "public" or word in engine.url.render_as_string().replace("=", "%3D")
+        return "" if known else f" (with ?options=-c{word} in the URL)"
+    return "" if schema == engine.url.database else f" (with the database {schema} in the URL)"
 
 
 def to_create(engine: Engine, table: str) -> str:

@@ -37,7 +37,7 @@ def hidden_rows(connections: Connections, tables: Sequence[str]) -> list[tuple[s
     """
     if connections.dialect.name != "postgresql":
         return []
-    named = ", ".join(f"to_regclass('{connections.dialect.quoted(table)}')" for table in tables)
+    named = ", ".join(f"to_regclass('{connections.dialect.located(table)}')" for table in tables)
     return [(str(row[0]), bool(row[1])) for row in connections.run(query, _HIDING.format(tables=named))]
 
 
@@ -68,12 +68,11 @@ def grant_on(connections: Connections, table: str) -> str:
     Raises:
         StoreError: the database did not answer.
     """
-    database = f"`{connections.engine.url.database}`." if connections.dialect.name == "mysql" else ""
-    return grant_to_user(connections, RIGHTS, f"{database}{connections.dialect.quoted(table)}")
+    return grant_to_user(connections, RIGHTS, connections.dialect.located(table))
 
 
 def _has_right(connections: Connections, table: Table, right: str) -> bool:
-    quoted = connections.dialect.quoted(table.name)
+    quoted = connections.dialect.located(table.name)
     if connections.dialect.name == "postgresql":
         asked = f"SELECT has_table_privilege('{quoted}', '{right}')"
         return bool(connections.run(query, asked)[0][0])

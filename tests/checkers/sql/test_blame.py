@@ -259,7 +259,7 @@ def test_a_transaction_that_postgresql_ended_because_it_was_idle_costs_a_run_and
 
     def handle(message, session):
         if next(runs) == 0:
-            wait_for(lambda: backends(sql_store, name) == 0)
+            wait_for(lambda: backends(sql_store, name) == 1)  # the connection of the checker itself
         book(sql_store, session, Message("orders", id="after the pause"))
 
     checker = sql_store.transactional(sql_store.engine(connect_args=options))

@@ -8,7 +8,8 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from idempotent import Outcome, Registry
-from tests.checkers.sql.booking import book, consumer_of, messages, outcomes
+from idempotent.policy import Backoff
+from tests.checkers.sql.booking import book, consumer_of, messages, only, outcomes
 
 SETTINGS = {
     "sqlite": ("PRAGMA cache_size = 123", "PRAGMA cache_size = 2000", "PRAGMA cache_size", 2000),
@@ -132,7 +133,6 @@ BREAKING = {
     "sqlite": ["PRAGMA query_only = ON"],
     "mysql": ["SET SESSION TRANSACTION READ ONLY"],
     "postgres": [
-        "SET search_path TO pg_catalog",
         "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
         "SET ROLE pg_monitor",
     ],
@@ -154,3 +154,27 @@ def test_a_setting_that_makes_claims_impossible_costs_one_try(sql_store):
             [Outcome.UNAVAILABLE, Outcome.PROCESSED],
             [Outcome.PROCESSED, Outcome.DUPLICATE],
         ), statement
+
+
+MISLEADING = {
+    "postgres": ["SET search_path TO pg_catalog", "SET ROLE pg_monitor"],
+    "mysql": ["USE information_schema"],
+}
+
+
+def test_a_setting_that_breaks_the_next_handlers_own_statements_costs_one_try(sql_store):
+    only(sql_store, *MISLEADING)
+    for statement in MISLEADING[sql_store.kind]:
+        checker = sql_store.transactional()
+        broken = consumer_of(
+            sql_store, checker, lambda _, session, statement=statement: session.execute(sa.text(statement))
+        )
+        assert broken.process(messages(f"{statement} 1")[0]).outcome is Outcome.PROCESSED, statement
+        fine = consumer_of(sql_store, checker, backoff=Backoff(0.0, 0.0))
+        tries = [fine.process(messages(f"{statement} 2")[0]).outcome for _ in range(2)]
+        assert tries in (
+            [Outcome.FAILED, Outcome.PROCESSED],
+            [Outcome.UNAVAILABLE, Outcome.PROCESSED],
+            [Outcome.PROCESSED, Outcome.DUPLICATE],
+        ), statement
+        assert sql_store.booked()[f"{statement} 2"] == 1

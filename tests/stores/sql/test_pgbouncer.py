@@ -113,6 +113,25 @@ def test_otherwise_the_error_says_what_to_write(store, pooled, make):
         assert Outcome.FAILED not in {result.outcome for result in results}
 
 
+def test_a_session_that_a_handler_has_changed_misleads_no_other_client(store, pooled):
+    url = pooled.update_query_dict(UNPREPARED)
+    checkers = [make(url, table=store.table) for make in (TransactionalSqlChecker, SqlChecker)]
+    checkers[1].ping()
+    late = SqlChecker(url, table=store.table, schema="public")  # connects first when sessions are changed
+
+    def change(message: Message, session: Session) -> None:
+        session.execute(sa.text("SET search_path TO pg_catalog"))
+
+    changing = Registry().consumer("tenants", checker=checkers[0])(change)
+    for checker in (*checkers, late):
+        store.opened.callback(checker.close)
+        results = [each for _ in range(2) for each in in_threads(changing)]
+        assert {result.outcome for result in results} <= {Outcome.PROCESSED, Outcome.DUPLICATE}, results
+        if checker is not checkers[0]:
+            in_threads(leased(store, checker))
+    assert store.booked() == {message.id: 1 for task in range(TASKS) for message in of(task)}
+
+
 def test_a_spark_ledger_takes_it_in_its_url(store, pooled):
     upgrade(store.url, table=f"{store.table}_s")
     url = pooled.update_query_dict(UNPREPARED).render_as_string(hide_password=False)
