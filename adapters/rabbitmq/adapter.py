@@ -156,7 +156,8 @@ class RabbitMqAdapter(Adapter):
                     self._copies.settle()
                     session.pump(limit, self.full_subjects, wait_s, self._woken.is_set)
                     self._copies.settle()
-                    deliveries = session.take(limit, self.full_subjects)
+                    taken = session.take(limit, self.full_subjects)
+                    deliveries = [delivery for delivery in taken if not self._passes_on(session, delivery)]
                 except LOST as error:
                     self._lose(error)
             if deliveries or self._woken.is_set() or time.monotonic() >= until:
@@ -304,6 +305,13 @@ class RabbitMqAdapter(Adapter):
     ) -> bool:
         copy = Copy(delivery.message, delivery.token, target, result, time.monotonic() + after_s)
         return self._settle(copy.token, lambda: self._copies.make(copy))
+
+    def _passes_on(self, session: Session, delivery: Delivery) -> bool:
+        """Move a delayed message to its work queue, whose consumer handles it, if this worker may not be that one."""
+        if delivery.error is not None or session.may_handle(delivery.token):
+            return False
+        self._copy(delivery, CopyTarget.QUEUE)
+        return True
 
     def _keep_alive(self) -> None:
         """Serve the consuming connection while a message is published."""

@@ -74,10 +74,13 @@ class Copy:
                 {**message.headers, **letter}, lambda some: takes(properties_of_copy(message, some))
             )
             return item_for(place, message.body, properties_of_copy(message, headers))
-        ours = delayed_headers(message, ours_of(message, queue), queue, queue)
-        properties = properties_of_copy(message, {**message.headers, **ours})
+        ours = ours_of(message, queue)
         if self.target is CopyTarget.QUEUE:
+            # The same message, which nobody has tried in between.
+            properties = properties_of_copy(message, {**message.headers, **ours})
             return item_for(topology.work_place(queue), message.body, properties)
+        delayed = delayed_headers(message, ours, queue, queue)
+        properties = properties_of_copy(message, {**message.headers, **delayed})
         delay_s = max(self.due - time.monotonic(), 0.0)
         return item_for(topology.delay_place(queue, delay_s), message.body, properties)
 

@@ -1,11 +1,11 @@
-"""Session: one connection and its deliveries, whose epoch it is; when it acknowledges them, and how many may come."""
+"""Session: one connection and its deliveries, whose epoch it is, and when it acknowledges them."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from idempotent.adapters.rabbitmq.messages import Received, late_s, message_from
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, Window
 from idempotent.adapters.rabbitmq.reading import fault_in
 from idempotent.adapters.rabbitmq.topology import Topology, get
+from idempotent.adapters.rabbitmq.windows import Windows
 from idempotent.adapters.reconnecting import DOUBT_AFTER_S
 from idempotent.adapters.watermark import Watermark
 from idempotent.errors import MessageError
@@ -35,20 +36,20 @@ _LATE_S: Final = 60.0
 _STREAM_HEADER: Final = "x-stream-offset"
 # How long a finished message waits for a slow one before it, so that one acknowledgement can cover both.
 _MOST_ACK_DELAY_S: Final = 1.0
-# How long a window is full before it grows: a copy is usually confirmed sooner.
-_PATIENCE_S: Final = 0.25
-_MOST_WINDOW: Final = 1000
-# A window that is emptied this often in that time is too small to keep the handlers busy.
-_TURNS: Final = 2
-_MOST_BUSY: Final = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """A delivery's handle. A tag is valid only in its session."""
+    """A delivery's handle. A tag is valid only in its session.
+
+    Attributes:
+        queue: the work queue that its message is for.
+        came_from: the queue that it came from.
+    """
 
     session: Session
     queue: str
+    came_from: str
     tag: int
 
 
@@ -85,9 +86,10 @@ class Session:
         self._consuming = consuming
         # Each queue and the work queue whose messages it has, in the order in which they are pulled.
         self._queues = deque(topology.consumed(queues))
-        self._inbox: FairQueue[tuple[str, Received, bytes]] = FairQueue()
+        self._inbox: FairQueue[tuple[str, str, Received, bytes]] = FairQueue()
         self._unsettled: set[int] = set()
         self._suspects: set[str] = set()
+        self._served: set[str] = set()
         self._no_streams: set[str] = set()
         self._is_cancelled = False
         self._next_pump = 0.0
@@ -117,12 +119,14 @@ class Session:
         """
         deliveries: list[Delivery] = []
         while len(deliveries) < limit and (arrived := self._inbox.take(full)) is not None:
-            queue, received, body = arrived
+            came_from, queue, received, body = arrived
             tag = received.method.delivery_tag
             self._unsettled.add(tag)
             fault = fault_in(received.properties)
             error = None if fault is None else MessageError(f"a part of the message cannot be read: {fault}")
-            deliveries.append(Delivery(message_from(queue, received, body), Token(self, queue, tag), error))
+            deliveries.append(
+                Delivery(message_from(queue, received, body), Token(self, queue, came_from, tag), error)
+            )
             if self._consuming.ack is AckMode.AUTO:
                 self._acks.finish(tag)
         if self._consuming.ack is AckMode.AUTO and deliveries:
@@ -189,6 +193,14 @@ class Session:
         get(channel, queue)
         channel.close()  # returns the message
 
+    def may_handle(self, token: Token) -> bool:
+        """Whether the broker gives this session what it gives to the consumers of the delivery's work queue.
+
+        A delayed message proves nothing: where a queue has a single active consumer, all workers consume its delayed
+        messages, and AMQP tells none of them which one is active.
+        """
+        return token.came_from == token.queue or token.queue in self._served
+
     # Settlements
 
     def mark_settled(self, tag: int) -> bool:
@@ -229,7 +241,7 @@ class Session:
         for consumer in self._channel.consumer_tags:
             self._channel.basic_cancel(consumer)
         self._acks.flush()
-        for _, received, _ in self._inbox.clear():
+        for _, _, received, _ in self._inbox.clear():
             self._acks.give_back(received.method.delivery_tag)
         self._connection.close()
 
@@ -259,9 +271,11 @@ class Session:
         self._acks.delivered(method.delivery_tag)
         self._windows.delivered(queue, method.delivery_tag)
         received = Received(method, properties)
-        if queue != work:
+        if queue == work:
+            self._served.add(work)
+        else:
             self._say_late(queue, late_s(received))
-        self._inbox.add(work, (work, received, body))
+        self._inbox.add(work, (queue, work, received, body))
 
     def _say_late(self, queue: str, seconds: float) -> None:
         """Say in the log that a delayed message came late, unless this worker was not there all the time."""
@@ -426,69 +440,3 @@ class Batched(Acks):
                 self._channel.basic_ack(tag)
                 del self._done[tag]
         self._next_try = now + self._interval_s
-
-
-class Windows:
-    """The prefetches of one channel, and the deliveries that occupy them.
-
-    A delivery that waits for the owner of its key, or for the confirmation of its copy, occupies a place without
-    occupying a handler. When such deliveries have filled the window of a queue, it needs another consumer. It needs one
-    as well when the handlers are so fast that they wait for the broker; what is sent ahead then still runs soon.
-
-    Args:
-        window: the number at the beginning, and whether it grows.
-    """
-
-    def __init__(self, window: Window) -> None:
-        self._grows = window.grows
-        self._sizes: Counter[str] = Counter()
-        self._works: dict[str, str] = {}
-        self._queues: dict[int, str] = {}
-        self._out: Counter[str] = Counter()
-        self._full_since: dict[str, float] = {}
-        self._settled: Counter[str] = Counter()
-        self._counted_since = time.monotonic()
-
-    def opened(self, queue: str, work: str, prefetch: int) -> None:
-        """A consumer with this prefetch was added to a queue with messages of `work`."""
-        self._sizes[queue] += prefetch
-        self._works[queue] = work
-
-    def delivered(self, queue: str, tag: int) -> None:
-        """A delivery of a queue occupies a place."""
-        if self._grows:
-            self._queues[tag] = queue
-            self._out[queue] += 1
-
-    def settled(self, tag: int) -> None:
-        """A delivery is acknowledged or returned."""
-        queue = self._queues.pop(tag, None)
-        if queue is not None:
-            self._out[queue] -= 1
-            self._settled[queue] += 1
-
-    def full(self) -> Iterator[tuple[str, str, int]]:
-        """The queues whose windows are too small, their work queues, and by how much to widen them.
-
-        To be called when the worker has room and no delivery is available.
-        """
-        if not self._grows:
-            return
-        now = time.monotonic()
-        settled: Counter[str] = Counter()
-        if now - self._counted_since >= _PATIENCE_S:
-            # After a longer time without a call the handlers were not waiting.
-            if now - self._counted_since < 2 * _PATIENCE_S:
-                settled = self._settled
-            self._settled, self._counted_since = Counter(), now
-        for queue, size in list(self._sizes.items()):
-            if self._out[queue] < size:
-                self._full_since.pop(queue, None)
-                wanted = min(settled[queue] // _TURNS, _MOST_BUSY)
-            elif size < _MOST_WINDOW and now - self._full_since.setdefault(queue, now) >= _PATIENCE_S:
-                del self._full_since[queue]
-                wanted = 2 * size
-            else:
-                continue
-            if wanted > size:
-                yield queue, self._works[queue], wanted - size

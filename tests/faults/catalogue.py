@@ -1430,6 +1430,13 @@ FAULTS: Final = (
         "tests/adapters/rabbitmq/test_queues.py -k test_what_failed_comes_back_to_a_queue_that_is_full",
     ),
     Fault(
+        "RabbitMQ: the standby of a single active consumer handles delayed messages",
+        "adapters/rabbitmq/adapter.py",
+        "delivery.error is not None or session.may_handle(delivery.token)",
+        "delivery is not None",
+        "tests/adapters/rabbitmq/test_single_active.py -k 'active_consumer_alone and classic'",
+    ),
+    Fault(
         "RabbitMQ: a stream is consumed like a queue",
         "adapters/rabbitmq/session.py",
         "        while self._suspects:\n",
@@ -1459,7 +1466,7 @@ FAULTS: Final = (
     ),
     Fault(
         "RabbitMQ: deliveries that wait keep others away",
-        "adapters/rabbitmq/session.py",
+        "adapters/rabbitmq/windows.py",
         "                wanted = 2 * size\n",
         "                wanted = size\n",
         "tests/adapters/rabbitmq/test_working.py -k test_deliveries_that_wait_do_not_keep_others_away",
@@ -1488,8 +1495,8 @@ FAULTS: Final = (
     Fault(
         "RabbitMQ: nothing is said of a delayed message that its queue refused",
         "adapters/rabbitmq/session.py",
-        "        if queue != work:\n            self._say_late(",
-        "        if False:\n            self._say_late(",
+        "        else:\n            self._say_late(",
+        "        elif False:\n            self._say_late(",
         "tests/adapters/rabbitmq/test_returning.py -k line_in_the_log",
     ),
     Fault(
