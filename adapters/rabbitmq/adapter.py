@@ -19,7 +19,7 @@ from idempotent.adapters.rabbitmq.publish_channels import Item
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for
 from idempotent.adapters.rabbitmq.server import Server, server_at
 from idempotent.adapters.rabbitmq.session import Session, Token
-from idempotent.adapters.rabbitmq.topology import Topology, delay_queues, say_deleted
+from idempotent.adapters.rabbitmq.topology import Topology, delay_queues, looks_count, say_deleted
 from idempotent.adapters.reconnecting import RECONNECT, Reconnecting, describe
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
@@ -369,8 +369,9 @@ class Keeper:
 
     A policy `expires` makes the broker delete a queue, with its messages, after that time without use. A
     declaration is a use of a classic queue. Of a quorum queue only a consumer and `basic.get` are, so a delay queue's
-    first message is fetched and returned. That adds to the message's count of deliveries, and a quorum queue without a
-    dead-letter exchange drops a message that reaches its delivery limit: dead-letter queues are only declared.
+    first message is fetched and returned. Before RabbitMQ 4.3 that adds to the message's count of deliveries, and a
+    quorum queue without a dead-letter exchange drops a message that reaches its delivery limit, which a policy can set:
+    there dead-letter queues are only declared.
 
     AMQP cannot list queues, and the broker logs an error for each name that does not exist. So all names are tried in
     the first look, and later those that existed then, or to which the worker has published since.
@@ -446,7 +447,7 @@ class Keeper:
         try:
             channel = connection.channel()
             self._counts[queue] = channel.queue_declare(queue, passive=True).method.message_count
-            if queue in self._delays:
+            if queue in self._delays or not looks_count(connection.server_properties):
                 method, _, _ = channel.basic_get(queue)
                 if method is not None:
                     channel.basic_nack(method.delivery_tag, requeue=True)

@@ -253,7 +253,7 @@ class PublishChannel:
         self._channel.queue_declare(
             place.queue,
             durable=True,
-            arguments=created_with(place.arguments, self._connection.server_properties),
+            arguments=created_with(place.arguments, self._connection.server_properties or {}),
             callback=lambda _: self._created(place.queue, rest, then),
         )
 

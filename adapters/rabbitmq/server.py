@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -18,6 +18,15 @@ _EXAMPLE: Final = "amqp://user:password@host:5672/vhost"
 # `receive` must return soon, so an attempt to connect must end.
 _CONNECT_TIMEOUT_S: Final = 5.0
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
+
+
+class Connection(pika.BlockingConnection):  # type: ignore[misc] # pika has no types here
+    """A connection whose calls wait."""
+
+    @property
+    def server_properties(self) -> Mapping[str, Any]:
+        """What the broker tells of itself, as pika's other connections have it."""
+        return self._impl.server_properties or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +46,12 @@ class Server:
     tls: ssl.SSLContext | None = field(repr=False)
 
     def connect(self, attempt: int) -> Any:
-        """Open a `BlockingConnection`; successive attempts take the hosts in turn.
+        """Open a blocking connection; successive attempts take the hosts in turn.
 
         Raises:
             AMQPError, OSError: the attempt failed.
         """
-        return pika.BlockingConnection(self._parameters(attempt), _impl_class=TolerantConnection)
+        return Connection(self._parameters(attempt), _impl_class=TolerantConnection)
 
     def publishing(self, attempt: int, **callbacks: Callable[..., None]) -> Any:
         """Begin to open a connection that never waits; pika calls `on_open_callback` and its like in its own loop."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,7 +30,10 @@ _SECONDS: Final = (
 DELAYS_MS: Final = tuple(round(1000 * seconds) for seconds in _SECONDS)
 """The possible delays. Few, because each is a queue of its own."""
 _NOT_FOUND: Final = 404
-_UNLIMITED: Final = 4
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)")
+# The first versions that let a quorum queue have no delivery limit, and that do not count what is returned.
+_UNLIMITED: Final = (4, 0)
+_NACK_IS_FREE: Final = (4, 3)
 _NOT_IMPLEMENTED: Final = 540
 # Other queues republish without a confirm: a broker that is killed then loses what has just come back.
 _RETURNS_SAFELY: Final = {
@@ -182,7 +186,9 @@ class Topology:
                 say_deleted(queue)
             _on_a_channel(
                 connection,
-                lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments),
+                lambda channel: channel.queue_declare(
+                    queue, durable=True, arguments=created_with(arguments, connection.server_properties)
+                ),
             )
             log.info("queue_created", extra={"queue": queue})
 
@@ -236,22 +242,31 @@ def say_deleted(queue: str, *, count: int | None = None) -> None:
     log.error("queue_deleted", extra={"queue": queue, "count": count})
 
 
-def created_with(arguments: dict[str, Any] | None, server: dict[str, Any] | None) -> dict[str, Any] | None:
+def created_with(arguments: dict[str, Any] | None, server: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments with which a server creates a queue; `server`: the properties that it tells of itself.
 
-    From RabbitMQ 4.0 on a quorum queue has a delivery limit by default. In a delay queue only the keeper adds to the
-    count, and a message over the limit would come back before its time. Before 4.0 a negative limit is refused.
+    From RabbitMQ 4.0 on a quorum queue has a delivery limit by default. A message over the limit would leave a delay
+    queue before its time, and a queue of dead letters for nowhere. Before 4.0 a negative limit is refused.
     """
-    version = str((server or {}).get("version", ""))
-    major = version.partition(".")[0]
     if (
         arguments is None
-        or "x-message-ttl" not in arguments
-        or not major.isdigit()
-        or int(major) < _UNLIMITED
+        or arguments.get("x-queue-type") != QueueType.QUORUM.value
+        or ("x-dead-letter-exchange" in arguments and "x-message-ttl" not in arguments)
+        or _version(server) < _UNLIMITED
     ):
         return arguments
     return {**arguments, "x-delivery-limit": -1}
+
+
+def looks_count(server: Mapping[str, Any]) -> bool:
+    """Whether a message that is fetched and returned comes nearer to the delivery limit of its queue."""
+    return _version(server) < _NACK_IS_FREE
+
+
+def _version(server: Mapping[str, Any]) -> tuple[int, int]:
+    """The major and the minor version; zeros if it is unknown."""
+    match = _VERSION.match(str(server.get("version", "")))
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def delay_queues(queue: str) -> list[str]:

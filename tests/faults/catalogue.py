@@ -1481,9 +1481,16 @@ FAULTS: Final = (
     Fault(
         "RabbitMQ: a policy deletes the delay queue of a worker that lives",
         "adapters/rabbitmq/adapter.py",
-        "            if queue in self._delays:\n",
-        "            if False:\n",
+        "            if queue in self._delays or",
+        "            if False and",
         "tests/adapters/rabbitmq/test_keeping.py -k 'policy and classic'",
+    ),
+    Fault(
+        "RabbitMQ: a dead letter is fetched and returned where that may drop it",
+        "adapters/rabbitmq/topology.py",
+        "    return _version(server) < _NACK_IS_FREE\n",
+        "    return False\n",
+        "tests/adapters/rabbitmq/test_keeping.py -k 'policy and quorum'",
     ),
     Fault(
         "RabbitMQ: the length of a name is counted in characters",

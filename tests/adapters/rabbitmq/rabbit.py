@@ -69,6 +69,12 @@ class Rabbit:
                 return False
             return True
 
+    @property
+    def version(self):
+        with self.channel() as channel:
+            major, minor, *_ = channel.connection._impl.server_properties["version"].split(".")
+        return int(major), int(minor)
+
     def depth(self, queue):
         """Messages that are ready; 0 when there is no such queue."""
         with self.channel() as channel:

@@ -10,7 +10,7 @@ import pytest
 from idempotent import Message
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import DEAD, failed
-from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, receive
+from tests.adapters.rabbitmq.rabbit import Rabbit, consumer_of, keep_working, receive
 from tests.support.logs import logged
 from tests.support.services import PrivateRabbitMq
 
@@ -61,10 +61,40 @@ def test_a_policy_expires_spares_what_waits_while_a_worker_lives(
     if queue_type == "classic":
         assert (letters, deleted(caplog)) == (["dead"], {})
     else:
-        # To fetch and return a dead letter could drop it: quorum queues have a delivery limit.
+        # To fetch and return a dead letter could drop it before 4.3: quorum queues may have a delivery limit.
         assert letters == []
         assert deleted(caplog)[f"{queue}.dead"].count == 1
     rabbit.clean_up()
+
+
+@pytest.mark.slow
+def test_a_quorum_dead_letter_queue_expires_only_where_looks_would_drop_letters(
+    rabbit, queue, monkeypatch, caplog
+):
+    monkeypatch.setattr("idempotent.adapters.rabbitmq.adapter._LOOK_EVERY_S", 0.3)
+    limits = {"x-queue-type": "quorum", "x-expires": 2000, "x-delivery-limit": 1}
+    letters = rabbit.declare(f"{queue}.dead", **limits)
+    rabbit.send(Message(letters, id="dead"))
+    adapter = rabbit.adapter()
+    adapter.open([consumer_of(queue)])
+    keep_working(adapter, 12.0)
+    if rabbit.version >= (4, 3):
+        assert [letter.id for letter in rabbit.look(letters)] == ["dead"]
+    else:
+        assert deleted(caplog)[letters].count == 1
+    adapter.close()
+
+
+def test_dead_letters_in_a_quorum_queue_are_looked_at_as_often_as_one_likes(rabbit):
+    queue = rabbit.name()
+    adapter = rabbit.adapter(queue_type="quorum")
+    adapter.open([consumer_of(queue)])
+    rabbit.send(Message(queue, id="dead"))
+    adapter.settle(*receive(adapter), DEAD)
+    until(lambda: (adapter.receive(0, 0.01), rabbit.depth(f"{queue}.dead"))[1], "a dead letter")
+    adapter.close()
+    for _ in range(25):  # the default limit is 20
+        assert [letter.id for letter in rabbit.look(f"{queue}.dead")] == ["dead"]
 
 
 def test_a_message_that_is_looked_at_often_comes_back_at_its_time(rabbit, queue, monkeypatch):
