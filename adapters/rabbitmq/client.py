@@ -62,10 +62,7 @@ def remedy_for(error: BaseException) -> str | None:
     if isinstance(error, pika_errors.ProbableAccessDeniedError) or code == _NOT_ALLOWED:
         return "check that the virtual host in the URL exists and that the user may use it"
     if code == _ACCESS_REFUSED:
-        return (
-            "the user lacks a permission on this queue, or another consumer holds it exclusively; "
-            "with declare=False nothing needs to be configured"
-        )
+        return "the user lacks a permission on this queue; with declare=False nothing needs to be configured"
     if is_missing(error):
         return "the queue does not exist: create it, or let declare=True do so"
     if code in (_PRECONDITION_FAILED, _NOT_IMPLEMENTED):
@@ -83,8 +80,15 @@ _TIMED_OUT: Final = "timed out"
 _PROBABLE: Final = (pika_errors.ProbableAuthenticationError, pika_errors.ProbableAccessDeniedError)
 # The broker's own answer, in pika's words: access refused, not allowed.
 _SAID_NO: Final = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
-# What the broker refuses with the same codes until others have disconnected.
-_MAY_PASS: Final = re.compile(r"limit \(\d+\) is reached")
+# What ends when another client leaves, in the broker's words, because the codes are those of refusals for good. Of the
+# other codes, `remedy_for` names those that no attempt mends; 320, 405, 506 and 541 (a virtual host is down) may pass.
+_MAY_PASS: Final = re.compile(
+    r"limit \(\d+\) is reached"  # connections of a user, a virtual host or a node
+    r"|limit in (vhost '.*'|cluster) \(\d+\) is reached"  # queues
+    r"|number of channels opened .* has reached the maximum allowed"
+    r"|limit cannot be queried"
+    r"|in exclusive use"
+)
 _NOT_ALLOWED: Final = 530
 _ACCESS_REFUSED: Final = 403
 _NOT_FOUND: Final = 404

@@ -171,15 +171,21 @@ def test_a_first_connection_lost_while_it_is_opened_is_tried_again(rabbit, queue
         proxy.close()
 
 
+USER = 'rabbit_auth_backend_internal:set_user_limits(<<"idempotent">>, #{<<"max-%s">> => %%d}, <<"tests">>).'
+VHOST = 'rabbit_vhost_limit:set(<<"/">>, [{<<"max-%s">>, %%d}], <<"tests">>).'
+
+
 @pytest.mark.parametrize(
-    "limit",
+    ("limit", "words"),
     [
-        'rabbit_vhost_limit:set(<<"/">>, [{<<"max-connections">>, %d}], <<"tests">>).',
-        'rabbit_auth_backend_internal:set_user_limits(<<"idempotent">>, #{<<"max-connections">> => %d}, <<"tests">>).',
+        (VHOST % "connections", "connection limit (0) is reached"),
+        (USER % "connections", "user connection limit (0) is reached"),
+        (USER % "channels", "maximum allowed user limit of"),
+        (VHOST % "queues", "queue limit in vhost"),
     ],
-    ids=["of the virtual host", "of the user"],
+    ids=["connections of the virtual host", "connections of the user", "channels", "queues"],
 )
-def test_a_limit_of_connections_that_is_reached_at_the_start_is_waited_for(tuned_rabbitmq, caplog, limit):
+def test_a_limit_that_is_reached_at_the_start_is_waited_for(tuned_rabbitmq, caplog, limit, words):
     rabbit = Rabbit(tuned_rabbitmq.url)
     queue = rabbit.declare(rabbit.name())
     adapter = rabbit.adapter()
@@ -188,9 +194,22 @@ def test_a_limit_of_connections_that_is_reached_at_the_start_is_waited_for(tuned
         adapter.open([consumer_of(queue)])
         keep_working(adapter, 0.3)
         assert not adapter.connected
-        assert "limit (0) is reached" in caplog.text
+        assert words in caplog.text
     finally:
         tuned_rabbitmq.evaluate(limit % -1)
+    rabbit.send(Message(queue, id="1"))
+    assert receive(adapter)[0].message.id == "1"
+    adapter.close()
+
+
+def test_a_queue_that_another_consumes_exclusively_is_waited_for(rabbit, queue, caplog):
+    adapter = rabbit.adapter()
+    with rabbit.channel() as channel:
+        channel.basic_consume(queue, lambda *_: None, exclusive=True)
+        adapter.open([consumer_of(queue)])
+        keep_working(adapter, 0.3)
+        assert not adapter.connected
+        assert "in exclusive use" in caplog.text
     rabbit.send(Message(queue, id="1"))
     assert receive(adapter)[0].message.id == "1"
     adapter.close()
