@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from idempotent.errors import ConfigurationError, MissingExtraError
+from idempotent.errors import AdapterError, ConfigurationError, MissingExtraError, described
 from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
 
@@ -60,7 +60,8 @@ Raw: TypeAlias = "KafkaMessage[Any, Any]"
 C = TypeVar("C")
 Callback: TypeAlias = Callable[..., object]
 log = EventLog(__name__)
-# What an `oauth_cb` raises tells the client library that there is no token.
+_OAUTH: Final = "oauth_cb"
+# Not `oauth_cb`: what it raises tells the client library that there is no token.
 _CALLBACKS: Final = ("error_cb", "stats_cb", "throttle_cb", "on_commit")
 _INTERVAL: Final = "statistics.interval.ms"
 # The statistics alone tell that a broker is back.
@@ -90,6 +91,8 @@ OF_THE_BATCH: Final = frozenset(
     }
 )
 """Errors with which the broker refuses a whole batch for good, because of one of its records."""
+# A login waits for its token, whose provider may come back.
+_UNAVAILABLE: Final = "Failed to acquire SASL OAUTHBEARER token"
 # Untrusted certificates need a person; a starting broker causes other TLS errors.
 _UNTRUSTED: Final = "certificate"
 _HANDSHAKE: Final = "SSL_HANDSHAKE"
@@ -109,16 +112,35 @@ def make_client(
 
     Raises:
         ConfigurationError: librdkafka does not know a setting, or refuses its value.
+        AdapterError: `oauth_cb` gave no token for ten seconds.
     """
     own = {name: config[name] for name in _CALLBACKS if config.get(name) is not None}
     safe = {name: _safe(name, call) if callable(call) else call for name, call in own.items()}
+    said: list[Exception] = []
+    if callable(token := config.get(_OAUTH)):
+        safe[_OAUTH] = _noting(token, said)
     callbacks = {**safe, **{name: _chain(call, safe.get(name)) for name, call in ours.items()}}
     try:
         if "stats_cb" in ours:
             callbacks[_INTERVAL] = min(int(config.get(_INTERVAL, 0)) or _STATISTICS_MS, _STATISTICS_MS)
         return kind({"logger": _library_log, **config, **callbacks})
     except (KafkaException, TypeError, ValueError) as error:
+        if said:
+            raise AdapterError(f"Kafka client: oauth_cb gives no token: {described(said[-1])}") from said[-1]
         raise ConfigurationError(f"Kafka client: {error_of(error)}") from None
+
+
+def _noting(token: Callback, said: list[Exception]) -> Callback:
+    """An `oauth_cb` that notes what it raises: the client library says only that it has no token."""
+
+    def call(*arguments: Any) -> object:
+        try:
+            return token(*arguments)
+        except Exception as error:
+            said[:] = [error]
+            raise
+
+    return call
 
 
 def _safe(name: str, callback: Callback) -> Callback:
@@ -162,8 +184,8 @@ def error_of(error: BaseException | KafkaError) -> str:
 
 
 def is_for_good(error: KafkaError) -> bool:
-    """Whether another attempt would fail in the same way."""
-    return error.code() == _AUTHENTICATION or _is_untrusted(error)
+    """Whether another attempt would fail in the same way: the login is refused, or the certificate untrusted."""
+    return (error.code() == _AUTHENTICATION and _UNAVAILABLE not in error_of(error)) or _is_untrusted(error)
 
 
 def why_unreachable(last: KafkaError | None, *, was_up: bool = False) -> str:
@@ -174,7 +196,7 @@ def why_unreachable(last: KafkaError | None, *, was_up: bool = False) -> str:
     if last.code() == ALL_BROKERS_DOWN:
         # The library also says this of brokers that went down, and of ports that close connections at once.
         return text if was_up else f"{text}; does the port want TLS or a login? See security_protocol"
-    if last.code() == _AUTHENTICATION:
+    if last.code() == _AUTHENTICATION and is_for_good(last):
         return f"{text}; check sasl_username, sasl_password and sasl_mechanism"
     if _is_untrusted(last):
         return f"{text}; check ssl_ca_location and the host name"

@@ -12,7 +12,7 @@ from idempotent import Message, Registry
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.checkers import MemoryChecker
-from idempotent.errors import ConfigurationError
+from idempotent.errors import AdapterError, ConfigurationError
 from tests.adapters.kafka.member import nothing, nothing_comes, receive
 from tests.support.logs import logged
 
@@ -24,17 +24,54 @@ def test_all_clients_of_a_consumer_log_in_as_it_does():
         asked.append(1)
         return "header.payload.", time.time() + 3600
 
-    adapter = KafkaAdapter(
-        "127.0.0.1:1",
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="OAUTHBEARER",
-        consumer_config={"oauth_cb": token},
-    )
+    adapter = logging_in_with({"oauth_cb": token})
     try:
         adapter.open([Registry().consumer("orders", group="g", checker=MemoryChecker())(nothing)])
         assert len(asked) == 2, "the one that asks for the ids of topics has no token"
     finally:
         adapter.close()
+
+
+def test_a_provider_of_tokens_that_is_away_at_the_start_is_waited_for(caplog):
+    away = "http://127.0.0.1:1/token"
+    adapter = logging_in_with(
+        {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": "me",
+            "sasl.oauthbearer.client.secret": "word",
+            "sasl.oauthbearer.token.endpoint.url": away,
+        }
+    )
+    try:
+        adapter.open([Registry().consumer("orders", group="g", checker=MemoryChecker())(nothing)])
+        nothing_comes(adapter, 1.0)
+        (line,) = logged(caplog, "broker_unreachable")
+        assert "Failed to acquire SASL OAUTHBEARER token: Failed to connect to 127.0.0.1:1" in line.error
+        assert "sasl_password" not in line.error
+    finally:
+        adapter.close()
+
+
+@pytest.mark.slow
+def test_a_token_that_a_callback_does_not_give_is_no_fault_of_the_settings():
+    def token(_):
+        raise ConnectionError("the provider is away")
+
+    adapter = logging_in_with({"oauth_cb": token})
+    with pytest.raises(
+        AdapterError, match="oauth_cb gives no token: ConnectionError: the provider is away"
+    ) as e:
+        adapter.open([Registry().consumer("orders", group="g", checker=MemoryChecker())(nothing)])
+    assert not isinstance(e.value, ConfigurationError)
+
+
+def logging_in_with(config):
+    return KafkaAdapter(
+        "127.0.0.1:1",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        consumer_config=config,
+    )
 
 
 @pytest.mark.parametrize(
