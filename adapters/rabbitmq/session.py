@@ -169,7 +169,8 @@ class Session:
         self._next_pump = time.monotonic() + _PUMP_EVERY_S
         if self._is_cancelled:
             raise pika_errors.ChannelError(
-                "the broker cancelled the consumer of a queue, which it may have deleted"
+                "the broker cancelled the consumer of a queue: it may have deleted the queue or, from "
+                "RabbitMQ 4.3 on, a message was unacknowledged for longer than consumer_timeout"
             )
         if not self._channel.is_open:
             raise pika_errors.ChannelWrongStateError("the broker closed the channel")

@@ -128,7 +128,9 @@ def test_a_quorum_queues_delivery_count_is_in_raw(rabbit, opened):
     adapter.requeue(delivery)
     (again,) = receive(adapter)
     assert again.message.redelivered
-    assert again.message.raw.properties.headers["x-delivery-count"] >= 1
+    # From 4.3 on what is returned is counted under another name.
+    counted = again.message.raw.properties.headers.keys() & {"x-delivery-count", "x-acquired-count"}
+    assert [again.message.raw.properties.headers[name] >= 1 for name in counted] == [True]
 
 
 # Copies that the broker does not take

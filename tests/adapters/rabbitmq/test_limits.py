@@ -116,6 +116,28 @@ def test_a_handler_longer_than_the_consumer_timeout_has_one_effect_and_a_warning
     assert rabbit.depth(queue) == rabbit.depth(f"{queue}.dead") == 0
 
 
+@pytest.mark.slow
+def test_a_consumer_that_the_broker_cancels_for_its_timeout_costs_no_delivery(rabbit, caplog):
+    if rabbit.version < (4, 3):
+        pytest.skip("before RabbitMQ 4.3 a timeout closes the channel, as in the test above")
+    limits = {"x-queue-type": "quorum", "x-consumer-timeout": 1000, "x-delivery-limit": 1}
+    queue = rabbit.declare(rabbit.name(), **limits)
+    rabbit.send(*numbered(queue, 1))
+    adapter, done, sessions = rabbit.adapter(), [], set()
+    registry = Registry()
+
+    @registry.consumer(queue, group="g", checker=MemoryChecker())
+    def slow(message):
+        until(lambda: sessions.add(adapter._session) or len(sessions - {None}) > 4, "four timeouts")
+        done.append(message.id)
+
+    with caplog.at_level(logging.WARNING):
+        run_for(Worker(registry, adapter, gc_interval_s=None), lambda: done and not rabbit.depth(queue))
+    assert done == ["m-0"]
+    assert "consumer_timeout" in caplog.text
+    assert rabbit.depth(f"{queue}.dead") == 0
+
+
 # Consumers
 
 
