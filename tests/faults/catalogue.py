@@ -1434,7 +1434,7 @@ FAULTS: Final = (
         "adapters/rabbitmq/adapter.py",
         "delivery.error is not None or session.may_handle(delivery.token)",
         "delivery is not None",
-        "tests/adapters/rabbitmq/test_single_active.py -k 'active_consumer_alone and classic'",
+        "tests/adapters/rabbitmq/test_queues.py -k 'active_consumer_alone and classic'",
     ),
     Fault(
         "RabbitMQ: a stream is consumed like a queue",
