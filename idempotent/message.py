@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, fields
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -34,10 +35,13 @@ class Message:
         key: Kafka's record key, which chooses the partition, and so which messages keep their order. A consumer does
             not recognise a message by it, but by its `id` or `@consumer(key=...)`. A str is encoded as UTF-8. None: the
             record has none; on publishing, the id becomes the record key. RabbitMQ and ActiveMQ ignore it.
+        timestamp: when it was first sent, with a zone: what the producer or the broker noted, kept in retries, dead
+            letters and redriven messages. None: the transport has none, or it is outside the years 1 to 9999.
+            `publish` ignores it.
 
     Raises:
-        TypeError: the subject, the body, the id or the key is of another type.
-        ValueError: the subject is empty.
+        TypeError: the subject, the body, the id, the key or the timestamp is of another type.
+        ValueError: the subject is empty, or the timestamp has no zone.
     """
 
     subject: str
@@ -49,6 +53,7 @@ class Message:
     position: Any
     raw: Any = field(repr=False)
     key: bytes | None = field(repr=False)
+    timestamp: datetime | None = field(repr=False)
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class Message:
         position: Any = None,
         raw: Any = None,
         key: str | bytes | None = None,
+        timestamp: datetime | None = None,
     ) -> None:
         """Check the types of the fields that a key is computed from, and freeze the headers."""
         if not isinstance(subject, str):
@@ -73,6 +79,11 @@ class Message:
             if not isinstance(key, str):
                 raise TypeError(f"key must be a str or bytes, not {type(key).__name__}")
             key = key.encode()
+        if timestamp is not None:
+            if not isinstance(timestamp, datetime):
+                raise TypeError(f"timestamp must be a datetime, not {type(timestamp).__name__}")
+            if timestamp.utcoffset() is None:
+                raise ValueError("timestamp must have a zone, such as datetime.UTC")
         # A generated __init__ of a frozen dataclass takes twice as long, and every delivery creates a Message.
         _SUBJECT(self, subject)
         _BODY(self, body)
@@ -82,6 +93,7 @@ class Message:
         _POSITION(self, position)
         _RAW(self, raw)
         _KEY(self, key)
+        _TIMESTAMP(self, timestamp)
 
     def json(self) -> Any:
         """The body as JSON.
@@ -113,6 +125,7 @@ class Message:
             self.position,
             None,
             self.key,
+            self.timestamp,
         )
         return received_message, fields_in_order
 
@@ -123,11 +136,19 @@ class Message:
         # `raw` may hold a connection, which cannot be copied.
         headers, position = deepcopy((dict(self.headers), self.position), memo)
         return received_message(
-            self.subject, self.body, self.id, headers, self.redelivered, position, self.raw, self.key
+            self.subject,
+            self.body,
+            self.id,
+            headers,
+            self.redelivered,
+            position,
+            self.raw,
+            self.key,
+            self.timestamp,
         )
 
 
-_SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW, _KEY = (
+_SUBJECT, _BODY, _ID, _HEADERS, _REDELIVERED, _POSITION, _RAW, _KEY, _TIMESTAMP = (
     Message.__dict__[slot.name].__set__ for slot in fields(Message)
 )
 
@@ -147,6 +168,7 @@ def received_message(
     position: Any,
     raw: Any,
     key: bytes | None = None,
+    timestamp: datetime | None = None,
 ) -> Message:
     """A Message from a client library, whose types are known, and whose headers nothing else can change.
 
@@ -162,9 +184,18 @@ def received_message(
     draft.position = position
     draft.raw = raw
     draft.key = key
+    draft.timestamp = timestamp
     draft.__class__ = Message
     message: Message = draft
     return message
+
+
+def moment_of(milliseconds: float) -> datetime | None:
+    """The `Message.timestamp` of a number of milliseconds since 1970; None if no datetime can hold it."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 class Position(NamedTuple):

@@ -148,6 +148,7 @@ class _Redrive:
             position=None,
             raw=letter.raw,
             key=letter.key,
+            timestamp=letter.timestamp,
         )
         admin, key = self._admin, self._consumer.key_in(message)
         identity = message.id if admin is None else key

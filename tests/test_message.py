@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime
 from decimal import Decimal
 from uuid import UUID
 
@@ -13,10 +14,10 @@ import pytest
 
 from idempotent import Action, Message, Outcome
 from idempotent.errors import UndecodableBodyError
-from idempotent.message import Position, received_message
+from idempotent.message import Position, moment_of, received_message
 from tests.support.consumers import consumer_of, message
 
-FIELDS = ("subject", "body", "id", "headers", "redelivered", "position", "key")
+FIELDS = ("subject", "body", "id", "headers", "redelivered", "position", "key", "timestamp")
 ONE = Message(
     "orders",
     b"\xff{}",
@@ -26,6 +27,7 @@ ONE = Message(
     position=Position("t", 1, 2, 3),
     raw=threading.Lock(),
     key=b"\xff\x00",
+    timestamp=datetime(2026, 1, 1, microsecond=7, tzinfo=UTC),
 )
 
 
@@ -57,9 +59,18 @@ def test_a_deep_copy_shares_no_list_of_the_headers_and_knows_itself():
 
 def test_a_message_from_a_client_library_is_as_one_that_was_made_by_hand():
     place = Position("t", 1, 2, 3)
-    received = received_message("orders", b"{}", "7", {"a": 1}, True, place, ONE.raw, b"k")
+    now = datetime.now(UTC)
+    received = received_message("orders", b"{}", "7", {"a": 1}, True, place, ONE.raw, b"k", now)
     by_hand = Message(
-        "orders", b"{}", id="7", headers={"a": 1}, redelivered=True, position=place, raw=ONE.raw, key=b"k"
+        "orders",
+        b"{}",
+        id="7",
+        headers={"a": 1},
+        redelivered=True,
+        position=place,
+        raw=ONE.raw,
+        key=b"k",
+        timestamp=now,
     )
     assert type(received) is Message
     assert fields(received) == fields(by_hand)
@@ -70,6 +81,21 @@ def test_a_message_from_a_client_library_is_as_one_that_was_made_by_hand():
         received.headers["a"] = 2
     assert fields(pickle.loads(pickle.dumps(received))) == fields(by_hand)
     assert fields(copy.deepcopy(received)) == fields(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "error"),
+    [(1.0, TypeError), ("2026-01-01", TypeError), (datetime.now(UTC).replace(tzinfo=None), ValueError)],
+)
+def test_a_timestamp_is_a_datetime_with_a_zone(timestamp, error):
+    with pytest.raises(error, match="timestamp must"):
+        Message("orders", timestamp=timestamp)
+
+
+@pytest.mark.parametrize("milliseconds", [2**62, 10**20, 253_402_300_800_000])
+def test_a_time_that_no_datetime_can_hold_is_none(milliseconds):
+    assert moment_of(milliseconds) is None
+    assert moment_of(1_767_225_600_001) == datetime(2026, 1, 1, microsecond=1000, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from idempotent.adapters.activemq.epoch import Epoch, Token
 from idempotent.adapters.activemq.frames import (
     Frame,
     group_that_reads,
+    kept_of,
     ours_in,
     place_of,
     send_frame,
-    type_of,
 )
 from idempotent.adapters.activemq.lines import Line
 from idempotent.adapters.activemq.options import (
@@ -204,7 +204,7 @@ class StompAdapter(Adapter):
         ours = self._ours(token.held.frame, origin)
         group = group_that_reads(origin, self._groups[origin])
         letter = dead_letter_headers(message, ours, place_of(target), origin, result, group=group)
-        headers = {**message.headers, **type_of(token.held.frame), **letter}
+        headers = {**message.headers, **kept_of(token.held.frame), **letter}
         headers.pop("expires", None)  # a dead letter must not expire
         frame = send_frame(target, message.body, headers)
         if delivery.error is not None:
@@ -227,7 +227,7 @@ class StompAdapter(Adapter):
         place = destination_of(letter.subject)
         ours = self._ours(letter.raw, self._dead_of(place))
         returned = returned_headers(letter, ours, place_of(place), group_that_reads(place, group))
-        self._publishing.publish([letter], {**type_of(letter.raw), **returned})
+        self._publishing.publish([letter], {**kept_of(letter.raw), **returned})
 
     def origin_of(self, letter: Delivery) -> str | None:
         held = letter.token.held
@@ -311,7 +311,7 @@ class StompAdapter(Adapter):
         place = token.destination
         ours = delayed_headers(message, self._ours(token.held.frame, place), place_of(place), place)
         only = only_for(group_that_reads(place, self._groups[place]))
-        headers = {**message.headers, **type_of(token.held.frame), **ours, **only}
+        headers = {**message.headers, **kept_of(token.held.frame), **ours, **only}
         due = time.monotonic() + delay_s
 
         def copy() -> Frame:

@@ -11,10 +11,17 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from idempotent.adapters.activemq.options import dead_letters_of
-from idempotent.adapters.copies import KEY_HEADER, ONLY_HEADER, group_in, take_ours
+from idempotent.adapters.copies import (
+    KEY_HEADER,
+    ONLY_HEADER,
+    TIMESTAMP_HEADER,
+    group_in,
+    number_in,
+    take_ours,
+)
 from idempotent.errors import AdapterError, UndecodableMessageError
 from idempotent.logs import EventLog
-from idempotent.message import Message
+from idempotent.message import Message, moment_of
 
 log = EventLog(__name__)
 
@@ -30,12 +37,13 @@ What one line does not hold goes on in x-idempotent-exact-1, x-idempotent-exact-
 _GROUP: Final = "JMSXGroupID"
 _GROUP_FOR_COPIES: Final = "x-idempotent-group"  # a STOMP consumer does not receive the group
 _TYPE: Final = "amq-msg-type"
+_TIME: Final = "timestamp"  # in milliseconds since 1970
 # These say how a frame travels, or are the broker's notes about a message: no producer gave them to it. So no handler
 # sees them, and none is sent: the broker or this adapter writes its own.
 _OF_THE_BROKER: Final = frozenset(
     {
         *("ack", "subscription", "content-length", "redelivered", "destination", "message-id", "persistent"),
-        *("receipt", "timestamp", "transaction", "scheduledJobId", "JMSXUserID", DELAY_HEADER),
+        *("receipt", _TIME, "transaction", "scheduledJobId", "JMSXUserID", DELAY_HEADER),
         # of a message that it has moved, or delivers again
         *("original-destination", "originalDeliveryMode", "originalExpiration"),
         *("dlqDeliveryFailureCause", "redeliveryDelay"),
@@ -133,10 +141,11 @@ def message_of(
     }
     group = headers.get(_GROUP_FOR_COPIES)
     ours = ours_in(headers, destination, dead_of)
-    body = from_java(frame.body) if type_of(frame) else frame.body
+    body = from_java(frame.body) if _type_of(frame) else frame.body
     if group is not None:
         headers[_GROUP] = group
     headers |= _exact(ours, headers)
+    sent_at = number_in(ours, TIMESTAMP_HEADER) or number_in(frame.headers, _TIME)
     message_id = frame.headers.get("message-id")
     return Message(
         subject,
@@ -146,10 +155,17 @@ def message_of(
         redelivered=redelivered or frame.headers.get("redelivered") == "true",
         position=message_id,
         raw=frame,
+        timestamp=moment_of(sent_at) if sent_at else None,
     )
 
 
-def type_of(frame: Frame) -> Mapping[str, str]:
+def kept_of(frame: Frame) -> Mapping[str, str]:
+    """The headers of a copy that keep what the broker would set anew: text or bytes, and the time of sending."""
+    sent_at = frame.headers.get(_TIME)
+    return {**_type_of(frame), **({} if sent_at is None else {TIMESTAMP_HEADER: sent_at})}
+
+
+def _type_of(frame: Frame) -> Mapping[str, str]:
     """The header that lets a copy of a received text be a JMS TextMessage, too; none for bytes."""
     is_text = "content-length" not in frame.headers or _is_text(frame.headers)
     return {_TYPE: "text"} if is_text else {}

@@ -12,17 +12,16 @@ from idempotent.adapters.copies import (
     ONLY_HEADER,
     ORIGIN_HEADER,
     OURS,
+    TIMESTAMP_HEADER,
     group_in,
     number_in,
     returned_headers,
     take_ours,
     without_ours,
 )
-from idempotent.adapters.kafka.client import KafkaMessage, Raw
-from idempotent.message import Message, Position, received_message
+from idempotent.adapters.kafka.client import TIMESTAMP_NOT_AVAILABLE, KafkaMessage, Raw
+from idempotent.message import Message, Position, moment_of, received_message
 
-TIMESTAMP_HEADER: Final = "x-idempotent-timestamp"
-"""When the original of a copy was written, in milliseconds since 1970."""
 DUE_HEADER: Final = "x-idempotent-due"
 """When a copy in a retry topic is due, in milliseconds since 1970."""
 ANY_PARTITION: Final = -1
@@ -41,11 +40,16 @@ def message_of(raw: Raw, subject: str, position: Position, redelivered: bool) ->
 
     Its id is the header `x-idempotent-key`, else `<topic id>/<partition>/<offset>/<leader epoch>`: a topic that is
     deleted and created again has the same offsets but another id, and a log that was truncated has them in a later
-    epoch.
+    epoch. Its timestamp is that of the first original.
     """
     headers = _texts(raw)
-    message_id = take_ours(headers, subject).get(KEY_HEADER) or str(position)
-    return received_message(subject, raw.value(), message_id, headers, redelivered, position, raw, raw.key())
+    ours = take_ours(headers, subject)
+    message_id = ours.get(KEY_HEADER) or str(position)
+    sent_at = number_in(ours, TIMESTAMP_HEADER) or _written_at(raw)
+    timestamp = None if sent_at is None else moment_of(sent_at)
+    return received_message(
+        subject, raw.value(), message_id, headers, redelivered, position, raw, raw.key(), timestamp
+    )
 
 
 def origin_of(raw: Raw) -> tuple[str, int, int]:
@@ -119,15 +123,14 @@ def only_for(raw: Raw, subject: str) -> str | None:
 
 def copied_headers(raw: Raw, ours: Mapping[str, Any]) -> Headers:
     """The original's own headers unchanged, repeated ones included, and this library's from `ours`."""
-    timestamp = {TIMESTAMP_HEADER: str(raw.timestamp()[1])}
-    return [*_theirs(raw), *encoded({**timestamp, **ours}.items())]
+    return [*_theirs(raw), *encoded({**_sent_at(raw), **ours}.items())]
 
 
 def sent_back_headers(letter: Message, source: str, group: str) -> Headers:
     """The headers of a dead letter, read for `source`, that is sent back for a group, repeated ones included."""
     ours = returned_headers(letter, ours_of(letter.raw, source), letter.subject, group)
     ours.pop(DUE_HEADER, None)
-    return [*_theirs(letter.raw), *encoded(ours.items())]
+    return [*_theirs(letter.raw), *encoded({**_sent_at(letter.raw), **ours}.items())]
 
 
 def first_partition(letter: Message, source: str) -> int:
@@ -135,6 +138,18 @@ def first_partition(letter: Message, source: str) -> int:
     topic, _, place = str(ours_of(letter.raw, source).get(ORIGIN_HEADER, "")).partition("/")
     number = place.partition("/")[0]
     return int(number) if topic == letter.subject and number.isascii() and number.isdigit() else ANY_PARTITION
+
+
+def _written_at(raw: Raw) -> int | None:
+    """The record's timestamp, in milliseconds since 1970; None: it has none."""
+    kind, milliseconds = raw.timestamp()
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds
+
+
+def _sent_at(raw: Raw) -> dict[str, str]:
+    """The header with the record's timestamp. A copy has a new one, or retention might delete it before it is read."""
+    milliseconds = _written_at(raw)
+    return {} if milliseconds is None else {TIMESTAMP_HEADER: str(milliseconds)}
 
 
 def _theirs(raw: Raw) -> list[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from idempotent.adapters.copies import KEY_HEADER, take_ours, without_ours
 from idempotent.adapters.rabbitmq.client import pika
-from idempotent.message import Message, received_message
+from idempotent.message import Message, moment_of, received_message
 
 _SHORT_STRING_BYTES: Final = 255
 # The notes of the broker, and of its plugins for federation and shovels, about a message. No producer gave them to it,
@@ -56,6 +56,7 @@ def message_from(queue: str, received: Received, body: bytes) -> Message:
     given = received.properties.headers or {}
     headers = {name: value for name, value in given.items() if name not in _OF_THE_BROKER}
     ours = take_ours(headers, queue)
+    sent_at = received.properties.timestamp  # in seconds
     return received_message(
         queue,
         body,
@@ -64,6 +65,7 @@ def message_from(queue: str, received: Received, body: bytes) -> Message:
         bool(received.method.redelivered),
         received.method.delivery_tag,
         received,
+        timestamp=None if sent_at is None else moment_of(sent_at * 1000),
     )
 
 

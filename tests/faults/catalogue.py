@@ -1535,10 +1535,31 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_too_large.py -k test_of_messages_published_together",
     ),
     Fault(
+        "Kafka: a copy has the time of its own record",
+        "adapters/kafka/records.py",
+        "number_in(ours, TIMESTAMP_HEADER) or _written_at(raw)",
+        "_written_at(raw)",
+        "tests/adapters/test_kept.py -k kafka",
+    ),
+    Fault(
+        "ActiveMQ: a dead letter forgets when its message was sent",
+        "adapters/activemq/frames.py",
+        "{**_type_of(frame), **({} if sent_at is None else {TIMESTAMP_HEADER: sent_at})}",
+        "_type_of(frame)",
+        "tests/adapters/test_kept.py -k stomp",
+    ),
+    Fault(
+        "RabbitMQ: a copy has no timestamp",
+        "adapters/rabbitmq/messages.py",
+        '*("timestamp", "type",',
+        '*("type",',
+        "tests/adapters/test_kept.py -k rabbitmq",
+    ),
+    Fault(
         "Kafka: a tombstone is received as an empty body",
         "adapters/kafka/records.py",
-        "received_message(subject, raw.value(), ",
-        'received_message(subject, raw.value() or b"", ',
+        "subject, raw.value(), message_id",
+        'subject, raw.value() or b"", message_id',
         "tests/adapters/kafka/test_contract.py -k test_a_tombstone",
     ),
     Fault(

@@ -61,9 +61,9 @@ class Broker:
         where = {} if partition is None else {"partition": partition}
         self._producer.produce(topic, value, key, headers=list(headers.items()), **where)
 
-    def produce(self, topic, value, key, headers, partition=-1):
-        """Send a record as it is, and wait for it."""
-        self._producer.produce(topic, value, key, partition, headers=headers)
+    def produce(self, topic, value, key, headers, partition=-1, timestamp=0):
+        """Send a record as it is, and wait for it. A `timestamp` is in milliseconds; 0: now."""
+        self._producer.produce(topic, value, key, partition, headers=headers, timestamp=timestamp)
         self.flush()
 
     def send_message(self, message):
