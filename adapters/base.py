@@ -243,6 +243,11 @@ class Adapter(ABC):
         return True
 
     @property
+    def waits_for(self) -> str | None:
+        """What is missing or refused although the broker answers, for the health file; None: nothing that is known."""
+        return None
+
+    @property
     def finished(self) -> bool:
         """Whether all messages are settled, delayed ones included, and no new one can arrive. Brokers never finish."""
         return False

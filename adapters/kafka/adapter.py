@@ -334,6 +334,10 @@ class KafkaAdapter(Adapter):
             return self._only_publishes and self._sender.connected
         return self._group.connected
 
+    @property
+    def waits_for(self) -> str | None:
+        return None if self._group is None else self._group.waits_for
+
     def wake(self) -> None:
         self._woken.set()
 

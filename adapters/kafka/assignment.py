@@ -168,6 +168,11 @@ class Assignment:
         return taken
 
     @property
+    def has_partitions(self) -> bool:
+        """Whether this process owns partitions."""
+        return bool(self._partitions)
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether received messages are not finished."""
         return any(partition.has_unfinished for partition in self._turns)

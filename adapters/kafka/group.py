@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
@@ -39,6 +39,8 @@ _LOOK_S: Final = 0.5
 _CLOSE_S: Final = 10.0
 _LEAVE_S: Final = 8.0
 _SILENCE_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 10.0
+_SAY_AGAIN_S: Final = 60.0
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -86,6 +88,9 @@ class KafkaGroup:
         self._was_up = False
         self._last_error: KafkaError | None = None
         self._has_complained, self._complained_at = False, -_SILENCE_S
+        self._waits: dict[str | None, str] = {}
+        # The client library says each reason once, or once in a long while.
+        self._look_at = self._say_at = 0.0
         callbacks: dict[str, Callback] = {
             "on_commit": commits.on_commit,
             "error_cb": self._on_error,
@@ -129,6 +134,7 @@ class KafkaGroup:
             AdapterError: the client cannot work any more, the broker refuses it, or it has lost records.
         """
         self._check()
+        self._look_at_waits()
         self.assignment.upkeep(self.consumer)
         if wait_s > 0 and self.assignment.has_unfinished:
             # A settlement may release a message, and the client cannot be woken.
@@ -169,6 +175,12 @@ class KafkaGroup:
     def connected(self) -> bool:
         """Whether a broker answers, and the group has let this process in."""
         return self._is_up and self.assignment.was_assigned
+
+    @property
+    def waits_for(self) -> str | None:
+        """The topics that are missing or refused, with the broker's reasons; None: the group waits for none."""
+        found = [f"topic {topic}: {why}" if topic else why for topic, why in self._waits.items()]
+        return "; ".join(found) if found and self._is_up else None
 
     def close(self) -> None:
         """Commit finished messages, and leave the group."""
@@ -217,7 +229,35 @@ class KafkaGroup:
                 raise ConfigurationError(f"Kafka at {self._where}, topic {what['topic']}: {what['error']}")
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and (topic := raw.topic()) is not None:
                 self.assignment.note_missing(topic)
-            log.warning("kafka_waits", extra=what)
+            self._waits[raw.topic()] = error_of(error)
+            self._say_waits([raw.topic()])
+
+    def _say_waits(self, topics: Iterable[str | None]) -> None:
+        now = time.monotonic()
+        self._look_at, self._say_at = now + _LOOK_AGAIN_S, now + _SAY_AGAIN_S
+        for topic in topics:
+            log.warning("kafka_waits", extra={"topic": topic, "error": self._waits[topic]})
+
+    def _look_at_waits(self) -> None:
+        """See what the group still waits for, and say that again from time to time."""
+        now = time.monotonic()
+        if not self._waits or not self._is_up or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_AGAIN_S
+        self._waits = {
+            topic: why for topic, old in self._waits.items() if (why := self._why_waits(topic, old))
+        }
+        if now >= self._say_at:
+            self._say_waits(self._waits)
+
+    def _why_waits(self, topic: str | None, old: str) -> str | None:
+        if topic is None:  # it is about the group
+            return None if self.assignment.has_partitions else old
+        try:
+            error = self.consumer.list_topics(topic, timeout=_LOOK_S).topics[topic].error
+        except KafkaException:
+            return old
+        return None if error is None else error_of(error)
 
     def _on_error(self, error: KafkaError) -> None:
         all_down = error.code() == ALL_BROKERS_DOWN

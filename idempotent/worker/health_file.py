@@ -18,14 +18,17 @@ _EVERY_S: Final = 1.0
 READY: Final = "ready\n"
 CONNECTING: Final = "connecting\n"
 STORE: Final = "store\n"
+WAITING: Final = "waiting\n"
 
 
 class HealthFile:
     """A file whose age shows the worker's liveness and whose content its readiness.
 
     It is rewritten about once a second while the loop runs: `ready`, `connecting` while the broker is not connected, or
-    `store` while the store of a consumer cannot be used. A second line, `long messages: 2`, says that so many messages
-    take very long. It is for people and alarms; a probe looks at the first line, because a restart ends all handlers.
+    `store` while the store of a consumer cannot be used, or `waiting` while the broker answers but gives the worker
+    nothing to read. More lines are for people and alarms: `long messages: 2` says that so many messages take very long,
+    and `waits for: ` names topics that are missing or refused. A probe looks at the first line, because a restart ends
+    all handlers.
 
     A file that has not changed for a minute belongs to a worker that is stuck or dead. It is removed at the end.
 
@@ -67,6 +70,11 @@ class HealthFile:
 def long_messages(count: int) -> str:
     """The second line; nothing if no message takes very long."""
     return f"long messages: {count}\n" if count else ""
+
+
+def waiting_for(what: str | None) -> str:
+    """The line that names what the adapter waits for; nothing if it does not wait."""
+    return f"waits for: {what}\n" if what else ""
 
 
 def checked_health_file(path: str | os.PathLike[str] | None) -> HealthFile | None:

@@ -20,7 +20,15 @@ from idempotent.registry import Registry
 from idempotent.validation import flag, seconds, seconds_or_none, whole
 from idempotent.worker import options
 from idempotent.worker.handlers import Done, HandlerPool, LoopPlace
-from idempotent.worker.health_file import CONNECTING, READY, STORE, checked_health_file, long_messages
+from idempotent.worker.health_file import (
+    CONNECTING,
+    READY,
+    STORE,
+    WAITING,
+    checked_health_file,
+    long_messages,
+    waiting_for,
+)
 from idempotent.worker.holds import Holds, InFlightDelivery
 from idempotent.worker.message_log import LongMessages, MessageLog
 from idempotent.worker.options import check_dead_letters, routes, unknown_subject
@@ -359,7 +367,10 @@ class Worker:
         if self._health is not None:
             connected = self._adapter.connected
             word = (READY if self._stores.ready else STORE) if connected else CONNECTING
-            self._health.beat(f"{word}{long_messages(self._long.count)}")
+            waits_for = self._adapter.waits_for
+            if waits_for is not None and not connected:
+                word = WAITING
+            self._health.beat(f"{word}{long_messages(self._long.count)}{waiting_for(waits_for)}")
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
         works, settled, now = [], [], time.monotonic()

@@ -1535,6 +1535,13 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_too_large.py -k test_of_messages_published_together",
     ),
     Fault(
+        "Kafka: a missing topic is in the log once",
+        "adapters/kafka/group.py",
+        "        if now >= self._say_at:\n",
+        "        if False:\n",
+        "tests/adapters/kafka/test_outages.py -k again_in_the_log",
+    ),
+    Fault(
         "Kafka: a copy has the time of its own record",
         "adapters/kafka/records.py",
         "number_in(ours, TIMESTAMP_HEADER) or _written_at(raw)",

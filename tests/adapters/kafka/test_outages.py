@@ -2,11 +2,12 @@
 
 import logging
 import secrets
+import threading
 import time
 
 import pytest
 
-from idempotent import Message, Registry
+from idempotent import Message, Registry, Worker
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.kafka import group as kafka_group
 from idempotent.checkers import MemoryChecker
@@ -89,6 +90,48 @@ def test_a_broker_that_never_answers_is_waited_for_or_not(opened, caplog, monkey
         KafkaAdapter("127.0.0.1:1", fail_fast=True, client_config={"socket.timeout.ms": 500}).open(
             [Registry().consumer("orders", group=GROUP, checker=MemoryChecker())(nothing)]
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_missing_topic_is_in_the_health_file_and_again_in_the_log_until_it_is_there(
+    broker, topic, others, caplog, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(kafka_group, "_LOOK_AGAIN_S", 0.3)
+    monkeypatch.setattr(kafka_group, "_SAY_AGAIN_S", 0.6)
+    missing, health, seen = f"orders-{secrets.token_hex(6)}", tmp_path / "health", []
+    registry = Registry()
+    for name in [missing, topic][: 1 + others]:
+        registry.consumer(name, group=GROUP, checker=MemoryChecker())(
+            lambda message: seen.append(message.subject)
+        )
+    quick = {"topic.metadata.refresh.interval.ms": 300}
+    worker = Worker(
+        registry,
+        KafkaAdapter(broker.bootstrap, consumer_config=quick),
+        health_file=health,
+        gc_interval_s=None,
+    )
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+
+    def says(word, end):
+        found = health.read_text() if health.exists() else ""
+        return found.startswith(word) and found.endswith(end)
+
+    try:
+        reason = f"waits for: topic {missing}: Broker: Unknown topic or partition\n"
+        until(lambda: says("ready\n" if others else "waiting\n", reason), "the reason in the health file")
+        until(lambda: len(logged(caplog, "kafka_waits")) >= 3, "the warning again")
+        broker.make(missing)
+        send(broker, missing, 1)
+        until(lambda: says("ready\n", "ready\n"), "the end of the wait in the health file")
+        until(lambda: seen == [missing], "its message")
+    finally:
+        worker.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert {record.topic for record in logged(caplog, "kafka_waits")} == {missing}
 
 
 def test_a_missing_topic_is_waited_for_or_not(broker, opened, caplog):
