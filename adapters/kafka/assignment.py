@@ -68,6 +68,7 @@ class Assignment:
         self._partitions: dict[Name, Partition] = {}
         # The partitions take turns, so that a full one does not starve the others.
         self._turns: deque[Partition] = deque()
+        self._begun_again: list[tuple[str | None, Partition]] = []
         self._finished = 0
         self._committed_at = time.monotonic()
         self.was_assigned = False
@@ -118,9 +119,20 @@ class Assignment:
         self._resets.beginnings.note_missing(topic)
 
     def _begin_again(self, partition: Partition) -> Partition:
-        log.warning("offsets_began_anew", extra={"topic": partition.topic, "partition": partition.number})
         self._end([partition])
-        return self._begin([(partition.topic, partition.number)])[0]
+        (begun,) = self._begin([(partition.topic, partition.number)])
+        self._begun_again.append((partition.topic_id, begun))
+        return begun
+
+    def _say_begun_again(self) -> None:
+        """Name the partitions whose topic was created again: librdkafka may also go back in the same topic."""
+        for was_in, partition in self._begun_again:
+            if was_in is not None and partition.topic_id not in (None, was_in):
+                about = {"topic": partition.topic, "partition": partition.number}
+                log.warning("offsets_began_anew", extra=about)
+        self._begun_again = [
+            pair for pair in self._begun_again if pair[1].is_open and pair[1].topic_id is None
+        ]
 
     def begin_stored(self, consumer: KafkaConsumer) -> None:
         """Read partitions where their checkers say: before the first delivery, and whenever a database went back."""
@@ -184,6 +196,7 @@ class Assignment:
             AdapterError: the broker has lost records, and the worker must stop.
         """
         self._topic_ids.upkeep()
+        self._say_begun_again()
         for partition in self._resets.upkeep(consumer, self._turns):
             self._begin_again(partition)
         self._commit_if_due(consumer)

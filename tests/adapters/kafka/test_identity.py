@@ -1,7 +1,11 @@
 """What a message is called, also in a topic that was made again."""
 
+import pytest
+from confluent_kafka import TopicPartition
+
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.member import ACK, receive, send
+from tests.support.logs import logged
 
 
 def test_a_message_without_an_id_is_named_by_where_it_lies(broker, topic, opened):
@@ -38,3 +42,21 @@ def _makes(broker, topic):
     except Exception:
         return False
     return True
+
+
+@pytest.mark.parametrize("was_another", [False, True])
+def test_a_client_that_goes_back_says_that_a_topic_was_made_again_only_if_it_was(
+    broker, topic, opened, caplog, was_another
+):
+    adapter = opened(topic, ordering="none")
+    send(broker, topic, 3)
+    receive(adapter, 3)
+    (partition,) = adapter._group.assignment._turns
+    if was_another:
+        partition._topic_id.value = "another"
+    # librdkafka 2.16 does this by itself when it is moved while it looks for the beginning.
+    adapter._group.consumer.seek(TopicPartition(topic, 0, 0))
+    again = receive(adapter, 3)
+    assert [delivery.message.position.offset for delivery in again] == [0, 1, 2]
+    adapter.receive(0, 0.0)
+    assert len(logged(caplog, "offsets_began_anew")) == was_another
