@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +25,7 @@ log = EventLog(__name__)
 Name = tuple[str, int]
 _HALF: Final = 0.5
 _TURN_S: Final = 0.1
+_LOOK_S: Final = 15.0
 
 
 class Assignment:
@@ -68,6 +69,9 @@ class Assignment:
         self._partitions: dict[Name, Partition] = {}
         # The partitions take turns, so that a full one does not starve the others.
         self._turns: deque[Partition] = deque()
+        self._ids: Mapping[str, TopicId] = {}
+        self._look_at = time.monotonic() + _LOOK_S
+        self._suspects: Collection[tuple[Partition, str | None]] = ()
         self._begun_again: list[tuple[str | None, Partition]] = []
         self._finished = 0
         self._committed_at = time.monotonic()
@@ -134,6 +138,28 @@ class Assignment:
             pair for pair in self._begun_again if pair[1].is_open and pair[1].topic_id is None
         ]
 
+    def _look_for_new_topics(self) -> None:
+        """Say that a topic was deleted and created again, and is longer now: then the client reads on in the new one.
+
+        It says so at the second look, because the client may notice a moment later than this.
+        """
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_S
+        found: set[tuple[Partition, str | None]] = {
+            (partition, new)
+            for partition in self._turns
+            if partition.topic_id is not None
+            and (topic_id := self._ids.get(partition.topic)) is not None
+            and (new := topic_id.value) not in (None, partition.topic_id, partition.foreign_id)
+        }
+        for partition, new in found.intersection(self._suspects):
+            partition.foreign_id = new
+            about = {"topic": partition.topic, "partition": partition.number, "position": partition.position}
+            log.error("topic_made_again", extra=about)
+        self._suspects = found
+        self._ids = self._topic_ids.ask({partition.topic for partition in self._turns}, insists=False)
+
     def begin_stored(self, consumer: KafkaConsumer) -> None:
         """Read partitions where their checkers say: before the first delivery, and whenever a database went back."""
         for partition, offset in self._stored.ask(self._turns).items():
@@ -197,6 +223,7 @@ class Assignment:
         """
         self._topic_ids.upkeep()
         self._say_begun_again()
+        self._look_for_new_topics()
         for partition in self._resets.upkeep(consumer, self._turns):
             self._begin_again(partition)
         self._commit_if_due(consumer)

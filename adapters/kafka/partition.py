@@ -80,6 +80,8 @@ class Partition:
         self.is_paused = False
         self.committed = -1
         """The greatest offset in a sent commit."""
+        self.foreign_id: str | None = None
+        """The id of a later topic of this name, once the log has told of it."""
         self.outputs: Final = Outputs()
         # (first offset, leader epoch) of the records that a commit may name.
         self._epochs: deque[tuple[int, int]] = deque()

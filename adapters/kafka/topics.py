@@ -23,6 +23,8 @@ class TopicId:
 
     topic: str
     value: str | None = None
+    insists: bool = True
+    """Whether a look-up that failed is repeated."""
 
 
 class TopicIds:
@@ -33,9 +35,9 @@ class TopicIds:
         self._open: list[tuple[TopicId, Future[Any]]] = []
         self._failed: list[tuple[float, TopicId]] = []
 
-    def ask(self, topics: Collection[str]) -> dict[str, TopicId]:
-        """Start the look-ups; `upkeep` fills in the ids."""
-        ids = {topic: TopicId(topic) for topic in topics}
+    def ask(self, topics: Collection[str], *, insists: bool = True) -> dict[str, TopicId]:
+        """Start the look-ups; `upkeep` fills in the ids. What fails is repeated if this `insists`."""
+        ids = {topic: TopicId(topic, insists=insists) for topic in topics}
         for topic_id in ids.values():
             self._ask(topic_id)
         return ids
@@ -59,6 +61,8 @@ class TopicIds:
         try:
             uuid = future.result().topic_id
         except KafkaException as error:
+            if not topic_id.insists:
+                return
             log.warning("topic_id_unknown", extra={"topic": topic_id.topic, "error": error_of(error)})
             self._failed.append((time.monotonic() + _RETRY_S, topic_id))
             return

@@ -1535,6 +1535,20 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_too_large.py -k test_of_messages_published_together",
     ),
     Fault(
+        "Kafka: nothing tells of a topic that was made again",
+        "adapters/kafka/assignment.py",
+        "found.intersection(self._suspects)",
+        "()",
+        "tests/adapters/kafka/test_identity.py -k 'or_named and True'",
+    ),
+    Fault(
+        "Kafka: a client that goes back tells of a topic that was made again",
+        "adapters/kafka/assignment.py",
+        "if was_in is not None and partition.topic_id not in (None, was_in):",
+        "if was_in is not None and partition.topic_id is not None:",
+        "tests/adapters/kafka/test_identity.py -k 'goes_back and False'",
+    ),
+    Fault(
         "Kafka: a missing topic is in the log once",
         "adapters/kafka/group.py",
         "        if now >= self._say_at:\n",

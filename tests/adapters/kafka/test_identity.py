@@ -1,9 +1,13 @@
 """What a message is called, also in a topic that was made again."""
 
+import time
+
 import pytest
 from confluent_kafka import TopicPartition
 
+from idempotent.adapters.kafka import assignment as kafka_assignment
 from idempotent.testing.adapter_contract import until
+from tests.adapters.kafka.broker import Broker
 from tests.adapters.kafka.member import ACK, receive, send
 from tests.support.logs import logged
 
@@ -42,6 +46,38 @@ def _makes(broker, topic):
     except Exception:
         return False
     return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_simulated", [False, True])
+def test_a_topic_that_is_made_again_and_is_longer_is_read_from_the_beginning_or_named(
+    broker, topic, opened, caplog, monkeypatch, is_simulated
+):
+    monkeypatch.setattr(kafka_assignment, "_LOOK_S", 1.0)
+    adapter, read = opened(topic, ordering="none"), []
+
+    def read_on(seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for delivery in adapter.receive(10, 0.2):
+                read.append(int(delivery.message.body))
+                adapter.settle(delivery, ACK)
+
+    send(broker, topic, 3)
+    read_on(4)
+    assert not logged(caplog, "topic_made_again"), "nobody has touched it"
+    if is_simulated:
+        # Of the real one the client tells in time, more often than not.
+        (partition,) = adapter._group.assignment._turns
+        partition._topic_id.value = "another"
+    else:
+        read.clear()
+        broker.drop(topic)
+        until(lambda: _makes(broker, topic), "a topic")
+        send(Broker(broker.bootstrap), topic, 30)
+    read_on(8)
+    told = logged(caplog, "topic_made_again")
+    assert len(told) == 1 if is_simulated else told or sorted(read) == list(range(30))
 
 
 @pytest.mark.parametrize("was_another", [False, True])
