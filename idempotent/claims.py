@@ -20,6 +20,8 @@ _COUNT_BYTES: Final = 6
 NOBODY: Final = bytes(OWNER_BYTES)
 """The owner of a key whose handler failed. Its lease is the backoff: nobody claims it before that is over."""
 ERROR_LIMIT: Final = 1000
+UNBOUNDED: Final = 2**31 - 1
+"""The `max_attempts` of a consumer without a bound, and the greatest: the stores count attempts in 32 bits."""
 DIED_ERROR: Final = "its process died while it ran"
 UNKNOWN_EFFECT: Final = "effect unknown: the lease ended without an answer; look, then resolve the key"
 
@@ -159,7 +161,7 @@ class Claim:
         partition: the message's partition, for checkers that keep positions.
         attempt: one more than the counted failures of the key, if the store has looked: 2 or more in a retry after its
             backoff. None: the key was new, so this is the first execution as far as is known.
-        max_attempts: at how many the key becomes DEAD, if the attempt is known.
+        max_attempts: at how many the key becomes DEAD, if the attempt is known, and there is a bound.
         deaths: how many processes in a row have died while they ran this message, as far as is known.
     """
 
@@ -175,9 +177,9 @@ class Claim:
     @property
     def is_last_attempt(self) -> bool | None:
         """Whether the message is DEAD after one more exception that is retried; None: the attempt is not known."""
-        if self.attempt is None or self.max_attempts is None:
+        if self.attempt is None:
             return None
-        return self.attempt >= self.max_attempts
+        return self.max_attempts is not None and self.attempt >= self.max_attempts
 
     @property
     def empty(self) -> bool:
@@ -223,7 +225,7 @@ class Failure:
     Attributes:
         error: a text for people; reduced to one printable line of at most 1000 characters, without passwords and
             without the values of an SQL statement.
-        max_attempts: the key is DEAD once it has this many attempts.
+        max_attempts: the key is DEAD once it has this many attempts; `UNBOUNDED`: never.
         fatal: the key is DEAD at once.
         backoff: how long the key stays unavailable to every delivery; None: it is free at once.
         share: the share of the backoff's longest delay that this failure waits, drawn once: the store and the broker

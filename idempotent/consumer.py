@@ -14,12 +14,13 @@ from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.errors import ConfigurationError, MessageError
+from idempotent.errors import ConfigurationError, DeadKeyError, MessageError, described
 from idempotent.keys import Key, KeySpace, consumer_named, id_of
 from idempotent.logs import EventLog
 from idempotent.message import Message
+from idempotent.observe.log_lines import LogThrottle
 from idempotent.observe.observers import Observers
-from idempotent.outcomes import Result
+from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease, OnStoreError
 from idempotent.processing.binding import Binding
 from idempotent.processing.calling import current_claim
@@ -47,6 +48,8 @@ __all__ = ["AnyConsumer", "AsyncConsumer", "Consumer", "current_claim"]
 log = EventLog(__name__)
 
 DISABLED_VARIABLE: Final = "IDEMPOTENT_DISABLED"
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
+_DEAD: Final = Outcome.DEAD
 
 
 class AnyConsumer:
@@ -75,6 +78,7 @@ class AnyConsumer:
         self._resolve = resolve
         self._binding: Binding | None = None
         self._keys = KeySpace(subject, group)
+        self._dead_answers = LogThrottle()
         self.name: Final = self._keys.name
         # Without the handler's own attributes, which could replace this object's.
         functools.update_wrapper(cast("Any", self), handler.function, updated=())
@@ -174,8 +178,8 @@ class AnyConsumer:
         if longest_s >= checker.retention_s:
             raise ConfigurationError(
                 f"{self.name}: a failed message may wait {longest_s:g} s for its next attempt, and {kind} forgets the "
-                f"earlier ones after retention_s={checker.retention_s:g}, so max_attempts={self.options.max_attempts} "
-                "would never be reached; raise retention_s, or lower the backoff's maximum_s"
+                f"earlier ones after retention_s={checker.retention_s:g}, so they would begin again and again "
+                f"(max_attempts={self.options.max_attempts}); raise retention_s, or lower the backoff's maximum_s"
             )
         for name in ("key", "fingerprint", "store_result"):
             if checker.remembers.by_position and getattr(self.options, name):
@@ -208,6 +212,20 @@ class AnyConsumer:
                 self.observers.count(self.name, outcome, count)
         if self.observers.watch_results:
             self.observers.processed(self.name, messages, results)
+        for message, result in zip(messages, results, strict=True):
+            if result.outcome is _DEAD:
+                self._log_dead(message, result)
+
+    def _log_dead(self, message: Message, result: Result) -> None:
+        """Log the death of a message that its caller made. That of a delivery is logged by who settles it."""
+        if message.from_broker:
+            return
+        # A key that was dead before: somebody may ask for it a thousand times a second.
+        more = self._dead_answers.take() if isinstance(result.error, DeadKeyError) else 0
+        if more is not None:
+            error = None if result.error is None else described(result.error)
+            extra = {"attempt": result.attempt, "outcome": result.outcome.value, "error": error, "more": more}
+            log.error("message_dead", extra={**self.binding.about(message), **extra})
 
 
 class Consumer(AnyConsumer, Generic[HandlerT_co]):
@@ -231,6 +249,8 @@ class Consumer(AnyConsumer, Generic[HandlerT_co]):
         self.observers.count(self.name, result.outcome)
         if self.observers.watch_results:
             self.observers.processed(self.name, (message,), (result,))
+        if result.outcome is _DEAD:
+            self._log_dead(message, result)
         return result
 
     def process_many(self: Consumer[Callable[..., R]], messages: Iterable[Message]) -> list[Result[R | None]]:

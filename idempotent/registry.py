@@ -26,6 +26,7 @@ from typing import (
 )
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.claims import UNBOUNDED
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from idempotent.message import Message
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
-
-# The stores count attempts in 32 bits.
-_MOST_ATTEMPTS: Final = 2**31 - 1
 
 
 class Registry:
@@ -151,7 +149,7 @@ class Registry:
         retry_for: Exceptions = (Exception,),
         idempotent_for: Exceptions = (),
         dead_for: Exceptions = (),
-        max_attempts: int = 5,
+        max_attempts: int | None = 5,
         max_deaths: int = 5,
         backoff: Backoff | None = None,
         on_missing_key: OnMissingKey | Literal["reject", "process"] = OnMissingKey.REJECT,
@@ -177,7 +175,8 @@ class Registry:
             idempotent_for: exceptions that count as processed; they win over the other lists.
             dead_for: exceptions that make the message dead at once; they win over `retry_for`. So does an exception in
                 none of the lists, and a `MessageError`, such as that of `Message.json()`.
-            max_attempts: real executions that may fail before the message is dead.
+            max_attempts: real executions that may fail before the message is dead; None: without a bound, for
+                callers that decide themselves when to stop.
             max_deaths: processes in a row that may die while they run the message before it is dead. From the second
                 death on it takes turns with other such messages of its process.
             backoff: delays between attempts. The checker's `retention_s` must be longer than each of them: it forgets
@@ -228,8 +227,10 @@ class Registry:
                 exceptions(idempotent_for, "idempotent_for"),
                 exceptions(dead_for, "dead_for"),
             ),
-            max_deaths=whole(max_deaths, "max_deaths", most=_MOST_ATTEMPTS),
-            max_attempts=whole(max_attempts, "max_attempts", most=_MOST_ATTEMPTS),
+            max_attempts=None
+            if max_attempts is None
+            else whole(max_attempts, "max_attempts", most=UNBOUNDED, more="; None for no bound"),
+            max_deaths=whole(max_deaths, "max_deaths"),
             backoff=backoff or Backoff(),
             on_missing_key=choice(OnMissingKey, on_missing_key, "on_missing_key"),
             on_expired_lease=expired,
@@ -351,7 +352,7 @@ class ConsumerSettings(TypedDict, total=False):
     retry_for: Exceptions
     idempotent_for: Exceptions
     dead_for: Exceptions
-    max_attempts: int
+    max_attempts: int | None
     max_deaths: int
     backoff: Backoff | None
     on_missing_key: OnMissingKey | Literal["reject", "process"]

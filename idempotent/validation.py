@@ -61,7 +61,7 @@ def seconds(
         f"{option} must be {'seconds from 0' if zero else 'positive seconds'}, at most {most_s:.0f}{more}"
     )
     if isinstance(value, timedelta):
-        raise ConfigurationError(f"{wanted}, not a timedelta: write {value.total_seconds():g}")
+        raise ConfigurationError(f"{wanted}, not a timedelta: write {value.total_seconds()}")
     number = _real(value, wanted)
     if not (number >= 0 if zero else number > 0) or number > most_s:  # NaN fails every comparison
         raise ConfigurationError(f"{wanted}, not {value!r}")
@@ -99,8 +99,17 @@ def fraction(value: object, option: str) -> float:
     return found
 
 
-def whole(value: object, option: str, *, least: int | None = 1, most: int | None = None) -> int:
+def whole(
+    value: object, option: str, *, least: int | None = 1, most: int | None = None, more: str = ""
+) -> int:
     """A whole number from `least` to `most`; None: without that bound.
+
+    Args:
+        value: the number.
+        option: the name of the option, for the error.
+        least: the least of them.
+        most: the greatest of them.
+        more: other values that the option takes, for the error: `" or None"`.
 
     Raises:
         ConfigurationError: another type, or out of range.
@@ -108,9 +117,9 @@ def whole(value: object, option: str, *, least: int | None = 1, most: int | None
     bounds = [
         f", at {word} {bound}" for word, bound in (("least", least), ("most", most)) if bound is not None
     ]
-    wanted = f"{option} must be a whole number{''.join(bounds)}"
+    wanted = f"{option} must be a whole number{''.join(bounds)}{more}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{wanted}, not {value!r}{_from_text(value, 'int')}")
+        raise ConfigurationError(f"{wanted}, not {value!r}{_from_text(value, int)}")
     if (least is not None and value < least) or (most is not None and value > most):
         raise ConfigurationError(f"{wanted}, not {value}")
     return value
@@ -228,16 +237,22 @@ def _plain(written: str) -> object:
 
 def _real(value: object, wanted: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigurationError(f"{wanted}, not {value!r}{_from_text(value, 'float')}")
+        raise ConfigurationError(f"{wanted}, not {value!r}{_from_text(value, float)}")
     try:
         return float(value)
     except OverflowError:
         return math.inf
 
 
-def _from_text(value: object, kind: str) -> str:
-    """What to write for a text from the environment, or for a number of another type."""
-    return f": write {kind}({value!r})" if isinstance(value, (str, float)) else ""
+def _from_text(value: object, kind: type[int | float]) -> str:
+    """What to write for a text from the environment, or for a number of another type, that is such a number."""
+    if not isinstance(value, (str, float)):
+        return ""
+    try:
+        kind(value)
+    except (ValueError, OverflowError):  # "ten", an infinite or no number
+        return ""
+    return f": write {kind.__name__}({value!r})"
 
 
 def _kind(value: object) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from idempotent.claims import UNBOUNDED
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Message
@@ -25,7 +26,7 @@ class ConsumerOptions:
 
     key: KeyFunction | None
     exceptions: ExceptionPolicy
-    max_attempts: int
+    max_attempts: int | None
     max_deaths: int
     backoff: Backoff
     on_missing_key: OnMissingKey
@@ -37,9 +38,14 @@ class ConsumerOptions:
     handler_timeout_s: float | None
 
     @property
+    def attempts_limit(self) -> int:
+        """`max_attempts` as the stores take it: without a bound a number that no key reaches."""
+        return UNBOUNDED if self.max_attempts is None else self.max_attempts
+
+    @property
     def longest_backoff_s(self) -> float:
         """Seconds before the last attempt, the longest of all waits; 0: there is only one attempt."""
-        return self.backoff.longest_s(self.max_attempts - 1) if self.max_attempts > 1 else 0.0
+        return self.backoff.longest_s(self.attempts_limit - 1) if self.attempts_limit > 1 else 0.0
 
 
 def check_options(handler: Handler, options: ConsumerOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from idempotent.errors import (
     StoreError,
     described,
 )
+from idempotent.keys import Key
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Backoff, Handling
@@ -85,7 +87,7 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
             value = binding.decode(decision.result, message)
             return _DUPLICATE if value is None else Result(Outcome.DUPLICATE, value=value)
         case Verdict.DEAD:
-            return Result(Outcome.DEAD, error=DeadKeyError(f"{request.key} is dead: {decision.reason}"))
+            return Result(Outcome.DEAD, error=_dead(message, request.key, decision.reason))
         case _:
             rest_s, reason = decision.retry_after_s, decision.reason
             if decision.held:
@@ -94,6 +96,14 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
                 return Result(Outcome.IN_PROGRESS, retry_after_s=rest_s, delayed=True, reason=reason)
             wait_s = min(max(rest_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
             return Result(Outcome.IN_PROGRESS, retry_after_s=wait_s, reason=reason)
+
+
+def _dead(message: Message, key: Key, reason: str | None) -> DeadKeyError:
+    free = "return its dead letter: idempotent redrive MODULE:CONSUMER --broker URL"
+    if not message.from_broker:
+        free = f"let its next call run: idempotent keys resolve {shlex.quote(key.text)} --retry --url env:VARIABLE"
+        free += " (and --table or --prefix, if its checker has one)"
+    return DeadKeyError(f"{key} is dead: {reason}. When the cause is mended, {free}")
 
 
 def mismatch(request: ClaimRequest, stored: bytes | None) -> FingerprintMismatchError:
@@ -114,7 +124,7 @@ def failure_of(binding: Binding, message: Message, error: BaseException, handlin
     options = binding.options
     fatal = handling is Handling.DEAD
     backoff = options.backoff if message.from_broker else None
-    return Failure(described(error), options.max_attempts, fatal=fatal, backoff=backoff)
+    return Failure(described(error), options.attempts_limit, fatal=fatal, backoff=backoff)
 
 
 def given_up(

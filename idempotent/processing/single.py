@@ -205,7 +205,7 @@ class _Run:
         """Make the key DEAD: as many processes have died of the message as may."""
         binding, claim = self.binding, self.claim
         reason = f"its process died {claim.deaths} times while it ran"
-        failure = Failure(reason, binding.options.max_attempts, fatal=True)
+        failure = Failure(reason, binding.options.attempts_limit, fatal=True)
         try:
             yield STORE, binding.protocol.release, (claim, failure)
         except StoreError as error:
