@@ -190,8 +190,9 @@ def refuse_incomplete(context: MigrationContext, metadata: MetaData, table: str)
     if missing:
         raise SchemaError(
             f"the migrations of {table!r} are recorded as done, but a part of the tables is gone: "
-            f"{'; '.join(map(str, missing))}. Nothing was changed. Restore it from a backup; or, if what was in it may "
-            f"be forgotten, {_way_out(missing, table, context.connection.engine)}"
+            f"{'; '.join(map(str, missing))}. Nothing was changed. "
+            f"Type: {_way_out(missing, table, context.connection.engine)}; if what was in it must not be "
+            "forgotten, restore it from a backup instead)"
         )
 
 
@@ -199,10 +200,10 @@ def _way_out(missing: list[Drift], table: str, engine: Engine) -> str:
     if any(drift.kind is DriftKind.MISSING_COLUMN for drift in missing):
         named = options_for(engine, table)
         return (
-            "remove the tables with all their keys, and what waits in the outbox, and create them again: "
-            f"`idempotent migrate downgrade {named}`, then `idempotent migrate upgrade {named}`"
+            f"idempotent migrate downgrade {named} && idempotent migrate upgrade {named} (this removes the tables with "
+            "all their keys, and what waits in the outbox, and creates them again"
         )
-    return f"create the missing tables, empty: `{to_create(engine, table)}`"
+    return f"{to_create(engine, table)} (this creates the missing tables, empty"
 
 
 def _qmq(name: str) -> str:

@@ -15,7 +15,7 @@ from idempotent.errors import ConfigurationError, remember_word
 
 URL_VARIABLE: Final = "IDEMPOTENT_URL"
 _ENVIRONMENT: Final = "env:"
-# `transactional+env:VARIABLE`: what stands before the scheme may stay outside of the variable.
+# `transactional+env:VARIABLE`: what stands before the scheme may stand before the variable, or in it.
 _FROM_ENVIRONMENT: Final = re.compile(r"((?:[a-z]+\+)?)env:(.*)", re.DOTALL)
 
 
@@ -37,7 +37,7 @@ def url_in(word: str) -> str:
     if not url:
         raise ConfigurationError(f"the environment variable {name!r} of {word} is not set")
     remember_word(url, f"{_ENVIRONMENT}{name}")
-    return f"{prefix}{url}"
+    return url if url.startswith(prefix) else f"{prefix}{url}"
 
 
 def defaults_in(path: Path, group: TyperGroup, context: typer.Context) -> dict[str, dict[str, Any]]:

@@ -70,6 +70,10 @@ def register_checkers(registry: Registry, given: Sequence[str]) -> None:
     for word in given:
         name, equals, given_url = word.partition("=")
         url = url_in(given_url)
+        if equals and name and url != given_url and "://" not in url:
+            raise ConfigurationError(
+                f"the environment variable of --checker {word} has no URL: it needs a value such as sqlite:///app.db"
+            )
         if not equals or not name or "://" not in url:
             raise typer.BadParameter("write --checker NAME=URL, for example --checker db=sqlite:///app.db")
         registry.checker(name, open_checker(url))

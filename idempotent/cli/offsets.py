@@ -11,7 +11,7 @@ import typer
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
-from idempotent.cli.stores import checker_at
+from idempotent.cli.stores import checker_at, store_words
 from idempotent.cli.terminal.output import confirm, console, count, emit, note, plain, say, tell
 from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import ConfigurationError
@@ -107,7 +107,8 @@ def set_offset(
                 else "it is not stored"
             )
             note(
-                f"[yellow]Partition {partition} of {plain(consumer)}:[/yellow] {plain(why)}. idempotent offsets show"
+                f"[yellow]Partition {partition} of {plain(consumer)}:[/yellow] {plain(why)}. "
+                f"Type: idempotent offsets show{plain(store_words(url, table=table, prefix=None))}"
             )
             raise typer.Exit(ExitCode.ATTENTION)
         (before,) = found

@@ -12,7 +12,7 @@ import typer
 
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, OutboxUrlOption, TableOption, YesOption
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
+from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at, store_words
 from idempotent.cli.terminal.output import confirm, count, emit, note, say, shown, tell
 from idempotent.observe import OutboxStats
 from idempotent.outbox.admin import Listed, OutboxAdmin
@@ -74,6 +74,7 @@ def show_list(
     """List what waits, oldest first."""
     with _admin(url, table) as admin:
         found = admin.listed(limit, held=held)
+    named = store_words(url, table=table, prefix=None)
     for each in found:
         values = asdict(each)
         if as_json:
@@ -81,27 +82,29 @@ def show_list(
             continue
         key = "" if each.order_key is None else f" of {shown(each.order_key)}"
         to = f" to {shown(each.destination)}" if each.destination else ""
-        say(f"{shown(each.message_id)}  {shown(each.subject)}{key}{to}  {each.age_s:,.0f} s{_state(each)}")
+        say(
+            f"{shown(each.message_id)}  {shown(each.subject)}{key}{to}  {each.age_s:,.0f} s{_state(each, named)}"
+        )
     if not as_json and not found:
         say("Nothing waits." if not held else "Nothing is held.")
 
 
-def _state(each: Listed) -> str:
+def _state(each: Listed, named: str) -> str:
     if each.attempts:
         return f"  held, {each.attempts} refused: {shown(each.reason or '')}"
     if each.waits_behind is not None:
         return f"  held, waits behind {shown(each.waits_behind)}"
     if each.held:
-        return f"  held, but {_gone(each)}"
+        return f"  held, but {_gone(each, named)}"
     return "" if each.due_in_s is None else f"  due in {each.due_in_s:,.0f} s"
 
 
-def _gone(each: Listed) -> str:
+def _gone(each: Listed, named: str) -> str:
     """What is not there that a held message waits for, and what to type."""
     what = (
         "nothing says why" if each.retry_in_s is None else "the refused message that it waits behind is gone"
     )
-    return f"{what}: idempotent outbox retry"
+    return f"{what}: idempotent outbox retry{named}"
 
 
 @app.command(epilog=epilog("idempotent outbox show 01a20da8-159c-7fdc-9d36-4b6e475deee8 --body"))
@@ -130,10 +133,10 @@ def show(
     if as_json:
         emit(**asdict(found[0]), headers=headers)
     else:
-        _show_message(found[0], headers)
+        _show_message(found[0], headers, store_words(url, table=table, prefix=None))
 
 
-def _show_message(message: Listed, headers: Mapping[str, Any]) -> None:
+def _show_message(message: Listed, headers: Mapping[str, Any], named: str) -> None:
     for name, each in asdict(message).items():
         if each is None or each == "" or name == "held":
             continue
@@ -141,7 +144,7 @@ def _show_message(message: Listed, headers: Mapping[str, Any]) -> None:
         say(f"{name.replace('_', ' ')}: {shown(text)}")
     for name, each in headers.items():
         say(f"header {shown(name)}: {shown(each if isinstance(each, str) else repr(each))}")
-    if state := _state(message).strip():
+    if state := _state(message, named).strip():
         say(state)
 
 

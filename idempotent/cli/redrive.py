@@ -88,11 +88,12 @@ def _why_left(done: Redriven) -> str:
     if done.unknown:
         reasons.append(
             f"{done.unknown} whose effect is unknown: look whether it happened, then `idempotent keys resolve KEY "
-            "--done` or `--retry`, or redrive with --include-unknown"
+            "--done --url URL` or `--retry --url URL`, or redrive with --include-unknown"
         )
     if done.again:
         reasons.append(
-            f"{done.again} of messages that were returned already: copies, or they died again; redrive once more"
+            f"{done.again} of messages that were returned already: copies, or they died again; what died again needs "
+            "a mend of its cause before another redrive, and the log of the worker says which (message_dead)"
         )
     if done.others:
         reasons.append(f"{done.others} of other consumers or groups, which share the dead-letter target")

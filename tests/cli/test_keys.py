@@ -59,7 +59,7 @@ def test_show_tells_everything_and_what_can_be_done(cli, store):
     answer = cli("keys", "show", "orders.paid:billing:dead", *at(store))
     assert answer.code == 0
     assert "ValueError: no such customer" in answer.out
-    assert "keys resolve 'orders.paid:billing:dead' --done" in answer.out
+    assert "keys resolve orders.paid:billing:dead --done" in answer.out
     assert "return its message, a dead letter of the broker: idempotent redrive" in answer.out
     assert "redrive" not in cli("keys", "show", "orders.paid:billing:lapsed", *at(store)).out
     answer = cli("keys", "show", BILLING.key("done").token, *at(store), "--json")
@@ -226,7 +226,7 @@ def test_a_key_is_shown_as_it_is_typed_and_becomes_no_picture(cli, sqlite_store)
         dead(sqlite_store, key, "KeyError: :bomb:")
         assert f"orders:{group}::smile:" in cli("keys", "list", *at(sqlite_store)).out
         shown = cli("keys", "show", f"orders:{group}::smile:", *at(sqlite_store)).out
-        assert f"keys resolve 'orders:{group}::smile:' --done" in shown
+        assert f"keys resolve orders:{group}::smile: --done" in shown
         assert "KeyError: :bomb:" in shown
         assert cli("keys", "resolve", f"orders:{group}::smile:", "--done", *at(sqlite_store)).code == 0
 

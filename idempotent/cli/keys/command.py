@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from shlex import quote
 from typing import Annotated, Final, NoReturn
 
 import typer
@@ -160,13 +161,13 @@ def show(
     with _keys_at(url, table=table, prefix=prefix) as checker:
         record = checker.admin().get(wanted)
     if record is None:
-        _not_stored(key, as_json=json)
+        _not_stored(key, store_words(url, table=table, prefix=prefix), as_json=json)
     if json:
         emit(**as_json(record))
         return
     console().print(record_table(record))
     if record.lapsed or record.status is KeyStatus.DEAD:
-        quoted = plain(f"'{record.text}'")
+        quoted = plain(quote(record.text))
         named = plain(store_words(url, table=table, prefix=prefix))
         say(f"[dim]It happened:        [/dim]idempotent keys resolve {quoted} --done{named}")
         say(f"[dim]Let it run again:   [/dim]idempotent keys resolve {quoted} --retry{named}")
@@ -233,7 +234,8 @@ def reopen(
     """
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with _keys_at(url, table=table, prefix=prefix) as checker:
-        _change(checker.admin(), _REOPEN, key, meant, yes=yes, as_json=json)
+        named = store_words(url, table=table, prefix=prefix)
+        _change(checker.admin(), _REOPEN, key, meant, named, yes=yes, as_json=json)
 
 
 @app.command(
@@ -280,12 +282,13 @@ def resolve(
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with _keys_at(url, table=table, prefix=prefix) as checker:
         admin = checker.admin()
-        if create and key is not None and _create(checker, key, as_json=json):
+        named = store_words(url, table=table, prefix=prefix)
+        if create and key is not None and _create(checker, key, named, as_json=json):
             return
-        _change(admin, _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
+        _change(admin, _DONE if done else _REOPEN, key, meant, named, yes=yes, as_json=json)
 
 
-def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> bool:
+def _create(checker: AbstractIdempotentChecker, key: str, named: str, *, as_json: bool) -> bool:
     """Mark a key as done that is not stored; False: it is stored, so it is a key like others."""
     wanted = parsed_key(key)
     (verdict,) = importing.mark_done(checker, [wanted])
@@ -296,7 +299,8 @@ def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> b
     if verdict is Verdict.IN_PROGRESS and checker.admin().get(wanted) is None:
         text = (
             f"[yellow]Left alone:[/yellow] {plain(key)}: it is being processed, in a transaction that is still open. "
-            "That has no lease. Wait until it ends, and look again: idempotent keys show KEY"
+            "That has no lease. Wait until it ends, and look again: "
+            f"idempotent keys show {plain(quote(key) + named)}"
         )
         tell(text, as_json=as_json, key=key, was="in_progress", changed=False)
         raise typer.Exit(ExitCode.ATTENTION)
@@ -315,12 +319,12 @@ def _selection(consumer: str | None, status: list[Status] | None, *, lapsed: boo
     return KeyFilter(consumer, statuses, lapsed)
 
 
-def _not_stored(key: str, *, as_json: bool) -> NoReturn:
+def _not_stored(key: str, named: str, *, as_json: bool) -> NoReturn:
     """Say that the key is not stored, and end the command."""
     text = (
         f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs, if no open transaction has the key. "
-        "A dead letter stays one until it is sent back: idempotent redrive. "
-        "If it was processed elsewhere: idempotent keys resolve KEY --done --create"
+        f"A dead letter stays one until it is sent back: {REDRIVE}. "
+        f"If it was processed elsewhere: idempotent keys resolve {plain(quote(key))} --done --create{plain(named)}"
     )
     tell(text, as_json=as_json, key=key, status=None)
     raise typer.Exit(ExitCode.ATTENTION)
@@ -337,24 +341,32 @@ def _meant(key: str | None, consumer: str | None, status: list[Status] | None, *
 
 
 def _change(
-    admin: KeyAdmin, change: _Change, key: str | None, meant: KeyFilter, *, yes: bool, as_json: bool
+    admin: KeyAdmin,
+    change: _Change,
+    key: str | None,
+    meant: KeyFilter,
+    named: str,
+    *,
+    yes: bool,
+    as_json: bool,
 ) -> None:
+    """Change one key, or many. `named`: the options that name the store to another command."""
     if key is None:
-        _change_many(admin, change, meant, yes=yes, as_json=as_json)
+        _change_many(admin, change, meant, named, yes=yes, as_json=as_json)
     else:
-        _change_one(admin, change, key, yes=yes, as_json=as_json)
+        _change_one(admin, change, key, named, yes=yes, as_json=as_json)
 
 
-def _change_one(admin: KeyAdmin, change: _Change, key: str, *, yes: bool, as_json: bool) -> None:
+def _change_one(admin: KeyAdmin, change: _Change, key: str, named: str, *, yes: bool, as_json: bool) -> None:
     record = admin.get(parsed_key(key))
     if record is None:
-        _not_stored(key, as_json=as_json)
+        _not_stored(key, named, as_json=as_json)
     done = record.status is KeyStatus.DONE
     if done and change is _REOPEN:
         confirm("It is done: its effect happened, and will happen again. Reopen it?", yes=yes)
     changed = (done and change is _DONE) or change.act(admin, record)
     was = status_word(record.status)
-    text = f"[yellow]Left alone:[/yellow] {plain(record.text)}: {_why_not(record)}"
+    text = f"[yellow]Left alone:[/yellow] {plain(record.text)}: {_why_not(record, named)}"
     if changed:
         text = f"[green]Done:[/green] {plain(record.text)} {change.past} (was: {was})."
     tell(text, as_json=as_json, key=record.text, was=was, changed=changed)
@@ -364,7 +376,9 @@ def _change_one(admin: KeyAdmin, change: _Change, key: str, *, yes: bool, as_jso
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: bool, as_json: bool) -> None:
+def _change_many(
+    admin: KeyAdmin, change: _Change, meant: KeyFilter, named: str, *, yes: bool, as_json: bool
+) -> None:
     counted = admin.stats()
     total = _count(counted, meant)
     if not total:
@@ -372,7 +386,8 @@ def _change_many(admin: KeyAdmin, change: _Change, meant: KeyFilter, *, yes: boo
         if meant.consumer is not None and all(stats.consumer != meant.consumer for stats in counted):
             if not as_json:
                 note(
-                    f"There is no key of {plain(meant.consumer)} at all; `idempotent keys stats` lists consumers."
+                    f"There is no key of {plain(meant.consumer)} at all; "
+                    f"`idempotent keys stats{plain(named)}` lists consumers."
                 )
             raise typer.Exit(ExitCode.ATTENTION)
         return
@@ -406,12 +421,12 @@ def _count(counted: Sequence[KeyStats], meant: KeyFilter) -> int:
     )
 
 
-def _why_not(record: KeyRecord) -> str:
+def _why_not(record: KeyRecord, named: str) -> str:
     if record.status.in_progress and record.lease_until_us is not None and not (record.lapsed or record.held):
         rest = span(record.lease_until_us - record.now_us)
         return (
             f"it is being processed; its lease ends in {rest}, at {moment(record.lease_until_us)}, unless its process "
-            "renews it. Wait, and look again: idempotent keys show KEY"
+            f"renews it. Wait, and look again: idempotent keys show {plain(quote(record.text) + named)}"
         )
     return "it has changed meanwhile; look again."
 
@@ -422,7 +437,8 @@ def _keys_at(url: str, *, table: str | None, prefix: str | None) -> Iterator[Abs
     with checker_at(url, table=table, prefix=prefix) as checker:
         for hiding in tables_that_hide_rows(checker):
             note(
-                f"Row level security hides rows of {plain(hiding)} from this user: `idempotent doctor` says more."
+                f"Row level security hides rows of {plain(hiding)} from this user: "
+                f"`idempotent doctor{plain(store_words(url, table=table, prefix=prefix))}` says more."
             )
         yield checker
 

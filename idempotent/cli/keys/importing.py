@@ -23,8 +23,8 @@ from idempotent.cli.options import (
     TableOption,
     UrlOption,
 )
-from idempotent.cli.stores import checker_at, parsed_key
-from idempotent.cli.terminal.output import Unit, count, note, progress, tell
+from idempotent.cli.stores import checker_at, parsed_key, store_words
+from idempotent.cli.terminal.output import Unit, count, note, plain, progress, tell
 from idempotent.errors import StoreBusyError
 from idempotent.keys import Key, KeySpace, id_of, space_named
 
@@ -81,9 +81,10 @@ def import_keys(
     tell(text, as_json=json, imported=done, done_before=known, dead=dead, in_progress=busy)
     if dead or busy:
         if not json:
+            named = plain(store_words(url, table=table, prefix=prefix))
             note(
                 f"[yellow]Left alone:[/yellow] {dead:,} dead, {busy:,} in progress. "
-                "`idempotent keys list --status dead` and `--status in_progress` show them."
+                f"`idempotent keys list --status dead --status in_progress{named}` shows them."
             )
         raise typer.Exit(ExitCode.ATTENTION)
 

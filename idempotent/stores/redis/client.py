@@ -48,8 +48,8 @@ def open_client(client_or_url: object, timeout_s: float = LONGEST_ANSWER_S) -> C
         return _from_url(client_or_url, timeout_s)
     if isinstance(client_or_url, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
         raise ConfigurationError(
-            "RedisChecker was given an asyncio client, but handlers are synchronous: pass redis.Redis, "
-            f"redis.RedisCluster or a URL such as {_EXAMPLE}"
+            "RedisChecker was given an asyncio client. With a synchronous one it serves `async def` handlers too: "
+            f"pass redis.Redis, redis.RedisCluster or a URL such as {_EXAMPLE}"
         )
     if not isinstance(client_or_url, (redis.Redis, redis.RedisCluster)) or isinstance(
         client_or_url, redis.client.Pipeline

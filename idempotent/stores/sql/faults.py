@@ -260,8 +260,9 @@ def _missing(error: BaseException, engine: Engine, table: str, connection: Any) 
         )
     return SchemaError(
         f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
-        f"Type{led_to(engine, schema)}: {to_create(engine, table)} (or, {in_own_history([missing], table)}; "
-        "if it was lost, restore it from a backup instead; `idempotent migrate check` shows what differs)"
+        f"Type{led_to(engine, schema)}: {to_create(engine, table)} (or, {in_own_history([missing], table)}; if it was "
+        "lost, restore it from a backup instead; "
+        f"`idempotent migrate check {options_for(engine, table)}` shows what differs)"
     )
 
 
