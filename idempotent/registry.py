@@ -263,6 +263,7 @@ class Registry:
             if isinstance(named, AbstractIdempotentChecker) or "://" in named:
                 made.check_options(self._resolve(named))
             self._consumers[made.name] = made
+            self.observers.declared(made.name)
             return made
 
         return cast("Decorator | BatchDecorator", decorate)

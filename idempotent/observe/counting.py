@@ -27,6 +27,11 @@ class Counters(Observer):
         self._lock = free_in_child(threading.Lock())
         self._counts: defaultdict[tuple[str, Outcome | Event], int] = defaultdict(int)
 
+    def declared(self, consumer: str) -> None:
+        """Begin at 0: `increase()` of Prometheus does not see a series whose first value is 1."""
+        for what in (*Outcome, *Event):
+            self.add(consumer, what, 0)
+
     def add(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         """Count `what` for a consumer (`subject:group`)."""
         name = (consumer, what)

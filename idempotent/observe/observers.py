@@ -24,6 +24,9 @@ class Observer:
     `consumer` is the consumer's name, `subject:group`.
     """
 
+    def declared(self, consumer: str) -> None:
+        """A consumer was declared, before or after the observer was added: its counts begin at 0."""
+
     def counted(self, consumer: str, what: Outcome | Event, count: int) -> None:
         """A consumer had `count` messages with this outcome, or events of this kind."""
 
@@ -76,6 +79,7 @@ class Observers:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._all: tuple[Observer, ...] = ()
         self._counting: tuple[Callable[[str, Outcome | Event, int], None], ...] = ()
+        self._declared: list[str] = []
         self.watch_claims = False
         self.watch_runs = False
         self.watch_results = False
@@ -101,6 +105,13 @@ class Observers:
         self.watch_results |= type(observer).processed is not Observer.processed
         self.watch_settling |= type(observer).settling is not Observer.settling
         self.watch_settled |= type(observer).settled is not Observer.settled
+        for consumer in self._declared:
+            _tell(observer.declared, consumer)
+
+    def declared(self, consumer: str) -> None:
+        self._declared.append(consumer)
+        for observer in self._all:
+            _tell(observer.declared, consumer)
 
     def count(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         for counted in self._counting:

@@ -23,7 +23,8 @@ _EVENTS: Final = "Events besides outcomes; idempotent.observe.Event explains eac
 class IdempotentCollector(Collector):
     """What happened to messages, and what is in the outboxes that relays of this process publish.
 
-    - `idempotent_outcomes_total{consumer, outcome}` and `idempotent_events_total{consumer, event}`;
+    - `idempotent_outcomes_total{consumer, outcome}` and `idempotent_events_total{consumer, event}`, which
+      begin at 0 for each consumer when its module is imported;
     - `idempotent_outbox_messages{outbox, state}` (waiting, held or delayed), `idempotent_outbox_oldest_seconds{outbox}`
       (0: none waits) and `idempotent_outbox_relays{outbox}`. Each relay measures the whole outbox, so take the maximum
       over processes. They are absent while this process has no relay;

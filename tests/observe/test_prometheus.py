@@ -38,6 +38,19 @@ def test_what_a_consumer_does_is_exported():
     assert 'idempotent_outcomes_total{consumer="observed:default",outcome="duplicate"} 1.0' in text
 
 
+def test_all_series_of_a_declared_consumer_begin_at_0():
+    before, after = Counters(), Counters()
+    registry = Registry(observers=[before])
+    registry.consumer("quiet", checker=MemoryChecker())(lambda message: None)
+    registry.observers.add(after)
+    for counters in (before, after):
+        text = exported(counters)
+        for outcome in Outcome:
+            assert f'outcomes_total{{consumer="quiet:default",outcome="{outcome.value}"}} 0.0' in text
+        for event in Event:
+            assert f'events_total{{consumer="quiet:default",event="{event.value}"}} 0.0' in text
+
+
 def test_a_long_consumer_has_one_label_for_all_its_messages():
     """Also for a completion that is recorded late, of which only the key is known."""
     now = [1e9]
