@@ -44,6 +44,18 @@ def test_list_takes_filters_and_a_limit_and_speaks_json(cli, store):
     assert cli("keys", "list", *at(store), "--consumer", "nobody:here").out == "No such key.\n"
 
 
+def test_an_empty_list_says_what_it_cannot_see(cli, store, sqlite_store):
+    running = "A transactional consumer keeps no visible key while its handler runs"
+    nobody = ("--consumer", "nobody:here")
+    assert running in " ".join(cli("keys", "list", *at(sqlite_store), *nobody).err.split())
+    assert running in " ".join(
+        cli("keys", "list", *at(sqlite_store), *nobody, "--status", "in_progress").err.split()
+    )
+    dead = cli("keys", "list", *at(store), *nobody, "--status", "dead")
+    assert "transactional" not in dead.err
+    assert dead.out == "No such key.\n"
+
+
 def test_list_is_complete_for_machines_and_a_screenful_for_people(cli, sqlite_store):
     checker = sqlite_store.leased()
     from idempotent.claims import ClaimRequest

@@ -13,6 +13,7 @@ import typer
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus, Verdict
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.keys import importing
@@ -90,6 +91,11 @@ _STILL_DEAD_LETTER: Final = (
     f"[yellow]Still to do:[/yellow] a dead key's message is a dead letter of the broker. Return it: {REDRIVE}"
 )
 
+_UNSEEN: Final = (
+    "[dim]A transactional consumer keeps no visible key while its handler runs: the log of its worker names what runs "
+    "for long (message_takes_long).[/dim]"
+)
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -139,6 +145,8 @@ def list_keys(
             shown += len(rows)
     if not shown:
         say("No such key.")
+        if scheme_of(url).kind is StoreKind.SQL and (not status or Status.IN_PROGRESS in status):
+            note(_UNSEEN)
     elif more:
         note(f"[dim]The first {shown:,}; --limit 0 for all, or choose: --consumer, --status, --lapsed.[/dim]")
 
