@@ -155,7 +155,10 @@ def _process_after_death(
     # What a handler itself gives to a consumer is part of its run, which may have the turn.
     if deaths < SUSPECT_DEATHS or inside_handler():
         return (yield from _process(binding, message, request))
-    if not turns.take(request.owner, request.key):
+    if not turns.take(request.owner, binding, message):
+        if (long := turns.long_one()) is not None:
+            holder, its, for_s = long
+            log.warning("turn_is_long", extra={**holder.about(its), "for_s": round(for_s, 1)})
         reason = f"its process died {deaths} times while it ran, and it waits for its turn"
         return Result(Outcome.IN_PROGRESS, retry_after_s=TURN_RETRY_S, reason=reason)
     try:

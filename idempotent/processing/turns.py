@@ -7,11 +7,8 @@ import time
 from typing import Final
 
 from idempotent.forks import free_in_child, in_child
-from idempotent.keys import Key
-from idempotent.logs import EventLog
-from idempotent.observe.log_lines import about_key
-
-log = EventLog(__name__)
+from idempotent.message import Message
+from idempotent.processing.binding import Binding
 
 SUSPECT_DEATHS: Final = 2
 """After so many deaths in a row a message takes turns with other such messages (docs/decisions/0041)."""
@@ -30,29 +27,33 @@ class Turns:
     def begin(self) -> None:
         """Let nobody have the turn: a child runs nothing of what its parent does."""
         self._owner: bytes | None = None
-        self._key: Key | None = None
+        self._holder: tuple[Binding, Message] | None = None
         self._since = 0.0
         self._said = False
 
-    def take(self, owner: bytes, key: Key) -> bool:
-        """Take the turn for a run; False: another one has it. That one is named in the log once it has it for long."""
+    def take(self, owner: bytes, binding: Binding, message: Message) -> bool:
+        """Take the turn for a run of a message; False: another one has it."""
         with self._lock:
             if self._owner is None:
-                self._owner, self._key, self._since, self._said = owner, key, time.monotonic(), False
+                self._owner, self._holder = owner, (binding, message)
+                self._since, self._said = time.monotonic(), False
                 return True
-            for_s = time.monotonic() - self._since
-            says = for_s >= _LONG_S and not self._said
-            self._said = self._said or says
-            holder = self._key
-        if says and holder is not None:
-            log.warning("turn_is_long", extra={**about_key(holder), "for_s": round(for_s, 1)})
-        return False
+            return False
 
     def end(self, owner: bytes) -> None:
         """Give the turn back, if this run has it."""
         with self._lock:
             if self._owner == owner:
-                self._owner = self._key = None
+                self._owner = self._holder = None
+
+    def long_one(self) -> tuple[Binding, Message, float] | None:
+        """The message that has had the turn for more than a minute, and for how many seconds; once for each turn."""
+        with self._lock:
+            for_s = time.monotonic() - self._since
+            if self._holder is None or self._said or for_s < _LONG_S:
+                return None
+            self._said = True
+            return *self._holder, for_s
 
 
 turns: Final = Turns()

@@ -9,8 +9,6 @@ import pytest
 
 from idempotent import Message, Outcome, Registry, current_claim
 from idempotent.checkers import MemoryChecker
-from idempotent.keys import KeySpace
-from idempotent.processing.turns import Turns
 from tests.support.logs import logged
 
 SUSPECTS = ("s1", "s2", "s3")
@@ -149,16 +147,21 @@ def test_what_a_handler_gives_to_a_consumer_is_part_of_its_run(outer, inner):
 
 def test_a_turn_that_lasts_long_is_named_once(monkeypatch, caplog):
     monkeypatch.setattr("idempotent.processing.turns._LONG_S", 0.0)
-    turns, key = Turns(), KeySpace("orders", "billing").key("7")
-    assert turns.take(b"first", key)
-    assert not turns.take(b"second", key)
-    assert not turns.take(b"third", key)
+    scene = Scene()
+
+    @Registry().consumer("orders", checker=scene.checker)
+    def consumer(message: Message) -> None:
+        if message.id == "s1":
+            with ThreadPoolExecutor(1) as pool:  # not what this handler gives to the consumer
+                for name in ("s2", "s3", "s2"):
+                    waits = pool.submit(consumer.process, Message("orders", id=name)).result(60)
+                    assert waits.outcome is Outcome.IN_PROGRESS
+
+    scene.died(consumer, *SUSPECTS)
+    assert consumer.process(Message("orders", id="s1")).outcome is Outcome.PROCESSED
     (line,) = logged(caplog, "turn_is_long")
-    assert (line.consumer, line.key) == ("orders:billing", "orders:billing:7")
-    turns.end(b"second")
-    assert not turns.take(b"second", key)
-    turns.end(b"first")
-    assert turns.take(b"second", key)
+    assert (line.consumer, line.message_id) == ("orders:default", "s1")
+    assert consumer.process(Message("orders", id="s2")).outcome is Outcome.PROCESSED
 
 
 @pytest.mark.parametrize("together", [False, True])
