@@ -230,7 +230,7 @@ class Registry:
             max_attempts=None
             if max_attempts is None
             else whole(max_attempts, "max_attempts", most=UNBOUNDED, more="; None for no bound"),
-            max_deaths=whole(max_deaths, "max_deaths"),
+            max_deaths=whole(max_deaths, "max_deaths", most=UNBOUNDED),
             backoff=backoff or Backoff(),
             on_missing_key=choice(OnMissingKey, on_missing_key, "on_missing_key"),
             on_expired_lease=expired,

@@ -129,7 +129,7 @@ MAKERS = {
 RETENTION = {"retention_s": (*SECONDS, 0), "dead_retention_s": OR_NONE["seconds"] + (0,)}
 CHECKER = {"lease_s": OR_NONE["seconds"] + (0,), **RETENTION}
 MEMORY = {**CHECKER, "max_keys": (*WHOLE, 0)}
-TABLE = {"engine_or_url": (5, None, ""), "table": (*TEXT, "a b", "x;y")}
+TABLE = {"engine_or_url": (5, None, ""), "table": (*TEXT, "a b", "x;y"), "schema": OR_NONE["text"]}
 IN_TRANSACTIONS = {
     **TABLE,
     **RETENTION,
@@ -159,7 +159,8 @@ REFUSED = {
         "retry_for": EXCEPTIONS,
         "idempotent_for": EXCEPTIONS,
         "dead_for": EXCEPTIONS,
-        "max_attempts": (*WHOLE, 0, 2**31),
+        "max_attempts": (*OR_NONE["whole"], 0, 2**31),
+        "max_deaths": (*WHOLE, 0, 2**31),
         "backoff": (5, "1", Backoff, timedelta(seconds=1)),
         "on_missing_key": (*CHOICE, None),
         "on_expired_lease": (*CHOICE, None),

@@ -61,8 +61,8 @@ def test_the_consumer_is_asked_about_what_was_abandoned(store, consumer_over, ra
     assert len(ran) == (not happened)
 
 
-def test_each_death_is_an_attempt(store, consumer_over, ran):
-    consumer = consumer_over(max_attempts=2)
+def test_a_message_is_dead_after_its_deaths(store, consumer_over, ran):
+    consumer = consumer_over(max_deaths=2)
     for _ in range(2):
         abandon_claim(consumer, order())
         store.age(LEASE_S * 1.1)

@@ -85,7 +85,7 @@ def statuses(database):
     connection = sqlite3.connect(database)
     rows = connection.execute("SELECT k, status FROM deduplicate_tbl").fetchall()
     connection.close()
-    names = {1: "claimed", 2: "claimed in a group", 4: "done"}
+    names = {1: "claimed", 4: "done"}
     return {text.rpartition(":")[2]: names[status] for text, status in rows}
 
 
@@ -146,7 +146,7 @@ def test_a_transactional_consumer_dies_where_it_is_told(start, database, point, 
 
 def test_a_group_passes_the_points_of_its_checker_once(start, database):
     crash(start("after_claim", way="group"), "after_claim")
-    assert statuses(database) == dict.fromkeys("123", "claimed in a group")
+    assert statuses(database) == dict.fromkeys("123", "claimed")
 
 
 def test_a_group_passes_the_points_of_its_handler_for_each_message(start, database):

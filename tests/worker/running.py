@@ -10,7 +10,6 @@ from idempotent import Consumer, Message, Registry, Result, Worker
 from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.consumer import AnyConsumer
-from idempotent.testing import abandon_claim
 
 SUBJECT = "orders"
 WAIT_S = 60.0
@@ -30,7 +29,6 @@ def consumer_of(
     handle: Callable[[Any], object],
     *,
     is_async: bool = False,
-    died: Sequence[str] = (),
     **options: Any,
 ) -> AnyConsumer:
     """A consumer with this handler, or with an `async def` that awaits it in a thread.
@@ -39,20 +37,14 @@ def consumer_of(
         registry: gets the consumer.
         handle: the handler.
         is_async: which of them.
-        died: ids of messages whose process died in the handler.
         options: of `@consumer`.
     """
-    ahead_s = 0.0
 
     async def awaits(given: Any) -> None:
         await asyncio.to_thread(handle, given)
 
-    options.setdefault("checker", MemoryChecker(clock=lambda: time.time() + ahead_s))
-    consumer = registry.consumer(SUBJECT, **options)(awaits if is_async else handle)
-    for name in died:
-        abandon_claim(consumer, Message(SUBJECT, id=name))
-    ahead_s = 3600.0
-    return consumer
+    options.setdefault("checker", MemoryChecker())
+    return registry.consumer(SUBJECT, **options)(awaits if is_async else handle)
 
 
 class Running:

@@ -16,7 +16,6 @@ from tests.worker.running import SUBJECT, WAIT_S, Running, consumer_of, emptying
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("idempotent.worker.message_log._LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("idempotent.worker.message_log._TAKES_LONG_S", 0.2)
-    monkeypatch.setattr("idempotent.worker.message_log._TAKES_LONG_ALONE_S", 0.1)
 
 
 @pytest.fixture
@@ -49,7 +48,6 @@ def test_a_handler_that_hangs_is_named_rarely_and_alone(
         assert (line["consumer"], line["key"]) == ("orders:default", "orders:default:hangs")
         assert (line["message_id"], line["levelname"]) == ("hangs", "WARNING")
         assert line["running_s"] >= 0.2 * 2**number
-        assert (line["blocks_s"], line["hint"]) == (None, None)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -83,60 +81,6 @@ def test_health_says_how_many_in_a_second_line_and_stays_ready(
     until(lambda: health.read_text() == "ready\n")
     worker.stop()
     running.join()
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_message_that_stops_the_worker_because_it_runs_alone_is_named_soon(
-    registry: Registry,
-    broker: MemoryBroker,
-    caplog: pytest.LogCaptureFixture,
-    gate: threading.Event,
-    is_async: bool,
-) -> None:
-    consumer_of(
-        registry, lambda message: message.id != "died" or gate.wait(WAIT_S), is_async=is_async, died=["died"]
-    )
-    publish(broker, "died", "a", "b")
-    running = Running(emptying(registry, broker, concurrency=3))
-    until(lambda: len(lines(caplog)) == 3)
-    gate.set()
-    running.join()
-    for number, line in enumerate(lines(caplog)):
-        assert line["message_id"] == "died"
-        assert line["running_s"] is not None
-        assert line["blocks_s"] >= 0.1 * 2**number
-        assert "came back after the death of its process" in str(line["hint"])
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_message_that_waits_to_run_alone_is_named_beside_the_handler_for_which_it_waits(
-    registry: Registry,
-    broker: MemoryBroker,
-    caplog: pytest.LogCaptureFixture,
-    gate: threading.Event,
-    is_async: bool,
-) -> None:
-    hangs = threading.Event()
-
-    def handle(message: Message) -> None:
-        if message.id == "hangs":
-            hangs.set()
-            gate.wait(WAIT_S)
-
-    consumer_of(registry, handle, is_async=is_async, died=["died"])
-    publish(broker, "hangs")
-    running = Running(Worker(registry, MemoryAdapter(broker), concurrency=3, gc_interval_s=None))
-    assert hangs.wait(WAIT_S)
-    publish(broker, "died", "a")
-    until(lambda: lines(caplog, "died") and lines(caplog, "hangs"))
-    waits = lines(caplog, "died")[0]
-    assert waits["running_s"] is None
-    assert waits["blocks_s"] >= 0.1
-    gate.set()
-    until(lambda: not broker.backlog(SUBJECT))
-    running.worker.stop()
-    running.join()
-    assert not lines(caplog, "a")
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

@@ -60,9 +60,8 @@ def test_a_handler_that_outlasts_the_drain_time_is_left_and_its_message_comes_ag
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("why", ["in a group", "alone"])
 def test_the_log_does_not_name_what_waits_for_a_handler_that_outlasts_the_drain_time(
-    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture, why: str, is_async: bool
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture, is_async: bool
 ) -> None:
     running_now, gate = threading.Event(), threading.Event()
 
@@ -71,18 +70,11 @@ def test_the_log_does_not_name_what_waits_for_a_handler_that_outlasts_the_drain_
             running_now.set()
             gate.wait(WAIT_S)
 
-    if why == "alone":
-        consumer_of(registry, handle, is_async=is_async, died=["hangs"])
-        publish(broker, "hangs")
-        worker = emptying(registry, broker, drain_timeout_s=0.1, concurrency=3)
-    else:
-        consumer_of(registry, handle, is_async=is_async)
-        publish(broker, "a", "hangs", "b")
-        worker = emptying(registry, broker, drain_timeout_s=0.1, batch_size=3)
+    consumer_of(registry, handle, is_async=is_async)
+    publish(broker, "a", "hangs", "b")
+    worker = emptying(registry, broker, drain_timeout_s=0.1, batch_size=3)
     running = Running(worker)
     assert running_now.wait(WAIT_S)
-    if why == "alone":
-        publish(broker, "a", "b")
     until(lambda: len(worker._pool.running) == 3)
     worker.stop()
     until(lambda: logged(caplog, "drain_timed_out"))

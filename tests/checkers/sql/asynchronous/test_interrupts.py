@@ -157,17 +157,17 @@ def no_attempts(checker):
 
 
 def test_a_cancelled_claim_that_waits_for_a_key_leaves_no_lock(store, run):
-    checker = store.transactional(store.async_engine(), lock_timeout_s=20)
+    checker, other = (store.transactional(store.async_engine(), lock_timeout_s=20) for _ in range(2))
 
     async def main():
-        first = (await checker.awaiting.claim(ClaimRequest(key(1)))).claim
+        first = (await other.awaiting.claim(ClaimRequest(key(1)))).claim
         waiting = asyncio.create_task(checker.awaiting.claim(ClaimRequest(key(1))))
         await asyncio.sleep(0.2)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert idle_of(checker) == 0
-        await checker.awaiting.call(checker.protocol.release, first)
+        await other.awaiting.call(other.protocol.release, first)
         assert await process(checker, 1, booking(store, 1)) is Outcome.PROCESSED
 
     run(main())
