@@ -26,7 +26,7 @@ from idempotent.processing.binding import Binding
 from idempotent.processing.calling import current_claim
 from idempotent.processing.group import process_many
 from idempotent.processing.handler import Handler
-from idempotent.processing.options import ConsumerOptions
+from idempotent.processing.options import MAX_DEATHS, ConsumerOptions
 from idempotent.processing.results import raised_by_handler
 from idempotent.processing.single import process_one
 from idempotent.processing.steps import drive, drive_async
@@ -132,7 +132,8 @@ class AnyConsumer:
                 another form than it should.
         """
         self.check_options(checker)
-        if isinstance(checker, TransactionHooks) and not self.handler.session_type:
+        first = self._binding is None or self._binding.checker is not checker
+        if first and isinstance(checker, TransactionHooks) and not self.handler.session_type:
             log.warning(
                 "handler_outside_transaction",
                 extra={
@@ -173,6 +174,11 @@ class AnyConsumer:
             raise ConfigurationError(
                 f"{self.name}: on_expired_lease= cannot go with {kind}, whose keys have no leases that could end; "
                 "remove it, or use a checker with lease_s="
+            )
+        if checker.lease_s is None and not transactional and self.options.max_deaths != MAX_DEATHS:
+            raise ConfigurationError(
+                f"{self.name}: max_deaths= cannot go with {kind} without leases: a message whose process died does not "
+                "run again; remove it, or use a checker with lease_s="
             )
         longest_s = self.options.longest_backoff_s
         if longest_s >= checker.retention_s:

@@ -35,6 +35,7 @@ from idempotent.observe.observers import Observer, Observers
 from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
 from idempotent.processing.handler import handler_of
 from idempotent.processing.options import (
+    MAX_DEATHS,
     ConsumerOptions,
     Exceptions,
     ExpiredLeasePolicy,
@@ -150,7 +151,7 @@ class Registry:
         idempotent_for: Exceptions = (),
         dead_for: Exceptions = (),
         max_attempts: int | None = 5,
-        max_deaths: int = 5,
+        max_deaths: int = MAX_DEATHS,
         backoff: Backoff | None = None,
         on_missing_key: OnMissingKey | Literal["reject", "process"] = OnMissingKey.REJECT,
         on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"] = OnExpiredLease.RETRY,

@@ -44,6 +44,7 @@ def test_a_handler_outside_of_its_transaction_is_told_of_once(caplog, tmp_path):
     registry.consumer("orders", checker=checker)(lambda _: None)
     registry.check()
     assert registry.consumers["orders:default"].checker is checker
+    registry.check()  # once more, as a worker does at its start
     assert [line.event for line in caplog.records] == ["handler_outside_transaction"]
     registry.close()
 
@@ -137,6 +138,7 @@ OPTIONS = {
     "idempotent_for": ([ValueError], ()),
     "dead_for": ([ValueError], ()),
     "max_attempts": ([2], ()),
+    "max_deaths": ([2], NO_LEASES - TRANSACTIONS),
     "backoff": ([Backoff(2)], ()),
     "on_missing_key": (["process"], ()),
     "batch": ([True], ()),

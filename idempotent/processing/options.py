@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from idempotent.claims import UNBOUNDED
@@ -18,6 +18,10 @@ from idempotent.processing.handler import Handler
 Exceptions: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 KeyFunction: TypeAlias = Callable[[Message], "str | bytes | int | UUID | None"]
 ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool] | Callable[[Key], Awaitable[bool]]"
+
+
+MAX_DEATHS: Final = 5
+"""Sidekiq and others count what was in flight, and set a limit between 3 and 25."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,10 @@ class MessageLog:
         self._waits: defaultdict[tuple[str, Outcome, bool], LogThrottle] = defaultdict(LogThrottle)
 
     def not_acknowledged(self, consumer: AnyConsumer | None, message: Message, result: Result) -> None:
-        """Log a delivery that was not acknowledged. `consumer`: None if no consumer has its subject."""
+        """Log a delivery that was not acknowledged. `consumer`: None if no consumer has its subject.
+
+        The traceback comes with the first attempt, and with the last one, after which the message is dead.
+        """
         error = result.error
         shown = (
             None if self._redact or error is None or isinstance(error, IdempotentError) else _hidden(error)
@@ -60,7 +63,8 @@ class MessageLog:
                     extra={**extra, "reason": _reason(result), "waited_s": 0.0, "more": more},
                 )
         elif result.action is Action.DELAY:
-            log.warning("message_failed", extra=extra, exc_info=shown)
+            again = result.attempt is not None and result.attempt > 1
+            log.warning("message_failed", extra=extra, exc_info=None if again else shown)
         else:
             log.error("message_dead", extra=extra, exc_info=shown)
 

@@ -347,12 +347,16 @@ class KeyTable:
     def fail_free(self, connection: DriverConnection, failed: FailedAttempt) -> Released:
         """Count an attempt at a key whose claim was rolled back. After the last one, `mark_free_key_dead` follows.
 
-        Counts nothing if another delivery has processed the message since, or if the claim was made before the backoff
-        of another failure was over: it waited for the transaction that failed. Needs a transaction of its own.
+        Counts nothing if another delivery has processed the message since, or has used up its attempts, whose reason is
+        kept; or if the claim was made before the backoff of another failure was over: it waited for the transaction
+        that failed. Needs a transaction of its own.
         """
-        if any(status == KeyStatus.DONE for *_, status in self.owners(connection, [failed.claim.key.hash])):
+        statuses = {status for *_, status in self.owners(connection, [failed.claim.key.hash])}
+        if KeyStatus.DONE in statuses:
             return self._counted_before(connection, failed)
         attempts, failed_at = self.failures.last(connection, failed.claim.key)
+        if KeyStatus.DEAD in statuses or attempts >= failed.failure.max_attempts:
+            return Released(owned=True, attempts=attempts, dead=True)
         early = failed.failure.backoff and failed.claim.fence < failed_at + failed.failure.shortest_us(
             attempts
         )

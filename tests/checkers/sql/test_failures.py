@@ -111,6 +111,21 @@ def test_a_failure_at_an_offset_whose_commit_has_no_answer_is_counted_once(serve
 
 
 @pytest.mark.parametrize("kind", SQL)
+@pytest.mark.parametrize("fatal", [False, True])
+def test_a_copy_that_fails_after_the_message_is_dead_keeps_its_reason(kind, fatal, request):
+    for store in open_store(kind, request, reuse=True):
+        checker, copy = store.transactional(), store.transactional()
+        late = copy.protocol.claim(ClaimRequest(KEY)).claim
+        late.transaction.close()
+        claim = checker.protocol.claim(ClaimRequest(KEY)).claim
+        assert checker.protocol.release(claim, Failure("first", 9 if fatal else 1, fatal=fatal)).dead
+        assert copy.protocol.release(late, Failure("second", 9 if fatal else 1)) == Released(
+            True, 1, dead=True
+        )
+        assert checker.protocol.claim(ClaimRequest(KEY)).reason == "first"
+
+
+@pytest.mark.parametrize("kind", SQL)
 @pytest.mark.parametrize("max_attempts", [1, 9])
 def test_a_failure_of_a_key_that_was_claimed_since_counts_nothing(kind, max_attempts, request):
     """The rollback freed it, and another delivery was faster than the note of the failure."""
