@@ -1233,10 +1233,16 @@ FAULTS: Final = (
     Fault(
         "a failure is counted although another delivery has done the message",
         _KEYTABLE,
-        "        if any(status == KeyStatus.DONE for *_, status in "
-        "self.owners(connection, [failed.claim.key.hash])):\n",
+        "        if KeyStatus.DONE in statuses:\n",
         "        if False:\n",
         "tests/checkers/sql/test_failures.py -k 'claimed_since and sqlite'",
+    ),
+    Fault(
+        "a copy that fails later replaces the reason of a dead key",
+        _KEYTABLE,
+        "if KeyStatus.DEAD in statuses or attempts >= failed.failure.max_attempts:",
+        "if False:",
+        "tests/checkers/sql/test_failures.py -k 'keeps_its_reason and sqlite'",
     ),
     Fault(
         "a message that kills its process runs for ever",
