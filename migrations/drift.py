@@ -5,17 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, Index, MetaData, Table, UniqueConstraint, inspect
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Engine,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    inspect,
+)
 from sqlalchemy.engine.reflection import Inspector
 from sqlalchemy.exc import DBAPIError
 
 from idempotent.errors import SchemaError
+from idempotent.migrations.revisions import is_newer, recorded
 from idempotent.migrations.store import Target, bridged, connect
 from idempotent.schema import (
     DEFAULT_TABLE,
@@ -23,6 +35,7 @@ from idempotent.schema import (
     offsets_name,
     outbox_tables,
     run_tables,
+    validate_table_name,
     version_name,
 )
 from idempotent.stores.sql.cursor import Row
@@ -35,6 +48,7 @@ _QMQ_COLUMNS = {"id", "k", "update_at"}
 class DriftKind(Enum):
     """The kind of a difference."""
 
+    NEWER_REVISION = "revision of a newer version"
     FOREIGN_TABLE = "foreign table"
     MISSING_TABLE = "missing table"
     UNSEEN_TABLE = "table that this user may not see"
@@ -60,12 +74,14 @@ class Drift:
         table: the table.
         name: the column or index; empty for the table itself.
         detail: the difference in words.
+        matters: whether statements of this version depend on it; if not, a newer version may have made it.
     """
 
     kind: DriftKind
     table: str
     name: str = ""
     detail: str = ""
+    matters: bool = field(default=True, compare=False, repr=False)
 
     def __str__(self) -> str:
         """The difference in one line."""
@@ -79,27 +95,41 @@ def check(target: Target, *, table: str = DEFAULT_TABLE) -> list[Drift]:
 
     Returns an empty list when they are equal. Only reads. An added non-unique index or storage parameter is not
     drift, and neither is a missing run ledger, or outbox, without a recorded revision: an application's own history
-    need not have them. Nor is one on which the user has no right.
+    need not have them. Nor is one on which the user has no right. Where a newer version of the library has migrated,
+    only what this version needs is drift, such as a missing column; not an added column that may be left out, a wider
+    type, or a missing index that is not unique.
 
     Raises:
         ConfigurationError: the table name is invalid, or the database is not supported.
         SQLAlchemyError: the database failed or is unreachable.
     """
+    validate_table_name(table)
+    with connect(target) as connection:
+        return _differences(connection, table)
+
+
+def _differences(connection: Connection, table: str) -> list[Drift]:
     metadata = MetaData()
     dedup_tables(metadata, table)
-    with connect(target) as connection:
-        existing = set(inspect(connection).get_table_names())
-        recorded = version_name(table) in existing
-        for define in (run_tables, outbox_tables):
-            optional = MetaData()
-            define(optional, table)
-            names = optional.tables.keys()
-            if existing & names or (recorded and not all(_grants(connection, name) for name in names)):
-                define(metadata, table)
-        drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]
+    existing = set(inspect(connection).get_table_names())
+    has_revision = version_name(table) in existing
+    for define in (run_tables, outbox_tables):
+        optional = MetaData()
+        define(optional, table)
+        names = optional.tables.keys()
+        if existing & names or (has_revision and not all(_grants(connection, name) for name in names)):
+            define(metadata, table)
+    drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]
     # Few applications use the offsets.
     unused = (DriftKind.UNSEEN_TABLE, offsets_name(table))
-    return [drift for drift in drifts if (drift.kind, drift.table) != unused]
+    drifts = [drift for drift in drifts if (drift.kind, drift.table) != unused]
+    # Not asked for without need: who runs a consumer may lack the right to read it.
+    revision = recorded(connection, table) if drifts and has_revision else None
+    if not is_newer(revision):
+        return drifts
+    lacking = [drift for drift in drifts if drift.matters]
+    detail = f"{revision!r}, without all that this version needs: update idempotent-consumer"
+    return [Drift(DriftKind.NEWER_REVISION, table, detail=detail), *lacking] if lacking else []
 
 
 def _seen(drift: Drift, connection: Connection) -> Drift:
@@ -196,6 +226,13 @@ def refuse_incomplete(context: MigrationContext, metadata: MetaData, table: str)
         )
 
 
+def refuse_lacking(connection: Connection, table: str) -> None:
+    """Raise SchemaError if a table that a newer version has migrated lacks something that this version needs."""
+    differences = _differences(connection, table)
+    if differences:
+        raise SchemaError(f"{'; '.join(map(str, differences))}. Nothing was changed")
+
+
 def _way_out(missing: list[Drift], table: str, engine: Engine) -> str:
     if any(drift.kind is DriftKind.MISSING_COLUMN for drift in missing):
         named = options_for(engine, table)
@@ -251,19 +288,38 @@ def _translate(step: tuple[Any, ...], connection: Connection) -> Drift | None:
         case ("add_column", _, table, column):
             return Drift(DriftKind.MISSING_COLUMN, table, column.name, f"expected {sql(column.type)}")
         case ("remove_column", _, table, column):
-            return Drift(DriftKind.EXTRA_COLUMN, table, column.name, f"found {sql(column.type)}")
+            detail = f"found {sql(column.type)}"
+            must = not column.nullable and column.server_default is None
+            return Drift(DriftKind.EXTRA_COLUMN, table, column.name, detail, matters=must)
         case ("modify_type", _, table, column, _, found, expected):
-            return Drift(DriftKind.TYPE, table, column, f"found {sql(found)}, expected {sql(expected)}")
+            detail = f"found {sql(found)}, expected {sql(expected)}"
+            return Drift(DriftKind.TYPE, table, column, detail, matters=not _is_wider(found, expected))
         case ("modify_nullable", _, table, column, _, _, nullable):
             found, expected = ("NOT NULL", "NULL") if nullable else ("NULL", "NOT NULL")
-            return Drift(DriftKind.NULLABLE, table, column, f"found {found}, expected {expected}")
+            detail = f"found {found}, expected {expected}"
+            return Drift(DriftKind.NULLABLE, table, column, detail, matters=nullable)
         case ("add_index", index):
-            return Drift(DriftKind.MISSING_INDEX, index.table.name, index.name, _on(index))
+            return Drift(
+                DriftKind.MISSING_INDEX, index.table.name, index.name, _on(index), matters=bool(index.unique)
+            )
         case ("remove_index", index) if index.unique:
             return Drift(DriftKind.EXTRA_UNIQUE, index.table.name, index.name, _on(index))
         case ("remove_constraint", UniqueConstraint() as unique):
             return Drift(DriftKind.EXTRA_UNIQUE, unique.table.name, str(unique.name or ""), _on(unique))
     return None
+
+
+def _is_wider(found: Any, expected: Any) -> bool:
+    """Whether a column of this type takes, and returns unchanged, whatever one of the expected type takes."""
+    if isinstance(found, BigInteger):
+        return isinstance(expected, Integer)
+    return (
+        isinstance(found, String)
+        and isinstance(expected, String)
+        and found.length is not None
+        and expected.length is not None
+        and found.length > expected.length
+    )
 
 
 def _other_differences(connection: Connection, inspector: Inspector, table: Table) -> Iterator[Drift]:

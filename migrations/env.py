@@ -8,7 +8,8 @@ from __future__ import annotations
 from alembic import context
 
 from idempotent.errors import ConfigurationError
-from idempotent.migrations.runner import options, run
+from idempotent.migrations.revisions import options
+from idempotent.migrations.runner import run
 from idempotent.migrations.store import exclusive
 from idempotent.schema import DEFAULT_TABLE, validate_table_name
 

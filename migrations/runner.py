@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.resources import files
 from typing import Any, Final
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, Table, inspect
 
 from idempotent.errors import ConfigurationError, SchemaError
-from idempotent.migrations.drift import refuse_foreign, refuse_incomplete
+from idempotent.logs import EventLog
+from idempotent.migrations.drift import refuse_foreign, refuse_incomplete, refuse_lacking
+from idempotent.migrations.revisions import is_newer, known, options, recorded, scripts
 from idempotent.migrations.store import Target, bridged, connect, exclusive
 from idempotent.migrations.versions import r0001_create_tables as initial
 from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
 
+_log = EventLog(__name__)
 HEAD: Final = "head"
 BASE: Final = "base"
 
@@ -30,7 +31,8 @@ def upgrade(
 
     Processes that call it at the same time take turns. Existing tables that equal those of the migration (an
     application's own history created them, or an earlier run was killed half-way) are kept, and the revision is
-    recorded.
+    recorded. A database that a newer version of the library has migrated is left as it is, if it has all that this
+    version needs.
 
     Args:
         target: where the tables are, an engine, a connection or a URL.
@@ -40,18 +42,23 @@ def upgrade(
 
     Raises:
         SchemaError: another table has that name (QMQ's own, for instance), a table or column of a recorded revision is
-            missing, or a newer version of this library created the tables. Nothing was changed.
+            missing, or a newer version of this library has removed what this one needs. Nothing was changed.
         ConfigurationError: the table name or the revision is invalid, or the database is not supported.
         StoreBusyError: another migration did not end within LOCK_TIMEOUT_S.
         SQLAlchemyError: the database failed or is unreachable.
     """
     validate_table_name(table)
     script = scripts()
-    _known(script, revision, HEAD)
+    _demand_known(revision, HEAD)
     with exclusive(target, table) as connection:
+        found = recorded(connection, table)
+        if is_newer(found):
+            refuse_lacking(connection, table)
+            _log.info("schema_of_newer_version", extra={"table": table, "revision": found})
+            return
         # Private, but Alembic's own upgrade command calls it; the public form needs process-wide proxies.
         steps = partial(script._upgrade_revs, revision)  # noqa: SLF001
-        run(_context(connection, table, script, steps), table, create_missing=create_missing)
+        run(_context(connection, table, steps), table, create_missing=create_missing)
 
 
 @bridged
@@ -68,10 +75,16 @@ def downgrade(target: Target, *, table: str = DEFAULT_TABLE, revision: str = BAS
     """
     validate_table_name(table)
     script = scripts()
-    _known(script, revision, BASE)
+    _demand_known(revision, BASE)
     with exclusive(target, table) as connection:
+        found = recorded(connection, table)
+        if is_newer(found):
+            raise SchemaError(
+                f"table {table!r} is at revision {found!r}, unknown to this version of idempotent-consumer (it knows "
+                f"{', '.join(known())}): a newer version made it. Nothing was changed. Use the newer version"
+            )
         steps = partial(script._downgrade_revs, revision)  # noqa: SLF001 - as in upgrade
-        context = _context(connection, table, script, steps)
+        context = _context(connection, table, steps)
         if context.get_current_heads():
             context.run_migrations(op=Operations(context), table=table)
         if not context.get_current_heads():
@@ -88,17 +101,7 @@ def current(target: Target, *, table: str = DEFAULT_TABLE) -> str | None:
     """
     validate_table_name(table)
     with connect(target) as connection:
-        return MigrationContext.configure(connection, opts=options(table)).get_current_revision()
-
-
-def scripts() -> ScriptDirectory:
-    """The revisions in the installed package."""
-    return ScriptDirectory(str(files("idempotent.migrations")))
-
-
-def options(table: str) -> dict[str, Any]:
-    """Alembic's options for the history of `table`."""
-    return {"version_table": version_name(table)}
+        return recorded(connection, table)
 
 
 def run(context: MigrationContext, table: str, *, create_missing: bool = False) -> None:
@@ -118,29 +121,14 @@ def run(context: MigrationContext, table: str, *, create_missing: bool = False) 
     context.run_migrations(op=operations, table=table)
 
 
-def _context(
-    connection: Connection, table: str, script: ScriptDirectory, steps: Callable[[Any], Any]
-) -> MigrationContext:
+def _context(connection: Connection, table: str, steps: Callable[[Any], Any]) -> MigrationContext:
     def steps_from(heads: Any, _: MigrationContext) -> Any:
         return steps(heads)
 
-    context = MigrationContext.configure(connection, opts={**options(table), "fn": steps_from})
-    known = _revisions(script)
-    for head in context.get_current_heads():
-        if head not in known:
-            raise SchemaError(
-                f"table {table!r} is at revision {head!r}, unknown to this version of idempotent-consumer "
-                f"(it knows {', '.join(known)}): a newer version created it. Nothing was changed. "
-                "Update idempotent-consumer"
-            )
-    return context
+    return MigrationContext.configure(connection, opts={**options(table), "fn": steps_from})
 
 
-def _known(script: ScriptDirectory, revision: str, end: str) -> None:
-    known = [end, *_revisions(script)]
-    if revision not in known:
-        raise ConfigurationError(f"unknown revision {revision!r}: use one of {', '.join(known)}")
-
-
-def _revisions(script: ScriptDirectory) -> list[str]:
-    return sorted(entry.revision for entry in script.walk_revisions())
+def _demand_known(revision: str, end: str) -> None:
+    choice = [end, *known()]
+    if revision not in choice:
+        raise ConfigurationError(f"unknown revision {revision!r}: use one of {', '.join(choice)}")

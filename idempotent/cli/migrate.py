@@ -15,6 +15,7 @@ from idempotent.cli.stores import database_at, store_words
 from idempotent.cli.terminal.output import confirm, console, count, emit, plain, say, tell
 from idempotent.cli.terminal.output import table as new_table
 from idempotent.errors import SchemaError, mask
+from idempotent.migrations.revisions import is_newer
 from idempotent.outbox import Outbox
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.faults import in_own_history
@@ -60,6 +61,8 @@ def upgrade(
     text = f"[green]Done:[/green] {table} is at revision {after} (was: {before or 'none'})."
     if before == after:
         text = f"[green]Up to date:[/green] {table} is at revision {after}."
+    if is_newer(after):
+        text = _newer(table, after)
     if drifts:
         text = (
             f"[yellow]Different:[/yellow] {table} is at revision {after}, but not as this version needs it."
@@ -106,6 +109,13 @@ def _unpublished(engine: Engine, table: str) -> int:
     return 0
 
 
+def _newer(table: str, revision: str | None) -> str:
+    return (
+        f"[green]Ahead:[/green] {table} is at revision {revision}, which a newer version made; it has all that this "
+        "version needs."
+    )
+
+
 def _what_goes(table: str, revision: str, messages: int) -> str:
     if revision == "base":
         waiting = f"what waits in its outbox ({count(messages, 'message')})"
@@ -123,6 +133,8 @@ def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOptio
         # An application's own history keeps no revision of ours.
         own_history = revision is None and not migrations.check(engine, table=table)
     text = f"{table} is at revision [bold]{revision}[/bold]."
+    if is_newer(revision):
+        text = f"{table} is at revision [bold]{revision}[/bold], which a newer version made."
     if own_history:
         text = (
             f"[green]Own history:[/green] other migrations have created {table}, which matches this version."
@@ -144,14 +156,17 @@ def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption 
     """Compare the tables with those this version needs. Reads only. Exit code 1: they differ."""
     with database_at(url, table, only_reads=True) as engine:
         drifts = migrations.check(engine, table=table)
+        revision = None if drifts else migrations.current(engine, table=table)
     if as_json:
         emit(table=table, differences=_records(drifts))
     elif not drifts:
-        say(f"[green]Equal:[/green] {table} matches this version.")
+        equal = f"[green]Equal:[/green] {table} matches this version."
+        say(_newer(table, revision) if is_newer(revision) else equal)
     else:
         _show(drifts)
-        missing = [drift.table for drift in drifts if drift.kind is migrations.DriftKind.MISSING_TABLE]
-        if missing:
+        kinds = migrations.DriftKind
+        missing = [drift.table for drift in drifts if drift.kind is kinds.MISSING_TABLE]
+        if missing and drifts[0].kind is not kinds.NEWER_REVISION:
             words = plain(store_words(url, table=table, prefix=None))
             say(f"Type: [bold cyan]idempotent migrate upgrade{words} --create-missing[/bold cyan]")
             say(f"Or, {in_own_history(missing, table)}")

@@ -338,9 +338,23 @@ FAULTS: Final = (
     Fault(
         "a table that the user may not see is called missing",
         "migrations/drift.py",
-        "        drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]\n",
-        "        drifts = compare(connection, metadata)\n",
+        "    drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]\n",
+        "    drifts = compare(connection, metadata)\n",
         "tests/cli/test_advice.py -k 'no_missing'",
+    ),
+    Fault(
+        "a database ahead of a version is refused for what that version does not need",
+        "migrations/drift.py",
+        "    lacking = [drift for drift in drifts if drift.matters]\n",
+        "    lacking = drifts\n",
+        "tests/migrations/test_newer_revision.py -k 'is_right and sqlite'",
+    ),
+    Fault(
+        "a database ahead of a version is not looked at before that version starts",
+        "migrations/runner.py",
+        "            refuse_lacking(connection, table)\n",
+        "",
+        "tests/migrations/test_newer_revision.py -k 'by_name and sqlite-column'",
     ),
     Fault(
         "an error says to GRANT a right to the account of another host",

@@ -4,11 +4,11 @@ import logging
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import create_engine, event
 from sqlalchemy.exc import OperationalError
 
 from idempotent import migrations
-from idempotent.errors import ConfigurationError, SchemaError
+from idempotent.errors import ConfigurationError
 from idempotent.migrations import check, current, downgrade, upgrade
 from idempotent.migrations.versions import r0001_create_tables as initial
 from idempotent.schema import failures_name, version_name
@@ -107,15 +107,6 @@ class TestUpgrade:
         with pytest.raises(ConfigurationError, match=r"'-1'.*base, 0001"):
             downgrade(url, table=table, revision="-1")
         assert names(engine, table) == []
-
-    def test_a_store_that_a_newer_version_migrated_is_left_alone(self, url, engine, table):
-        upgrade(url, table=table)
-        with engine.begin() as connection:
-            connection.execute(text(f"UPDATE {version_name(table)} SET version_num = '0099'"))
-        for function in (upgrade, downgrade):
-            with pytest.raises(SchemaError, match=r"'0099'.*newer version"):
-                function(url, table=table)
-        assert names(engine, table) == everything(table)
 
     def test_an_unreachable_store_keeps_its_own_error(self):
         with pytest.raises(OperationalError):

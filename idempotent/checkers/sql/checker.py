@@ -205,8 +205,11 @@ def _tables(store: SqlStore) -> Iterator[Finding]:
     create = f"{to_create(store.engine, store.table)} (or, {in_own_history(missing, store.table)})"
     # Without these, no keys can be looked at.
     needed = (store.table, failures_name(store.table))
+    is_newer = drifts[0].kind is DriftKind.NEWER_REVISION
     for drift in drifts:
         match drift.kind:
+            case _ if is_newer:
+                hint = "update idempotent-consumer: a newer version has changed the tables"
             case DriftKind.MISSING_TABLE:
                 hint = f"{type_it}: {create}; if it was lost, restore it from a backup instead"
             case DriftKind.UNSEEN_TABLE:
