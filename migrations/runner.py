@@ -18,7 +18,7 @@ from idempotent.migrations.store import Target, bridged, connect, exclusive
 from idempotent.migrations.versions import r0001_create_tables as initial
 from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
 
-_log = EventLog(__name__)
+log = EventLog(__name__)
 HEAD: Final = "head"
 BASE: Final = "base"
 
@@ -54,7 +54,7 @@ def upgrade(
         found = recorded(connection, table)
         if is_newer(found):
             refuse_lacking(connection, table)
-            _log.info("schema_of_newer_version", extra={"table": table, "revision": found})
+            log.info("schema_of_newer_version", extra={"table": table, "revision": found})
             return
         # Private, but Alembic's own upgrade command calls it; the public form needs process-wide proxies.
         steps = partial(script._upgrade_revs, revision)  # noqa: SLF001

@@ -210,7 +210,7 @@ def test_row_level_security_is_named_with_what_ends_it(place, suffix):
             assert "GRANT" not in text
             assert f"hides rows of {table}" in place.cli("keys", "list", *words).err
             place.type(text)
-            assert place.cli("keys", "list", *words).err == ""
+            assert "row" not in place.cli("keys", "list", *words).err
         place.do(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         place.do(f"CREATE POLICY all_rows ON {table} TO {name} USING (true)")
         assert [line for line in place.doctor() if "row level" in line] == []  # it may show all

@@ -113,11 +113,11 @@ def test_a_release_with_another_answer_is_a_failure_all_the_same(hook, wrong, ca
 
 
 @pytest.mark.parametrize("wrong", NO_ANSWERS.values(), ids=NO_ANSWERS)
-def test_a_lapse_that_is_counted_with_another_answer_runs_nothing(wrong):
+def test_a_death_too_many_that_is_recorded_with_another_answer_runs_nothing(wrong):
     now, ran = [1e9], []
     buggy = type("Buggy", (MemoryChecker,), {"_release": lambda _, *arguments: wrong(*arguments)})
     checker = buggy(lease_s=1, clock=lambda: now[0])
-    consumer = Registry().consumer("orders", checker=checker)(ran.append)
+    consumer = Registry().consumer("orders", checker=checker, max_deaths=1)(ran.append)
     checker._claim(consumer.binding.requests.of(MESSAGES[0]))
     now[0] += 2
     assert consumer.process(MESSAGES[0]).outcome is Outcome.UNAVAILABLE

@@ -431,7 +431,8 @@ def test_powertools_a_zombie_that_fails_late_does_not_free_its_successors_key(st
     zombie = checker.protocol.claim(consumer.binding.requests.of(message())).claim
     checker.protocol.abandon(zombie)
     store.age(601)
-    successor = checker.protocol.claim(consumer.binding.requests.of(message()))
+    requests = consumer.binding.requests
+    successor = checker.protocol.claim(requests.after_a_death(requests.of(message())))
     assert successor.verdict is Verdict.ACQUIRED
     assert successor.claim.fence > zombie.fence
     assert not checker.protocol.release(zombie, Failure("late", 1)).owned

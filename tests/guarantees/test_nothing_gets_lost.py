@@ -92,7 +92,7 @@ def test_a_take_over_whose_answer_was_lost_is_still_one(sql_store):
     assert not checker._claim(fresh).lapsed
 
 
-def test_the_question_comes_before_the_last_attempt_is_counted():
+def test_the_question_comes_before_a_message_is_dead_of_its_deaths():
     clock = [1000.0]
     checker = MemoryChecker(clock=lambda: clock[0])
     asked, ran = [], []
@@ -103,17 +103,14 @@ def test_the_question_comes_before_the_last_attempt_is_counted():
             raise ConnectionError("the bank is down")
         return len(asked) > 2
 
-    consumer = consumer_of(checker, ran.append, max_attempts=2, on_expired_lease=ask)
+    consumer = consumer_of(checker, ran.append, max_deaths=1, on_expired_lease=ask)
     checker.protocol.abandon(checker.protocol.claim(consumer.binding.requests.of(message())).claim)
     clock[0] += 3600
     assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
-    assert checker.admin().get(ORDERS.key("1")).attempts == 0, (
-        "whether the lapse was an attempt is not known yet"
-    )
+    assert checker.admin().get(ORDERS.key("1")).status.in_progress, "whether it happened is not known yet"
     clock[0] += 3600
-    assert consumer.process(message()).outcome is Outcome.PROCESSED
-    assert (len(asked), len(ran)) == (2, 1)
-    assert checker.admin().get(ORDERS.key("1")).attempts == 1
+    assert consumer.process(message()).outcome is Outcome.DEAD
+    assert (len(asked), len(ran)) == (2, 0)
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -138,7 +135,7 @@ def test_the_log_says_what_the_consumer_answered_about_a_lapsed_lease(answer, ki
         consumer.process(message())
     else:
         asyncio.run(consumer.process(message()))
-    assert events(caplog) == ["lease_taken_over", "expired_lease_answered"]
+    assert events(caplog) == ["process_died", "expired_lease_answered"]
     (answered,) = logged(caplog, "expired_lease_answered")
     assert (answered.key, answered.happened) == (str(ORDERS.key("1")), answer)
 

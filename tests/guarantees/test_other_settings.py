@@ -131,7 +131,7 @@ class Client:
         used = {bucket_of(lane_of("", name)) for name in ("patient", "hasty")}
         leases, lease_us = LeaseTable(self.outbox.store, ""), round(LONG_S * 1e6)
         leases.announce(-1, RELAY, lease_us)
-        leases.free()
+        leases.slots(RELAY)
         leases.take(
             [bucket for bucket in range(BUCKETS) if bucket not in used][: BUCKETS // 2], RELAY, lease_us
         )

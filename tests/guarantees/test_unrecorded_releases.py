@@ -86,18 +86,17 @@ def test_a_release_that_comes_too_late_changes_nothing_of_the_new_owner():
     assert not checker.keys.attempts
 
 
-def test_a_lapse_that_could_not_be_counted_leaves_the_key_free(store):
-    """Else its take-over would lapse too, and count as a second attempt although no handler ran."""
+def test_a_death_too_many_that_could_not_be_recorded_is_offered_again(store):
     checker = store.leased()
     checker.protocol.abandon(checker.protocol.claim(ClaimRequest(KEY)).claim)
     store.age(3600)
     ran = []
-    consumer = consumer_of(checker, ran.append, max_attempts=2)
+    consumer = consumer_of(checker, ran.append, max_deaths=1)
     with answering(checker, _release=unreachable):
         assert consumer.process(message()).outcome is Outcome.UNAVAILABLE
-    wait(lambda: not checker.protocol.unrecorded, "the claim is released")
-    assert consumer.process(message()).outcome is Outcome.PROCESSED
-    assert len(ran) == 1
+    wait(lambda: not checker.protocol.unrecorded, "the message is dead")
+    assert consumer.process(message()).outcome is Outcome.DEAD
+    assert not ran
 
 
 def test_a_release_that_is_retried_says_nothing_about_a_lost_effect(caplog):

@@ -247,7 +247,12 @@ def from_amqp(key):
 
 
 def from_kafka(key):
-    raw = SimpleNamespace(headers=lambda: [("x-idempotent-key", key)], value=lambda: b"", key=lambda: None)
+    raw = SimpleNamespace(
+        headers=lambda: [("x-idempotent-key", key)],
+        value=lambda: b"",
+        key=lambda: None,
+        timestamp=lambda: (1, 5),
+    )
     return message_of_kafka(raw, "t", Position("the broker's", 0, 3, 3), False)
 
 

@@ -61,7 +61,8 @@ def test_a_long_consumer_has_one_label_for_all_its_messages():
         with answering(checker, _complete=unreachable):
             assert consumer.process(one).outcome is Outcome.UNAVAILABLE
         now[0] += 2
-        checker._claim(consumer.binding.requests.of(one))  # another process takes the key over
+        requests = consumer.binding.requests
+        checker._claim(requests.after_a_death(requests.of(one)))  # another process takes the key over
         assert consumer.process(one).outcome is not Outcome.PROCESSED
     text = exported()
     labels = set(re.findall(r'consumer="(t{20}[^"]*)"', text))
