@@ -328,8 +328,9 @@ class TransactionsContract(ContractBase):
         checker.protocol.abandon(copy)
         third = self.acquire(checker)
         assert checker.protocol.release(copy, Failure("no", 2)) == Released(owned=True, attempts=2, dead=True)
+        # Its attempts were used up before: nothing more is counted, and the first reason is kept.
         assert checker.protocol.release(third, Failure("no", 2)) == Released(
-            owned=True, attempts=3, dead=True
+            owned=True, attempts=2, dead=True
         )
         assert self.ask(checker).verdict is Verdict.DEAD
 
