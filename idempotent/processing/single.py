@@ -155,7 +155,8 @@ def _process_after_death(
     # What a handler itself gives to a consumer is part of its run, which may have the turn.
     if deaths < SUSPECT_DEATHS or inside_handler():
         return (yield from _process(binding, message, request))
-    if not turns.take(request.owner, binding, message):
+    turn = turns.take(binding, message)
+    if turn is None:
         if (long := turns.long_one()) is not None:
             holder, its, for_s = long
             log.warning("turn_is_long", extra={**holder.about(its), "for_s": round(for_s, 1)})
@@ -164,7 +165,7 @@ def _process_after_death(
     try:
         return (yield from _process(binding, message, request))
     finally:
-        turns.end(request.owner)
+        turn.end()
 
 
 class _Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from typing import Final
+from weakref import ref
 
 from idempotent.forks import free_in_child, in_child
 from idempotent.message import Message
@@ -17,6 +18,28 @@ RETRY_S: Final = 1.0
 _LONG_S: Final = 60.0
 
 
+class Turn:
+    """The turn of one run. It ends with `end`, or when nobody has it any more.
+
+    Args:
+        binding: the consumer, bound to its checker.
+        message: the message.
+    """
+
+    __slots__ = ("__weakref__", "binding", "is_over", "message", "said", "since")
+
+    def __init__(self, binding: Binding, message: Message) -> None:
+        self.binding: Final = binding
+        self.message: Final = message
+        self.since: Final = time.monotonic()
+        self.is_over = False
+        self.said = False
+
+    def end(self) -> None:
+        """Let the next one have a turn."""
+        self.is_over = True
+
+
 class Turns:
     """The turn of this process: one message has it, others that need it wait outside, and all else runs beside it."""
 
@@ -26,34 +49,32 @@ class Turns:
 
     def begin(self) -> None:
         """Let nobody have the turn: a child runs nothing of what its parent does."""
-        self._owner: bytes | None = None
-        self._holder: tuple[Binding, Message] | None = None
-        self._since = 0.0
-        self._said = False
+        # Not kept here: an exception of a signal handler may come before it is given back.
+        self._turn: ref[Turn] | None = None
 
-    def take(self, owner: bytes, binding: Binding, message: Message) -> bool:
-        """Take the turn for a run of a message; False: another one has it."""
-        with self._lock:
-            if self._owner is None:
-                self._owner, self._holder = owner, (binding, message)
-                self._since, self._said = time.monotonic(), False
-                return True
-            return False
+    @property
+    def taken(self) -> Turn | None:
+        """The turn that is not over; None: there is none."""
+        turn = None if self._turn is None else self._turn()
+        return None if turn is None or turn.is_over else turn
 
-    def end(self, owner: bytes) -> None:
-        """Give the turn back, if this run has it."""
+    def take(self, binding: Binding, message: Message) -> Turn | None:
+        """Take the turn for a run of a message; None: another one has it."""
         with self._lock:
-            if self._owner == owner:
-                self._owner = self._holder = None
+            if self.taken is not None:
+                return None
+            turn = Turn(binding, message)
+            self._turn = ref(turn)
+            return turn
 
     def long_one(self) -> tuple[Binding, Message, float] | None:
         """The message that has had the turn for more than a minute, and for how many seconds; once for each turn."""
         with self._lock:
-            for_s = time.monotonic() - self._since
-            if self._holder is None or self._said or for_s < _LONG_S:
+            turn = self.taken
+            if turn is None or turn.said or time.monotonic() - turn.since < _LONG_S:
                 return None
-            self._said = True
-            return *self._holder, for_s
+            turn.said = True
+            return turn.binding, turn.message, time.monotonic() - turn.since
 
 
 turns: Final = Turns()

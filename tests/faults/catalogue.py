@@ -517,8 +517,8 @@ FAULTS: Final = (
     Fault(
         "suspects run side by side",
         "idempotent/processing/turns.py",
-        "            if self._owner is None:\n",
-        "            if True:\n",
+        "            if self.taken is not None:\n",
+        "            if False:\n",
         "tests/processing/test_turns.py -k in_threads",
     ),
     Fault(

@@ -128,7 +128,7 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(names, kind, batch, is_asyn
                 break
             assert len(checker.protocol._keeper._held) == checker.protocol.unrecorded, nth
             assert not context.run(inside_handler), nth
-            assert turns._owner is None, nth
+            assert turns.taken is None, nth
             assert not _under_way, nth
             assert set(handle.binding.calls.began.values()) <= {RETURNED}, nth
             now[0] += 31.0

@@ -4,11 +4,14 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from idempotent import Message, Outcome, Registry, current_claim
 from idempotent.checkers import MemoryChecker
+from idempotent.processing.turns import turns
+from tests.processing.test_interrupted import SignalError, interrupt_at
 from tests.support.logs import logged
 
 SUSPECTS = ("s1", "s2", "s3")
@@ -162,6 +165,19 @@ def test_a_turn_that_lasts_long_is_named_once(monkeypatch, caplog):
     (line,) = logged(caplog, "turn_is_long")
     assert (line.consumer, line.message_id) == ("orders:default", "s1")
     assert consumer.process(Message("orders", id="s2")).outcome is Outcome.PROCESSED
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SignalError])
+def test_a_turn_ends_wherever_an_exception_comes(kind):
+    scene, nth = Scene(), 0
+    consumer = Registry().consumer("orders", checker=scene.checker)(lambda _: None)
+    while True:
+        scene.died(consumer, f"m{nth}")
+        if not interrupt_at(nth, partial(consumer.process, Message("orders", id=f"m{nth}")), kind):
+            break
+        assert turns.taken is None, nth
+        nth += 1
+    assert nth > 50
 
 
 @pytest.mark.parametrize("together", [False, True])
