@@ -1081,7 +1081,7 @@ FAULTS: Final = (
         "idempotent/checkers/sql/transactional.py",
         "with self._runs.kept(failing):",
         "with self._runs.kept([]):",
-        "tests/guarantees/test_backoff.py -k 'use_up and threads and postgres'",
+        "tests/checkers/sql/test_redelivered.py -k 'its_record and postgres'",
     ),
     Fault(
         "a copy that waited for a transaction that failed uses up an attempt",

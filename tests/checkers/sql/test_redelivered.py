@@ -1,6 +1,7 @@
 """The start of a redelivered message is noted before it runs; one without an end is a death, and no attempt."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -264,3 +265,31 @@ def test_redelivered_messages_of_a_group_run_and_leave_nothing(sql_store, savepo
     assert [result.outcome for result in results] == [Outcome.PROCESSED] * 6
     assert sql_store.booked() == {str(n): 1 for n in range(6)}
     assert rows_of(sql_store) == 0
+
+
+def test_a_copy_does_not_run_between_the_rollback_of_a_failure_and_its_record(sql_store):
+    """The rollback has freed the key. The record waits for a lock that somebody else has."""
+    only(sql_store, "mysql", "postgres")
+    ran, failed = [], threading.Event()
+
+    def handle(message, session):
+        ran.append(message.id)
+        failed.set()
+        raise ConnectionError("away")
+
+    consumer = consumer_of(sql_store, sql_store.transactional(), handle, max_attempts=9)
+    columns = "key_hash, k, attempts, last_error, update_at, expires_at"
+    row = {"hash": consumer.key_of("1").hash}
+    with sql_store.admin_engine.connect() as somebody:
+        insert = f"INSERT INTO {sql_store.table}_failures ({columns}) VALUES (:hash, 'x', 0, 'x', 0, 0)"
+        somebody.execute(sa.text(insert), row)
+        first = threading.Thread(target=consumer.process, args=(Message("orders", id="1"),))
+        first.start()
+        assert failed.wait(60)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            copy = consumer.process(Message("orders", id="1"))
+            assert copy.outcome in (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE)
+        somebody.rollback()
+    first.join(60)
+    assert ran == ["1"]
