@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from idempotent.claims import DIED_ERROR, Claim, Failure, Released
 from idempotent.keys import Key
 from idempotent.schema import failures_name
 from idempotent.stores.sql.cursor import DriverConnection, execute, query
 from idempotent.stores.sql.dialects import MAX_ROWS, SqlDialect
+
+_COMPLEMENT: Final = bytes(range(255, -1, -1))
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class FailedAttempt:
 
 def noted(key: Key) -> Key:
     """Where the start of a key's run is noted: in a row of its own, beside that of its failures."""
-    return key._replace(hash=bytes(255 - byte for byte in key.hash))
+    return Key(key.hash.translate(_COMPLEMENT), key.text)
 
 
 class FailureTable:

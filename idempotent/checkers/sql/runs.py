@@ -82,21 +82,29 @@ class Runs:
         if self._generation != generation.number:  # what runs is the parent's
             self._open, self._generation = {}, generation.number
         run = _Run()
-        mine = [each for each in requests if self._enters(each.key.hash, run)]
-        decisions: dict[bytes, Decision] = {}
+        reference, enter = run.reference, self._open.setdefault
+        mine = [
+            each
+            for each in requests
+            if enter(each.key.hash, reference) is reference or self._replaces(each.key.hash, run)
+        ]
+        again = [each.key for each in mine if each.redelivered]
+        answers: list[Decision] = []
         try:
-            if any(request.redelivered for request in mine):
-                decisions = self._begin_again(mine, claim)
-            elif mine:
-                decisions = _by_hash(mine, claim(mine))
+            answers = self._begin_again(mine, claim) if again else claim(mine) if mine else []
         finally:
-            claims = {hashed: decision.claim for hashed, decision in decisions.items() if decision.claim}
-            self._forget([each.key for each in mine if each.key.hash not in claims], run)
+            claims = {
+                each.key: answer.claim for each, answer in zip(mine, answers, strict=False) if answer.claim
+            }
+            if len(claims) < len(mine):
+                self._forget([each.key for each in mine if each.key not in claims], run)
         if claims:
-            claimed = [each for each in mine if each.key.hash in claims]
-            run.transaction = claims[claimed[0].key.hash].transaction
-            again = [each.key for each in claimed if each.redelivered]
-            run.transaction.on_end = partial(self._end, run, [each.key for each in claimed], again)
+            run.transaction = next(iter(claims.values())).transaction
+            ended = [key for key in again if key in claims]
+            run.transaction.on_end = partial(self._end, run, list(claims), ended)
+        if len(mine) == len(requests):
+            return answers
+        decisions = {each.key.hash: answer for each, answer in zip(mine, answers, strict=True)}
         return [decisions.get(request.key.hash, _RUNS_HERE) for request in requests]
 
     @contextmanager
@@ -109,26 +117,27 @@ class Runs:
         finally:
             self._forget(keys, run)
 
-    def _begin_again(self, requests: Sequence[ClaimRequest], claim: _Claims) -> dict[bytes, Decision]:
+    def _begin_again(self, requests: Sequence[ClaimRequest], claim: _Claims) -> list[Decision]:
         """Claim what does not wait because its process died, and note the starts of what is redelivered."""
         again = [request for request in requests if request.redelivered]
         leaving = {request.key.hash for request in again if request.on_lapsed is Lapsed.LEAVE}
         deaths = self.note([request.key for request in again], leaving)
-        left = {
-            hashed: Decision(Verdict.IN_PROGRESS, deaths=died)
-            for hashed, died in deaths.items()
-            if hashed in leaving
-        }
-        rest = [request for request in requests if request.key.hash not in left]
+        left = leaving.intersection(deaths)
+        rest = [request for request in requests if request.key.hash not in left] if left else requests
         decisions: dict[bytes, Decision] = {}
         try:
-            decisions = _by_hash(rest, claim(rest)) if rest else {}
+            if rest:
+                answers = claim(rest)
+                decisions = {each.key.hash: answer for each, answer in zip(rest, answers, strict=True)}
         finally:
             self._give_back([each.key for each in rest if each.redelivered], decisions, deaths)
         for hashed, died in deaths.items():
-            if hashed in decisions:
-                decisions[hashed] = _after_deaths(decisions[hashed], died)
-        return left | decisions
+            decisions[hashed] = (
+                Decision(Verdict.IN_PROGRESS, deaths=died)
+                if hashed in left
+                else _after_deaths(decisions[hashed], died)
+            )
+        return [decisions[request.key.hash] for request in requests]
 
     def note(self, keys: Sequence[Key], leaving: Collection[bytes]) -> Mapping[bytes, int]:
         """Note that these start. Returns the deaths of those that have died, by hash; `leaving` are not noted then."""
@@ -159,7 +168,8 @@ class Runs:
                 ended.append(key)
         self._end_starts(ended)
 
-    def _enters(self, hashed: bytes, run: _Run) -> bool:
+    def _replaces(self, hashed: bytes, run: _Run) -> bool:
+        """Take the place of a run that is over."""
         while (reference := self._open.setdefault(hashed, run.reference)) is not run.reference:
             other = reference()
             if other is not None and not other.is_over:
@@ -196,10 +206,6 @@ class Runs:
         for key in keys:
             if self._open.get(key.hash) is run.reference:
                 del self._open[key.hash]
-
-
-def _by_hash(requests: Sequence[ClaimRequest], decisions: Sequence[Decision]) -> dict[bytes, Decision]:
-    return {each.key.hash: decision for each, decision in zip(requests, decisions, strict=True)}
 
 
 def _after_deaths(decision: Decision, deaths: int) -> Decision:
