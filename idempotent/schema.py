@@ -51,8 +51,9 @@ DESTINATION_LENGTH: Final = 100
 """Longest name of a destination, in characters."""
 LANE_BYTES: Final = 16
 
-SCHEMA_NAME: Final = re.compile(r"[\w $.-]{1,64}")
-"""Names of schemas that can stand in a statement as they are."""
+SCHEMA_NAME: Final = re.compile(r"[^\x00-\x1f\x7f?%{}:\\]{1,64}")
+"""Names of schemas that can stand in a statement, in quotes: the markers of parameters cannot."""
+SCHEMA_RULE: Final = "a schema has 1 to 64 printable characters in its name, and none of ? % { } : \\"
 
 _NAME = re.compile(r"(?!(?i:pg_|sqlite_))[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = "idempotent_consumer"
@@ -86,7 +87,7 @@ def validate_schema(name: str | None) -> str | None:
     given: object = name
     if given is None or (isinstance(given, str) and SCHEMA_NAME.fullmatch(given)):
         return name
-    raise ConfigurationError(f"invalid schema {name!r}: use letters, digits, and any of _ - . $ or blanks")
+    raise ConfigurationError(f"invalid schema {name!r}: {SCHEMA_RULE}")
 
 
 def failures_name(table: str) -> str:

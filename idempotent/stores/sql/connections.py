@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import await_only
 
-from idempotent.errors import ConfigurationError, StoreError
-from idempotent.schema import SCHEMA_NAME
+from idempotent.errors import ConfigurationError, SchemaError, StoreError
+from idempotent.schema import SCHEMA_NAME, SCHEMA_RULE
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.cursor import DriverConnection, query, transaction
 from idempotent.stores.sql.detached import Detached, DetachedConnections
@@ -86,7 +86,9 @@ class Connections:
         if schema is None and self._located_by is not None:
             # This session is one that no handler has changed.
             schema = query(driver, dialect.where_is(self._located_by))[0][0]
-        return replace(dialect, schema=schema if schema and SCHEMA_NAME.fullmatch(schema) else None)
+        if schema and not SCHEMA_NAME.fullmatch(schema):
+            raise SchemaError(f"the tables are in the schema {schema!r}, but {SCHEMA_RULE}: rename it")
+        return replace(dialect, schema=schema)
 
     def run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool = True) -> T:
         """Run repeatable statements on a connection in autocommit.

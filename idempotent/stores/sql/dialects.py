@@ -138,7 +138,8 @@ class SqlDialect:
 
     def quoted(self, name: str) -> str:
         """A name as an identifier: the migrations keep its capitals, and it may be a reserved word."""
-        return f"`{name}`" if self.name == "mysql" else f'"{name}"'
+        mark = "`" if self.name == "mysql" else '"'
+        return f"{mark}{name.replace(mark, mark * 2)}{mark}"
 
     def located(self, table: str) -> str:
         """A table with its schema: a handler may have changed where the session looks for tables."""

@@ -190,7 +190,8 @@ def looking_in(engine: Engine, schema: str | None) -> Iterator[Engine]:
 
         @event.listens_for(other, "connect")
         def _look_there(raw: Any, _record: Any) -> None:
-            raw.cursor().execute(f'SET search_path TO "{schema}"')
+            name = schema.replace('"', '""')
+            raw.cursor().execute(f'SET search_path TO "{name}"')
             raw.commit()
 
     try:

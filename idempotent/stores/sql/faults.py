@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
+from urllib.parse import quote
 
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -303,7 +304,8 @@ def led_to(engine: Engine, schema: str | None) -> str:
     if schema is None or engine.dialect.name == "sqlite":
         return ""
     if engine.dialect.name == "postgresql":
-        word = f"search_path%3D{schema}"
+        name = schema if schema.isidentifier() else '"{}"'.format(schema.replace('"', '""'))
+        word = f"search_path%3D{quote(name)}"
         known = schema == "public" or word in engine.url.render_as_string().replace("=", "%3D")
         return "" if known else f" (with ?options=-c{word} in the URL)"
     return "" if schema == engine.url.database else f" (with the database {schema} in the URL)"

@@ -22,6 +22,7 @@ from idempotent.admin import KeyFilter, Level
 from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.message import Position
+from idempotent.migrations import upgrade
 from idempotent.outbox import Outbox
 from idempotent.policy import Backoff
 from tests.migrations.support import expected
@@ -292,7 +293,7 @@ def test_what_is_missing_in_a_named_schema_is_advised_there(store, other):
         checker.ping()
 
 
-@pytest.mark.parametrize("schema", ["a?b", "a'b", 'a"b', "", 7])
+@pytest.mark.parametrize("schema", ["a?b", "a%b", "a{b}", "a:b", "a\\b", "", 7])
 def test_a_name_that_no_statement_can_contain_is_refused(tmp_path, schema):
     url = f"sqlite:///{tmp_path}/app.db"
     for make in (SqlChecker, TransactionalSqlChecker, OffsetChecker, Outbox):
@@ -378,3 +379,47 @@ def test_a_changed_role_is_named_and_costs_no_attempt(store, lowly, does):
         assert handle.process(first).outcome in (Outcome.PROCESSED, Outcome.DUPLICATE)
         booked = store.booked()
         assert booked[first.id] == booked[second.id] == 1
+
+
+def test_a_schema_of_any_name_is_kept_to(store):
+    """Names of users, which PostgreSQL looks for as "$user", may be addresses."""
+    mysql = store.kind == "mysql"
+    mark = "`" if mysql else '"'
+    name = f"{store.table}@it's {mark}.com"
+    odd, kind = f"{mark}{name.replace(mark, mark * 2)}{mark}", "DATABASE" if mysql else "SCHEMA"
+    url = sa.make_url(store.url)
+    with store.admin_engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE {kind} {odd}")
+    drop = f"DROP {kind} {odd}" + ("" if mysql else " CASCADE")
+    store.opened.callback(lambda: _administer(store, drop))
+    engine = sa.create_engine(url.set(database=name) if mysql else url)
+    store.opened.callback(engine.dispose)
+    if not mysql:
+
+        @sa.event.listens_for(engine, "connect")
+        def look(raw, _record):
+            raw.execute(f"SET search_path TO {odd}")
+            raw.commit()
+
+    upgrade(engine, table=store.table)
+    outbox = Outbox(engine, table=store.table)
+    checker = TransactionalSqlChecker(engine, table=store.table)
+    for each in (outbox, checker):
+        store.opened.callback(each.close)
+
+    @Registry().consumer("orders", checker=checker)
+    def handle(message, session: Session):
+        session.execute(sa.text(f"USE {url.database}" if mysql else "SET search_path TO public"))
+        outbox.send(session, Message("invoices", BODY, id=message.id))
+
+    outcomes = [handle.process(Message("orders", id=each)).outcome for each in "1122"]
+    assert outcomes == [Outcome.PROCESSED, Outcome.DUPLICATE] * 2
+    with engine.connect() as connection:
+        for table in (store.table, f"{store.table}_outbox"):
+            rows = connection.exec_driver_sql(f"SELECT COUNT(*) FROM {odd}.{table}").scalar()
+            assert rows == 2, table
+
+
+def _administer(store, statement):
+    with store.admin_engine.begin() as connection:
+        connection.exec_driver_sql(statement)
