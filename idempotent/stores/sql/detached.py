@@ -129,12 +129,14 @@ class DetachedConnections:
         pool, closings = self._engine.pool, self._closings
         connection, raw = self._opened()
         try:
+            dialect = dialect_for(self._engine.dialect)
             if self._autocommit:
+                if dialect.in_transaction(raw):  # of a listener to the pool's events, which has set something
+                    raw.commit()
                 self._read_only_committed(connection.connection.dbapi_connection)
                 connection.execution_options(isolation_level="AUTOCOMMIT")
             # Detached from the pool: these connections must not use up the application's limit.
             connection.detach()
-            dialect = dialect_for(self._engine.dialect)
             dialect.prepare(raw)
             if self._autocommit:  # the others are the handlers' as well, who chose their character set
                 dialect.use_utf8(raw)

@@ -420,6 +420,26 @@ def test_a_schema_of_any_name_is_kept_to(store):
             assert rows == 2, table
 
 
+@pytest.mark.parametrize("checker", ["leased", "transactional"])
+def test_a_listener_may_leave_a_transaction_open_in_which_it_has_set_something(store, checker):
+    engine = store.engine()
+
+    @sa.event.listens_for(engine, "checkout")
+    def sets(raw, _record, _proxy):
+        cursor = raw.cursor()
+        cursor.execute("SET time_zone = '+00:00'" if store.kind == "mysql" else "SET search_path TO public")
+        cursor.execute("SELECT 1")
+        cursor.fetchall()
+        cursor.close()
+
+    kind, options = CHECKERS[checker]
+    made = kind(engine, table=store.table, **options)
+    store.opened.callback(made.close)
+    consumer = Registry().consumer("orders", checker=made)(lambda _: None)
+    outcomes = [consumer.process(Message("orders", id=each)).outcome for each in "112"]
+    assert outcomes == [Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.PROCESSED]
+
+
 def _administer(store, statement):
     with store.admin_engine.begin() as connection:
         connection.exec_driver_sql(statement)
