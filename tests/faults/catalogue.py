@@ -170,9 +170,23 @@ FAULTS: Final = (
     Fault(
         "SQL: names of tables are not quoted",
         "idempotent/stores/sql/dialects.py",
-        'return f"`{name}`" if self.name == "mysql" else f\'"{name}"\'',
+        'return f"{mark}{name.replace(mark, mark * 2)}{mark}"',
         "return name",
         "tests/checkers/sql/test_names.py",
+    ),
+    Fault(
+        "SQL: a mark in the name of a schema ends it",
+        "idempotent/stores/sql/dialects.py",
+        "{name.replace(mark, mark * 2)}",
+        "{name}",
+        "tests/stores/sql/test_changed_sessions.py -k 'any_name and postgres'",
+    ),
+    Fault(
+        "SQL: a listener that leaves a transaction open stops a checker",
+        "idempotent/stores/sql/detached.py",
+        "                if dialect.in_transaction(raw):",
+        "                if False:",
+        "tests/stores/sql/test_changed_sessions.py -k 'listener_may and postgres'",
     ),
     Fault(
         "SQL: tables are looked for where the session of a handler looks",
