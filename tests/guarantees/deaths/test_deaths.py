@@ -61,8 +61,8 @@ def demand_names(plan: Plan, log: str) -> None:
     for name, number in line.findall(log):
         deaths[name].add(int(number))
     assert len(deaths) == plan.killers, log[-3000:]
-    # Another one may kill the process between a start and its line.
-    assert all(max(named) == plan.max_deaths and len(named) > 2 for named in deaths.values()), deaths
+    # Another one may kill the process between a start and its line, or before the message is made dead.
+    assert all(max(named) >= plan.max_deaths and len(named) > 2 for named in deaths.values()), deaths
 
 
 def test_a_killer_dies_and_innocents_live(sql_store):
