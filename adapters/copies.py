@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 from idempotent.adapters.base import reason_of
@@ -44,6 +45,44 @@ _OF_A_LETTER: Final = (REASON_HEADER, OUTCOME_HEADER, ATTEMPT_HEADER, CUT_HEADER
 _NONE: Final[Mapping[str, Any]] = {}
 _REASON_LIMIT: Final = 1000
 _TOO_LARGE: Final = 2**63
+T = TypeVar("T", bound=Hashable)
+
+
+class UntakenCopies(Generic[T]):
+    """The copies that a broker has refused, and which are sent again until it takes them.
+
+    Args:
+        is_wanted: whether the original of a copy still waits for it here.
+    """
+
+    def __init__(self, is_wanted: Callable[[T], bool]) -> None:
+        """Start with none."""
+        self._is_wanted = is_wanted
+        self._known: dict[T, tuple[str, str]] = {}
+
+    def refused(self, copy: T, target: str, reason: str) -> None:
+        """Note that the broker did not take this copy, and why."""
+        self._known[copy] = (target, reason)
+
+    def taken(self, copy: T) -> None:
+        """Note that the broker has this copy."""
+        self._known.pop(copy, None)
+
+    @property
+    def text(self) -> str | None:
+        """For each target how many copies it is to take, and its last reason; None: there are no such copies."""
+        if not self._known:
+            return None
+        self._known = {copy: each for copy, each in self._known.items() if self._is_wanted(copy)}
+        counts = Counter(target for target, _ in self._known.values())
+        reasons = dict(self._known.values())
+        return (
+            "; ".join(
+                f"{target} to take {counts[target]} cop{'y' if counts[target] == 1 else 'ies'}: {reason}"
+                for target, reason in reasons.items()
+            )
+            or None
+        )
 
 
 def without_ours(headers: Mapping[str, Any]) -> Mapping[str, Any]:

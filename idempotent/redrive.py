@@ -78,7 +78,7 @@ def redrive(
 
     Raises:
         ConfigurationError: the adapter cannot receive dead letters, or the checker keeps keys and has no admin.
-        AdapterError: the broker failed.
+        AdapterError: the broker failed, or gives nothing to read, for example because a dead-letter topic is missing.
         StoreError: the store did not answer.
     """
     source = adapter.dead_letter_subject(consumer.subject)
@@ -104,6 +104,11 @@ def redrive(
                     on_letter(work.done)
         for delivery in left:
             adapter.requeue(delivery)
+        if not work.done.returned and not left and (waits_for := adapter.waits_for) is not None:
+            raise AdapterError(
+                f"the dead letters of {consumer.subject} cannot be read from {source}: {waits_for}. If it does not "
+                "exist, create it; if they go elsewhere, open the adapter with the worker's settings"
+            )
         if not work.done.returned and not left and not adapter.connected:
             raise AdapterError(
                 f"the broker was not reached within {idle_s:g} seconds; no letter was returned"

@@ -251,6 +251,10 @@ class StompAdapter(Adapter):
     def connected(self) -> bool:
         return self._line.connection is not None
 
+    @property
+    def waits_for(self) -> str | None:
+        return self._copy_backoff.untaken.text if self.connected else None
+
     def wake(self) -> None:
         self._woken = True
         self._arrived.set()
@@ -302,7 +306,7 @@ class StompAdapter(Adapter):
         """End the epoch: the broker delivers its unsettled messages again."""
         self._epoch = None
         if isinstance(error, CopyLostError):
-            self._copy_backoff.failed(error.positions, error)
+            self._copy_backoff.failed(error.copies, error)
         self._line.lose(error)
 
     def _replace(self, delivery: Delivery, delay_s: float) -> bool:

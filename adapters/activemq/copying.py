@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ from idempotent.adapters.activemq.connection import StompConnection, Subscriptio
 from idempotent.adapters.activemq.frames import Frame
 from idempotent.adapters.activemq.lines import Line
 from idempotent.adapters.activemq.refusals import CopyLostError, ForbiddenError, LostError, refusal
+from idempotent.adapters.copies import UntakenCopies
 from idempotent.adapters.reconnecting import describe
 from idempotent.logs import EventLog
 from idempotent.policy import Backoff
@@ -21,6 +22,7 @@ log = EventLog(__name__)
 _COPY: Final = "a copy of a message"
 _COPY_BACKOFF: Final = Backoff(initial_s=1.0, maximum_s=600.0)
 _MOST_COPIES: Final = 10_000
+_OVERDUE_S: Final = 60.0
 CopyOf = Callable[[], Frame]
 """Makes the copy that replaces a message, at the time of sending."""
 
@@ -85,6 +87,8 @@ class Copies:
         self._keep = keep
         self._waiting: deque[Copy] = deque()
         self._asked: tuple[StompConnection, str] | None = None
+        self._target = ""
+        """Where the copy goes that was asked for last."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -120,12 +124,14 @@ class Copies:
                 return None
             if self._asked is None or self._asked[0] is not connection:
                 is_asked = True
-                self._asked = connection, connection.ask(self._waiting[0].make())
+                frame = self._waiting[0].make()
+                self._target = frame.headers["destination"]
+                self._asked = connection, connection.ask(frame)
             answer = connection.answer(self._asked[1])
         except LostError as error:
             self._line.lose(error)
             if is_asked:
-                self._fail(CopyLostError(error, [self._waiting[0].held.position]))
+                self._fail(CopyLostError(error, {self._waiting[0].held.position: self._target}))
             return None
         if answer is None:
             return None
@@ -143,7 +149,7 @@ class Copies:
             raise error
         copy = self._waiting.popleft()
         position = copy.held.position
-        self._backoff.failed([position], error)
+        self._backoff.failed({position: self._target}, error)
         self._keep(copy.held, max(self._backoff.wait_s(position), copy.due_at - time.monotonic()))
 
 
@@ -161,10 +167,18 @@ class CopyBackoff:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        # A message that has not come back when its time was over may have gone to another worker.
+        self.untaken: Final = UntakenCopies[str](lambda position: self.wait_s(position, _OVERDUE_S) > 0)
 
-    def failed(self, positions: Sequence[str], error: Exception) -> None:
-        """Note that the copies of these messages were refused, or a connection was lost while they were sent."""
-        for position in positions:
+    def failed(self, copies: Mapping[str, str], error: Exception) -> None:
+        """Note that the copies of these messages were refused, or a connection was lost while they were sent.
+
+        Args:
+            copies: for the position of each message the destination of its copy.
+            error: why.
+        """
+        for position, target in copies.items():
+            self.untaken.refused(position, target, describe(error))
             count = self._known.pop(position, (0, 0.0))[0] + 1
             wait_s = _COPY_BACKOFF.delay_s(count)
             self._known[position] = (count, self._clock() + wait_s)
@@ -172,6 +186,7 @@ class CopyBackoff:
                 "copy_failed",
                 extra={
                     "position": position,
+                    "target": target,
                     "error": describe(error),
                     "attempts": count,
                     "next_try_s": wait_s,
@@ -180,10 +195,11 @@ class CopyBackoff:
         while len(self._known) > _MOST_COPIES:
             self._known.popitem(last=False)
 
-    def wait_s(self, position: str) -> float:
-        """Seconds until the next copy of the message may be sent; 0 if it may be sent now."""
-        return max(self._known.get(position, (0, 0.0))[1] - self._clock(), 0.0)
+    def wait_s(self, position: str, more_s: float = 0.0) -> float:
+        """Seconds until the next copy of the message may be sent, and so many more; 0 if that is over."""
+        return max(self._known.get(position, (0, 0.0))[1] + more_s - self._clock(), 0.0)
 
     def copied(self, position: str) -> None:
         """Note that the broker confirmed a copy of the message."""
         self._known.pop(position, None)
+        self.untaken.taken(position)

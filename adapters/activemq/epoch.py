@@ -7,7 +7,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -327,20 +327,21 @@ class Transacted(Cumulative):
     def _send(self, subscription: Subscription, last: Held) -> None:
         copies = self._copies[subscription]
         ready = [pair for pair in copies if pair[0].number <= last.number]
-        steps = [*(copy() for _, copy in ready), Frame("ACK", {"id": last.ack_id})]
-        with _copying([held for held, _ in ready]):
+        made = [(held.position, copy()) for held, copy in ready]
+        with _copying({position: frame.headers["destination"] for position, frame in made}):
+            steps = [*(frame for _, frame in made), Frame("ACK", {"id": last.ack_id})]
             self._connection.transact(steps, "a transaction")
         self._copies[subscription] = [pair for pair in copies if pair[0].number > last.number]
 
 
 @contextmanager
-def _copying(originals: Sequence[Held]) -> Iterator[None]:
+def _copying(copies: Mapping[str, str]) -> Iterator[None]:
     """Turn a lost connection into CopyLostError: one of the copies may have caused it."""
     try:
         yield
     except LostError as error:
-        if originals:
-            raise CopyLostError(error, [held.position for held in originals]) from error
+        if copies:
+            raise CopyLostError(error, copies) from error
         raise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from idempotent.adapters.activemq.frames import Frame
@@ -35,11 +35,11 @@ class CommitLostError(LostError):
 class CopyLostError(LostError):
     """The connection was lost while copies were sent, possibly because of one of them."""
 
-    def __init__(self, error: LostError, positions: Sequence[str]) -> None:
-        """`positions`: the broker's ids of the messages that were copied."""
+    def __init__(self, error: LostError, copies: Mapping[str, str]) -> None:
+        """`copies`: for the broker's id of each message that was copied, the destination of its copy."""
         is_silent = isinstance(error.__cause__ or error, SilentError)
         super().__init__(f"the connection was lost over it: {error}{_NO_ROOM if is_silent else _TOO_LARGE}")
-        self.positions = positions
+        self.copies = copies
 
 
 class RefusedError(AdapterError):

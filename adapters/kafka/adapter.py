@@ -16,6 +16,7 @@ from idempotent.adapters.copies import (
     CUT_HEADER,
     GROUP_HEADER,
     ORIGIN_HEADER,
+    UntakenCopies,
     dead_letter_headers,
     delayed_headers,
     group_in,
@@ -336,7 +337,10 @@ class KafkaAdapter(Adapter):
 
     @property
     def waits_for(self) -> str | None:
-        return None if self._group is None else self._group.waits_for
+        if self._group is None:
+            return None
+        found = [self._group.waits_for, self._copies.untaken.text if self.connected else None]
+        return "; ".join(filter(None, found)) or None
 
     def wake(self) -> None:
         self._woken.set()
@@ -392,6 +396,7 @@ class Copies:
         self._stored = stored
         self._finish = finish
         self._group = group
+        self.untaken: Final = UntakenCopies[tuple[Partition, Record | Produced]](lambda each: each[0].is_open)
 
     def retry(self, delivery: Delivery, after_s: float) -> bool:
         """Send a copy that is due after `after_s` to the retry topic. False: there is no retry topic."""
@@ -434,12 +439,12 @@ class Copies:
         )
 
         def report(error: Unconfirmed | None) -> None:
+            self._note(partition, produced, produced.message, topic, error)
             if error is None:
                 partition.outputs.give_up(produced)
             else:
                 # By then the broker may accept the outputs.
                 produced.refused_until = time.monotonic() + _COPY_BACKOFF.initial_s
-                _log_failed(produced.message, topic, error)
 
         self._sender.copy(topic, raw, headers, report)
 
@@ -455,8 +460,7 @@ class Copies:
         """Send a copy. The original is finished when the broker has the copy and `on_confirmed` returns True."""
 
         def report(error: Unconfirmed | None) -> None:
-            if error is not None:
-                _log_failed(message, topic, error)
+            self._note(partition, record, message, topic, error)
             if not partition.is_open:
                 return
             if error is None and on_confirmed():
@@ -467,6 +471,16 @@ class Copies:
 
         self._sender.copy(topic, record.raw, headers, report)
 
-
-def _log_failed(original: Message, topic: str, error: Unconfirmed) -> None:
-    log.error("copy_failed", extra={**about_message(original), "target": topic, "error": error.reason})
+    def _note(
+        self,
+        partition: Partition,
+        source: Record | Produced,
+        message: Message,
+        topic: str,
+        error: Unconfirmed | None,
+    ) -> None:
+        if error is None:
+            self.untaken.taken((partition, source))
+        else:
+            self.untaken.refused((partition, source), topic, error.reason)
+            log.error("copy_failed", extra={**about_message(message), "target": topic, "error": error.reason})

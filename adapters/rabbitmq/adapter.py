@@ -209,6 +209,10 @@ class RabbitMqAdapter(Adapter):
     def connected(self) -> bool:
         return self._session is not None if self._queues else self._publisher.connected
 
+    @property
+    def waits_for(self) -> str | None:
+        return self._copies.untaken.text if self.connected else None
+
     def close(self) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from idempotent.adapters.copies import dead_letter_headers, delayed_headers, fit_headers
+from idempotent.adapters.copies import UntakenCopies, dead_letter_headers, delayed_headers, fit_headers
 from idempotent.adapters.rabbitmq.messages import ours_of, properties_of_copy
 from idempotent.adapters.rabbitmq.publish_channels import Item, NotTakenError, PublishBatch, TooLargeError
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for, takes
@@ -112,6 +112,7 @@ class Copies:
         self._current = current
         self._sent: dict[Copy, None] = {}
         self._refused: list[tuple[float, int, Copy]] = []
+        self.untaken: Final = UntakenCopies[Copy](self._is_wanted)
         self._ties = itertools.count()
 
     def __len__(self) -> int:
@@ -144,6 +145,8 @@ class Copies:
         for batch in self._publisher.finished():
             copy: Copy = batch.copy
             self._sent.pop(copy, None)
+            if batch.error is None:
+                self.untaken.taken(copy)
             if not self._is_wanted(copy):
                 continue
             if batch.error is not None:
@@ -180,9 +183,13 @@ class Copies:
                 "error": describe(error),
             },
         )
+        queue = copy.token.queue
+        target = self._topology.dead(queue) if copy.target is CopyTarget.DEAD_LETTER else queue
+        self.untaken.refused(copy, target, describe(error))
         copy.refusals += 1
         due = time.monotonic() + _BACKOFF.delay_s(copy.refusals)
         if isinstance(error, TooLargeError) and copy.target is CopyTarget.DELAY and not self._outlive:
+            self.untaken.taken(copy)
             copy.target = CopyTarget.ORIGINAL
             due = copy.due
         heapq.heappush(self._refused, (due, next(self._ties), copy))

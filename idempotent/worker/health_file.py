@@ -27,8 +27,8 @@ class HealthFile:
     It is rewritten about once a second while the loop runs: `ready`, `connecting` while the broker is not connected, or
     `store` while the store of a consumer cannot be used, or `waiting` while the broker answers but gives the worker
     nothing to read. More lines are for people and alarms: `long messages: 2` says that so many messages take very long,
-    and `waits for: ` names topics that are missing or refused. A probe looks at the first line, because a restart ends
-    all handlers.
+    and `waits for: ` names topics that are missing or refused, and targets that take no dead letters or delayed copies.
+    A probe looks at the first line, because a restart ends all handlers.
 
     A file that has not changed for a minute belongs to a worker that is stuck or dead. It is removed at the end.
 

@@ -1590,6 +1590,27 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_outages.py -k again_in_the_log",
     ),
     Fault(
+        "Kafka: only the log says that a dead-letter topic takes no letters",
+        "adapters/kafka/adapter.py",
+        "            self.untaken.refused((partition, source), topic, error.reason)\n",
+        "",
+        "tests/adapters/test_untaken_copies.py -k 'health and kafka'",
+    ),
+    Fault(
+        "RabbitMQ: a letter that is taken at last stays a trouble",
+        "adapters/rabbitmq/copies.py",
+        "            if batch.error is None:\n                self.untaken.taken(copy)\n",
+        "",
+        "tests/adapters/test_untaken_copies.py -k 'health and rabbitmq'",
+    ),
+    Fault(
+        "a redrive does not name the dead-letter topic that is missing",
+        "idempotent/redrive.py",
+        "and (waits_for := adapter.waits_for) is not None:",
+        "and (waits_for := None) is not None:",
+        "tests/adapters/test_untaken_copies.py -k 'redrive and kafka'",
+    ),
+    Fault(
         "Kafka: a copy has the time of its own record",
         "adapters/kafka/records.py",
         "number_in(ours, TIMESTAMP_HEADER) or _written_at(raw)",

@@ -9,6 +9,7 @@ import pytest
 from idempotent import Outcome, Registry, Result
 from idempotent.adapters.activemq.copying import CopyBackoff
 from idempotent.checkers import MemoryChecker
+from idempotent.testing.adapter_contract import until
 from tests.adapters.activemq.member import left, receive, send, until_left, work_until
 from tests.adapters.activemq.opening import ACK, opened
 from tests.adapters.activemq.stomp_client import StompClient
@@ -62,6 +63,8 @@ def test_it_is_a_dead_letter_as_soon_as_the_broker_takes_it(private_activemq, na
     with opened(server.url, name) as adapter:
         send(server.url, name, "large", body=LARGE)
         adapter.settle(receive(adapter, 1)[0], DEAD)
+        until(lambda: adapter.receive(1, 0.1) or adapter.waits_for, "a name for the trouble")
+        assert str(adapter.waits_for).startswith(f"/queue/{name}.dead to take 1 copy: ")
         server.stop()
         configuration = server.folder / "conf" / "activemq.xml"
         text = configuration.read_text()
@@ -72,6 +75,7 @@ def test_it_is_a_dead_letter_as_soon_as_the_broker_takes_it(private_activemq, na
             assert time.monotonic() < deadline
             for delivery in adapter.receive(1, 0.1):
                 adapter.settle(delivery, DEAD)
+        assert adapter.waits_for is None
     until_left(server.url, f"{name}.dead", "large")
     until_left(server.url, name)
 
@@ -81,13 +85,13 @@ def test_the_waits_between_copies_grow_until_one_is_taken():
     losses = CopyBackoff(clock=lambda: now)
     assert losses.wait_s("1") == 0
     for wait_s in (1, 2, 4, 8):
-        losses.failed(["1"], ValueError())
+        losses.failed({"1": "/queue/dead"}, ValueError())
         assert losses.wait_s("1") == wait_s
         assert losses.wait_s("2") == 0
         now += wait_s
         assert losses.wait_s("1") == 0
     losses.copied("1")
-    losses.failed(["1"], ValueError())
+    losses.failed({"1": "/queue/dead"}, ValueError())
     assert losses.wait_s("1") == 1
 
 
