@@ -1590,6 +1590,13 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_outages.py -k again_in_the_log",
     ),
     Fault(
+        "an interrupted take of an event loop's connection keeps its place for ever",
+        "idempotent/stores/sql/loops.py",
+        "            place.release()\n            raise\n",
+        "            raise\n",
+        "tests/stores/sql/test_loops.py -k any_place",
+    ),
+    Fault(
         "Kafka: only the log says that a dead-letter topic takes no letters",
         "adapters/kafka/adapter.py",
         "            self.untaken.refused((partition, source), topic, error.reason)\n",

@@ -37,7 +37,7 @@ class LoopConnections(DetachedConnections):
 
     def __init__(self, engine: Engine, **options: Any) -> None:
         super().__init__(engine, **options)
-        self._in_use: dict[Detached, Slots] = {}
+        self._in_use: dict[Detached, Place] = {}
         self._slots: dict[asyncio.AbstractEventLoop, Slots] = {}
 
     def take(self) -> Detached:
@@ -46,28 +46,32 @@ class LoopConnections(DetachedConnections):
         Raises:
             SQLAlchemyError: also when no connection in use became free in time.
         """
-        slots = self._of_running_loop()
-        slots.acquire()
+        place = Place(self._of_running_loop())
         try:
+            place.acquire()
             detached = super().take()
+            self._in_use[detached] = place
         except BaseException:
-            slots.release()
+            place.release()
             raise
-        self._in_use[detached] = slots
         return detached
 
     def put(self, detached: Detached) -> None:
-        super().put(detached)
-        self._release(detached)
+        try:
+            super().put(detached)
+        finally:
+            self._release(detached)
 
     def discard(self, detached: Detached) -> None:  # type: ignore[override]
-        super().discard(detached)
-        self._release(detached)
+        try:
+            super().discard(detached)
+        finally:
+            self._release(detached)
 
     def _release(self, detached: Detached) -> None:
-        slots = self._in_use.pop(detached, None)
-        if slots is not None:
-            slots.release()
+        place = self._in_use.pop(detached, None)
+        if place is not None:
+            place.release()
 
     def _of_running_loop(self) -> Slots:
         loop = asyncio.get_running_loop()
@@ -104,34 +108,58 @@ class Slots:
             self._wait_s = pool.timeout()
         self._free = asyncio.Semaphore(self._most or 1)
 
-    def acquire(self) -> None:
-        """Wait for a connection that is not in use.
-
-        Raises:
-            sqlalchemy.exc.TimeoutError: none was returned in time.
-        """
-        if self._most is not None:
-            await_only(self._acquire())
+    @property
+    def are_limited(self) -> bool:
+        """Whether the pool has a limit."""
+        return self._most is not None
 
     def release(self) -> None:
         """Let another task have one. From any thread."""
-        if self._most is None:
-            return
         if running_loop() is self._loop:
             self._free.release()
         else:
             with suppress(RuntimeError):  # closed
                 self._loop.call_soon_threadsafe(self._free.release)
 
-    async def _acquire(self) -> None:
+    async def acquire(self, place: Place) -> None:
+        """Wait for a connection that is not in use.
+
+        Raises:
+            sqlalchemy.exc.TimeoutError: none was returned in time.
+        """
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._free.acquire()
+                place.is_held = await self._free.acquire()
         except TimeoutError as error:
             raise PoolTimeoutError(
                 f"all {self._most} connections of the event loop were in use for {self._wait_s:g} s: raise pool_size "
                 "or max_overflow of the engine, or let fewer messages run at once"
             ) from error
+
+
+class Place:
+    """The use of one connection. Whatever interrupts `acquire`, `release` gives back what that has taken."""
+
+    __slots__ = ("_slots", "is_held")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots: Final = slots
+        self.is_held = False
+
+    def acquire(self) -> None:
+        """Wait until the loop may use one more connection.
+
+        Raises:
+            sqlalchemy.exc.TimeoutError: none was returned in time.
+        """
+        if self._slots.are_limited:
+            await_only(self._slots.acquire(self))
+
+    def release(self) -> None:
+        """Let another task have it. From any thread."""
+        is_held, self.is_held = self.is_held, False
+        if is_held:
+            self._slots.release()
 
 
 class LoopIdle(Generic[C]):

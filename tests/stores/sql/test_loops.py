@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +14,7 @@ from sqlalchemy.util import greenlet_spawn
 from idempotent.claims import ClaimRequest, Verdict
 from idempotent.keys import KeySpace
 from idempotent.stores.sql.cursor import query
+from tests.processing.test_interrupted import SignalError, interrupt_at
 from tests.support.stores import ASYNC, open_store
 
 SPACE = KeySpace("orders", "loops")
@@ -78,6 +81,60 @@ def test_the_connections_of_a_loop_that_was_only_closed_are_closed_too(store, th
         assert asyncio.run(book(checker, 2)) is Verdict.ACQUIRED
         assert len(checker._transactions._connections._idle._by_loop) <= 1
     assert settles(lambda: opened(store), before)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of a connection that is freed
+def test_an_exception_at_any_place_of_a_take_keeps_no_place(store):
+    """The handler of a signal may raise anywhere; a place that is lost is lost for the life of the process."""
+    checker = store.transactional(store.async_engine(pool_size=1, max_overflow=0, pool_timeout=5))
+    connections = checker._transactions._connections
+    taken = []
+
+    def take():
+        taken.append(connections.take())
+
+    async def take_again_and_again():
+        nth = 0
+        while True:
+            interrupted = await greenlet_spawn(
+                partial(interrupt_at, nth, take, SignalError, within=("idempotent.", "sqlalchemy."))
+            )
+            if not taken:
+                await greenlet_spawn(take)  # not within the pool's time, if the place is lost
+            await greenlet_spawn(connections.put, taken.pop())
+            if not interrupted:
+                return nth
+            nth += 1
+
+    assert asyncio.run(take_again_and_again()) > 10
+
+
+def test_a_take_that_is_cancelled_in_any_turn_of_its_loop_keeps_no_place(store, run):
+    checker = store.transactional(store.async_engine(pool_size=1, max_overflow=0, pool_timeout=5))
+    connections = checker._transactions._connections
+
+    async def cancel_in_each_turn():
+        turns, is_over = 0, False
+        while not is_over:
+            holder = await greenlet_spawn(connections.take)
+            task = asyncio.create_task(greenlet_spawn(connections.take))
+            for turn in range(turns):
+                if turn == 3:
+                    await greenlet_spawn(connections.put, holder)  # while the other one waits for it
+                await asyncio.sleep(0)
+            if turns <= 3:
+                await greenlet_spawn(connections.put, holder)
+            is_over = task.done()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await greenlet_spawn(connections.put, await task)
+            await greenlet_spawn(connections.put, await greenlet_spawn(connections.take))
+            turns += 1
+        return turns
+
+    assert run(cancel_in_each_turn()) > 3
 
 
 def test_loops_of_two_threads_use_connections_of_their_own(store):
