@@ -67,14 +67,25 @@ _PARAMETER: Final = re.compile(
 )
 # What SQLAlchemy, PostgreSQL and MySQL quote from a statement.
 _PARAMETERS: Final = re.compile(r"\s?\[parameters: (?:.*\](?=\s*\(Background on this error)|.*)", re.DOTALL)
-_DETAIL: Final = re.compile(r"\s(?:DETAIL|CONTEXT):.*")
+# To the end: a value may have line breaks, and look like what follows it.
+_DETAIL: Final = re.compile(r"\s(?:DETAIL|CONTEXT):.*", re.DOTALL)
+# What SQLAlchemy adds to the text of a driver; the last one, as a value may look like it.
+_STATEMENT: Final = re.compile(
+    r"\s\[SQL: (?:(?!\s\[SQL: ).)*\]\s*\(Background on this error at: \S+\)\Z", re.DOTALL
+)
 _QUOTED: Final = tuple(
-    re.compile(rf"^((?>.*?{before}))(?:{quote}.*{quote}(?={after})|{quote}.*{_CUT}\Z)", re.MULTILINE)
+    re.compile(
+        rf"\A((?>.*?{before}))(?:{quote}.*{_CUT}\Z|{quote}.*{quote}(?={after}))", re.DOTALL | re.MULTILINE
+    )
     for before, quote, after in (
         (r"\bDuplicate entry (?=')", "'", " for key "),
         (r"\bvalue: (?=')", "'", " for "),
         (r"\bnear (?=')", "'", " at line"),
-        (r"\b(?:value:|out of range in|syntax error:|to the value of|time zone:) (?=')", "'", r"\W{0,4}$"),
+        (
+            r"\b(?:value:|out of range in|syntax error:|to the value of|time zone:) (?=')",
+            "'",
+            r"\W{0,4}(?:$|\s\[SQL: )",
+        ),
         (r"\b(?:invalid|malformed|out of range|syntax error)\b)(?>.*?: (?=\")", '"', ""),
         (r"\bvalue (?=\")", '"', " is out of range"),
     )
@@ -140,15 +151,22 @@ def _masked_user(found: re.Match[str]) -> str:
     return f"{found[1]}***@"
 
 
+def _cut_off(_: re.Match[str]) -> str:
+    return _CUT
+
+
 def without_values(text: str) -> str:
     """The text of an error without passwords, and without the values of a statement that a database's error quotes.
 
     At most 10,000 characters of it.
     """
-    text = _DETAIL.sub("", _PARAMETERS.sub("", _cut(text)))
+    text = _PARAMETERS.sub("", _cut(text))
+    found = _STATEMENT.search(text)
+    statement = found[0] if found else ""
+    text = _DETAIL.sub(_cut_off, text.removesuffix(statement))
     for quoted in _QUOTED:
         text = quoted.sub(_masked, text)
-    return mask(text).removesuffix(_CUT)
+    return mask(text).removesuffix(_CUT) + mask(statement)
 
 
 class IdempotentError(Exception):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from hypothesis import example, given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from idempotent.claims import Failure
 from idempotent.errors import LONGEST, StoreError, brief, mask, without_values
+from idempotent.stores.sql.faults import as_store_error
 
 CARD = "4111-1111"
 # No other text here has its letters, so that each of them that is shown is found.
@@ -161,6 +163,58 @@ def test_no_value_is_left_whose_end_is_cut(text):
     shown = without_values(text.format(CARD * LONGEST))
     assert CARD[:2] not in shown
     assert shown.startswith(text[:1])
+
+
+# All that a sender puts into a value: line breaks, quotes, and what such texts themselves are made of.
+BACKGROUND = "\n(Background on this error at: https://sqlalche.me/e/20/gkpj)"
+parts = st.sampled_from(
+    [
+        *("\n", "\r\n", " ", "'", '"', ")", "]", "x", "'\n", '"\n', "\n[SQL: ", "\nDETAIL:  ", "\nLINE 1: "),
+        *('" is out of range', "value: '", BACKGROUND, SECRET),
+    ]
+)
+values = st.lists(parts, max_size=8).map(lambda some: "".join([*some, "\n", SECRET]))
+
+
+@given(
+    values,
+    st.sampled_from(
+        [
+            "duplicate key\nDETAIL:  Key (card)=({}) already exists.",
+            'null value in column "b"\nDETAIL:  Failing row contains (1, {}, null).\nCONTEXT:  COPY cards, line 1',
+            "no\nCONTEXT:  unnamed portal parameter $1 = '{}'",
+            'invalid input syntax for type json\nDETAIL:  Token "{}" is invalid.\nCONTEXT:  JSON data, line 1: {}',
+            'invalid input syntax for type integer: "{}"\nLINE 1: SELECT $1\n        ^',
+            'value "{}" is out of range for type integer',
+            "Duplicate entry '{}' for key 'PRIMARY'",
+            "Incorrect integer value: '{}' for column 'n' at row 1",
+            "Truncated incorrect INTEGER value: '{}'",
+        ]
+    ),
+    st.sampled_from(
+        [
+            "{}",
+            "{}\n[SQL: INSERT INTO \"cards\" VALUES ('a')]" + BACKGROUND,
+        ]
+    ),
+)
+@settings(max_examples=1000, deadline=None)
+@example(f"1\n{SECRET}", "xx\nDETAIL:  Key (card)=({}) already exists.", "{}")
+def test_no_part_of_a_value_of_several_lines_is_shown(value, error, around):
+    text = around.format(error.format(value, value))
+    shown = without_values(text)
+    assert SECRET not in shown
+    assert shown.startswith(error[:2])
+    assert SECRET not in without_values(" ".join(text.split())), "as it is shown on one line"
+
+
+def test_advice_stays_behind_the_values_that_a_database_quotes():
+    engine = sa.create_engine("postgresql+psycopg://h/db")
+    driver_error = psycopg.errors.DeadlockDetected(
+        f"deadlock detected\nDETAIL:  Process 1\n{CARD}\nHINT:  See"
+    )
+    shown = str(as_store_error(driver_error, engine, "deduplicate_tbl"))
+    assert shown == "the store postgresql+psycopg://h/db is busy: deadlock detected. Try again."
 
 
 def test_passwords_are_masked_while_an_interpreter_shuts_down(tmp_path):

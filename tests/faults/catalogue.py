@@ -1851,6 +1851,13 @@ FAULTS: Final = (
         "tests/observe/test_event_log.py -k no_attribute",
     ),
     Fault(
+        "the second line of a value that PostgreSQL quotes is shown",
+        "idempotent/errors.py",
+        '_DETAIL: Final = re.compile(r"\\s(?:DETAIL|CONTEXT):.*", re.DOTALL)',
+        '_DETAIL: Final = re.compile(r"\\s(?:DETAIL|CONTEXT):.*")',
+        "tests/test_errors.py -k several_lines",
+    ),
+    Fault(
         "the search for passwords takes a quadratic time",
         "idempotent/errors.py",
         '    r"(?<!\\S)((?>',

@@ -12,7 +12,14 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from idempotent.errors import SchemaError, StoreBusyError, StoreError, StoreUnavailableError, url_word
+from idempotent.errors import (
+    SchemaError,
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+    url_word,
+    without_values,
+)
 from idempotent.schema import DEFAULT_TABLE, outbox_name, run_claims_name, runs_name
 from idempotent.stores.sql.grants import asking, usage_of_schema, what_to_grant
 
@@ -142,9 +149,14 @@ def lacks_what_it_prepared(error: object) -> bool:
     return _PREPARED_BY_PSYCOPG in str(error)
 
 
+def _text_of(error: object) -> str:
+    """An error's text on one line, without the values that it quotes: they are found by the lines behind them."""
+    return " ".join(without_values(str(error)).split())
+
+
 def explained(error: object) -> str:
     """An error of a statement on one line, with what to do if a pooler has changed the session."""
-    text = " ".join(str(error).split())
+    text = _text_of(error)
     return f"{text}. {_PREPARE_NOTHING}" if lacks_what_it_prepared(text) else text
 
 
@@ -212,7 +224,7 @@ def as_store_error(
     if isinstance(error, StoreError):
         return error
     store = engine.url.render_as_string(hide_password=True)
-    text = " ".join(str(original(error)).split())
+    text = _text_of(original(error))
     if lacks_what_it_prepared(text):
         return StoreUnavailableError(
             f"the session of the store {store} is another one than that which prepared a statement: {text}. "
@@ -251,7 +263,7 @@ def as_store_error(
 
 def _missing(error: BaseException, engine: Engine, table: str, connection: Any) -> SchemaError:
     store = engine.url.render_as_string(hide_password=True)
-    text = " ".join(str(original(error)).split())
+    text = _text_of(original(error))
     missing, schema = _missing_table(text)
     missing = missing or table
     if (granted := _unseen(missing, engine, connection)) is not None:
