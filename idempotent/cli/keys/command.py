@@ -278,6 +278,9 @@ def resolve(
 ) -> None:
     """Say what became of a key that is dead, or whose process died: its effect happened, or it did not.
 
+    --done keeps a dead key for 14 days from now. Where its consumer's checker has another retention_s, put that into
+    the URL: --url 'sqlite:///app.db?retention_s=2592000'. The store does not know it.
+
     Exit code 1: a key is not stored, the consumer has none, or a key was left alone because it is being processed or
     has changed meanwhile.
     """
