@@ -96,7 +96,8 @@ class KafkaAdapter(Adapter):
         acks: what `publish` waits for: `all`, `1` or `0`. Dead letters always wait for all.
         idempotent_producer: the broker drops the client library's own duplicates. None: with `acks="all"`.
         publish_timeout_s: seconds within which the broker must confirm a message.
-        fail_fast: `open` raises when no broker answers, and `receive` when a topic is missing or access denied.
+        fail_fast: `open` raises when no broker answers within 10 seconds, and `receive` as soon as the broker says that
+            a topic is missing or access denied.
             False: the adapter waits for both, with a warning.
         security_protocol: librdkafka's `security.protocol`; default with a user name: `SASL_SSL`.
         sasl_mechanism: default with a user name: `PLAIN`.

@@ -211,6 +211,11 @@ class Assignment:
         return bool(self._partitions)
 
     @property
+    def unknown_ids(self) -> dict[str, str]:
+        """The topics whose partitions wait for an id that the broker does not say, and why."""
+        return self._topic_ids.unknown
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether received messages are not finished."""
         return any(partition.has_unfinished for partition in self._turns)

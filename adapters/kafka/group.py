@@ -180,6 +180,7 @@ class KafkaGroup:
     def waits_for(self) -> str | None:
         """The topics that are missing or refused, with the broker's reasons; None: the group waits for none."""
         found = [f"topic {topic}: {why}" if topic else why for topic, why in self._waits.items()]
+        found += [f"the id of topic {topic}: {why}" for topic, why in self.assignment.unknown_ids.items()]
         return "; ".join(found) if found and self._is_up else None
 
     def close(self) -> None:

@@ -1597,6 +1597,13 @@ FAULTS: Final = (
         "tests/stores/sql/test_loops.py -k any_place",
     ),
     Fault(
+        "Kafka: the id of a topic is asked for when nobody wants it any more",
+        "adapters/kafka/topics.py",
+        "        error = future.exception()\n",
+        "        error = future.exception()\n        self.__dict__.setdefault('kept', []).append(topic_id)\n",
+        "tests/adapters/kafka/test_identity.py -k in_vain",
+    ),
+    Fault(
         "Kafka: only the log says that a dead-letter topic takes no letters",
         "adapters/kafka/adapter.py",
         "            self.untaken.refused((partition, source), topic, error.reason)\n",

@@ -1,11 +1,14 @@
 """What a message is called, also in a topic that was made again."""
 
+import secrets
 import time
 
 import pytest
 from confluent_kafka import TopicPartition
 
 from idempotent.adapters.kafka import assignment as kafka_assignment
+from idempotent.adapters.kafka import topics as kafka_topics
+from idempotent.policy import Backoff
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.broker import Broker
 from tests.adapters.kafka.member import ACK, receive, send
@@ -78,6 +81,33 @@ def test_a_topic_that_is_made_again_and_is_longer_is_read_from_the_beginning_or_
     read_on(8)
     told = logged(caplog, "topic_made_again")
     assert len(told) == 1 if is_simulated else told or sorted(read) == list(range(30))
+
+
+def test_an_id_that_is_asked_for_in_vain_is_named_and_asked_for_as_long_as_it_is_wanted(
+    broker, topic, opened, caplog, monkeypatch
+):
+    monkeypatch.setattr(kafka_topics, "_RETRY", Backoff(initial_s=0.05, maximum_s=0.2))
+    adapter = opened(topic)
+    ids = adapter._group.assignment._topic_ids
+    missing = f"orders-{secrets.token_hex(6)}"
+    (wanted,) = ids.ask({missing}).values()
+
+    def asked():
+        adapter.receive(0, 0.05)
+        return len(logged(caplog, "topic_id_unknown"))
+
+    until(lambda: asked() >= 3, "look-ups in vain")
+    assert adapter.waits_for == f"the id of topic {missing}: {wanted.problem}"
+    del wanted
+    until(lambda: asked() and not ids.unknown, "the last answer")
+    count, end = asked(), time.monotonic() + 2
+    while time.monotonic() < end:
+        assert asked() == count, "nobody wants it any more"
+    (wanted,) = ids.ask({missing}).values()
+    until(lambda: asked() > count, "another look-up")
+    broker.make(missing)
+    until(lambda: asked() and wanted.value, "the id")
+    assert adapter.waits_for is None
 
 
 @pytest.mark.parametrize("was_another", [False, True])
