@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from contextlib import suppress
 from functools import partial
@@ -109,6 +110,7 @@ def test_an_exception_at_any_place_of_a_take_keeps_no_place(store):
             nth += 1
 
     assert asyncio.run(take_again_and_again()) > 10
+    gc.collect()  # so that the warnings about those connections belong to this test
 
 
 def test_a_take_that_is_cancelled_in_any_turn_of_its_loop_keeps_no_place(store, run):
