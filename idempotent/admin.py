@@ -160,6 +160,8 @@ class Level(Enum):
 
     OK = "ok"
     """No problem."""
+    ADVICE = "advice"
+    """No problem of this server; the hint says what could be better, or what cannot be seen here."""
     WARNING = "warning"
     """Works now; a crash, a failover or full memory may repeat an effect."""
     ERROR = "error"

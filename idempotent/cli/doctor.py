@@ -29,6 +29,7 @@ from idempotent.stores.sql.answers import limit_answers
 _SAMPLE: Final = 2000
 _MARKS: Final = {
     Level.OK: "[green]ok[/green]",
+    Level.ADVICE: "[cyan]advice[/cyan]",
     Level.WARNING: "[yellow]warning[/yellow]",
     Level.ERROR: "[bold red]error[/bold red]",
 }
@@ -77,7 +78,7 @@ def doctor(
     _show(findings, url, as_json=as_json)
     if unreachable:
         raise typer.Exit(ExitCode.STORE)
-    if any(finding.level is not Level.OK for finding in findings):
+    if any(finding.level in (Level.WARNING, Level.ERROR) for finding in findings):
         raise typer.Exit(ExitCode.ATTENTION)
 
 
@@ -151,7 +152,7 @@ def _waiting(admin: KeyAdmin, named: str) -> Iterator[Finding]:
     if not dead:
         # Their keys are gone once a person has reopened them.
         yield Finding(
-            Level.OK,
+            Level.ADVICE,
             "dead letters are not looked at: a message whose key was reopened stays one",
             f"return them: {REDRIVE}",
         )
