@@ -76,6 +76,11 @@ class AbstractIdempotentChecker(CheckerHooks):
         """What this checker promises."""
         return Guarantee.CLAIM_ONCE if self.lease_s is None else Guarantee.LEASED
 
+    @property
+    def command_options(self) -> str:
+        """The options that name the store to the command `idempotent`; empty: no command can reach it."""
+        return ""
+
     def admin(self) -> KeyAdmin:
         """The tool to inspect and change the stored keys. Optional for your own checker.
 

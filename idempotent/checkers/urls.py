@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
@@ -112,7 +111,7 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
         )
     scheme = scheme_of(url)
     make = scheme.checker_class()
-    url, of_url = _parked(url, keywords(make))
+    url, of_url = parted(url)
     if scheme.kind is StoreKind.MEMORY and "?" in url:
         known = ", ".join(sorted(keywords(make)))
         raise ConfigurationError(f"unknown option in {scheme.start}; known: {known}")
@@ -124,12 +123,13 @@ def checker_from_url(url: str, **options: Any) -> AbstractIdempotentChecker:
     return checker
 
 
-def _parked(url: str, kinds: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
-    """The URL without the checker's own options, and these.
+def parted(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL without its checker's own options, and these.
 
     Raises:
         ConfigurationError: a value of another type.
     """
+    kinds = keywords(scheme_of(url).checker_class())
     address, mark, query = url.partition("?")
     kept, options = [], {}
     for part in query.split("&"):

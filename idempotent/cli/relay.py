@@ -130,7 +130,7 @@ def _report(store: OutboxStore) -> None:
     """Say what is left, which is held, or for a broker that was not named."""
     stats = store.stats()
     if stats.held:
-        note(f"[yellow]{count(stats.held, 'message')} held.[/yellow] Type: {store.command('list', '--held')}")
+        note(f"[yellow]{count(stats.held, 'message')} held.[/yellow] Type: {store.command('outbox', 'list', '--held')}")
     if stats.waiting:
         note(
             f"[yellow]{count(stats.waiting, 'message')} left.[/yellow] Was it sent with to=NAME, for --broker NAME=URL?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -280,8 +281,8 @@ def _findings(store: OutboxStore, name: str) -> Iterator[Finding]:
     unserved = store.unserved() if stats.relays else {}
     found = [
         *denied,
-        *_waiting(stats, name),
-        *_unserved(unserved, name),
+        *_waiting(store, stats, name),
+        *_unserved(store, unserved, name),
         *_held(store, stats, name),
         *_clock(store, name),
         *_dead(store, name),
@@ -345,13 +346,13 @@ def _sequences(store: OutboxStore, name: str) -> Iterator[Finding]:
                 )
 
 
-def _waiting(stats: OutboxStats, name: str) -> Iterator[Finding]:
+def _waiting(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Finding]:
     unpublished = stats.waiting + stats.held + stats.delayed
     if unpublished and not stats.relays:
         yield Finding(
             Level.ERROR,
             f"no relay is at work, and messages wait in {name}: {unpublished:,}",
-            "let a Worker have services=[Relay(...)], or run `idempotent relay`",
+            f"let a Worker have services=[Relay(...)], or type: {store.command('relay')} --broker URL",
         )
     elif stats.oldest_s is not None and stats.oldest_s > _OLD_S:
         yield Finding(
@@ -361,14 +362,14 @@ def _waiting(stats: OutboxStats, name: str) -> Iterator[Finding]:
         )
 
 
-def _unserved(unserved: Mapping[str, int], name: str) -> Iterator[Finding]:
+def _unserved(store: OutboxStore, unserved: Mapping[str, int], name: str) -> Iterator[Finding]:
     for destination, messages in unserved.items():
         broker = f"the broker {destination!r}" if destination else "the broker without a name"
         yield Finding(
             Level.ERROR,
             f"messages wait in {name} for {broker}, to which no relay publishes: {messages:,}",
             "give the relays a publisher of that name, as `send(to=...)` says it: Relay(outbox, {name: adapter}), or "
-            "`idempotent relay --broker NAME=URL`",
+            f"type: {store.command('relay')} --broker {shlex.quote(f'{destination}=URL' if destination else 'URL')}",
         )
 
 
@@ -377,7 +378,7 @@ def _held(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Finding
         yield Finding(
             Level.WARNING,
             f"{stats.held:,} messages are held in {name}, behind {stats.lanes:,} that a broker refuses",
-            f"{store.command('list', '--held')}; mend the cause, then {store.command('retry')}",
+            f"{store.command('outbox', 'list', '--held')}; mend the cause, then {store.command('outbox', 'retry')}",
         )
 
 
@@ -396,11 +397,11 @@ def _clock(store: OutboxStore, name: str) -> Iterator[Finding]:
             f"{name}_held",
             "held_at",
             "refused",
-            f"{store.command('retry')} lets relays try them again at once",
+            f"{store.command('outbox', 'retry')} lets relays try them again at once",
         ),
     ):
         statement = (
-            f"SELECT COUNT(*), MAX({column}) - {now}, MAX(due_at) - {now} FROM {dialect.quoted(table)}"
+            f"SELECT COUNT(*), MAX({column}) - {now}, MAX(due_at) - {now} FROM {dialect.located(table)}"
             f" WHERE {column} > {now} + {AHEAD_US:d}"
         )
         found, back_us, due_us = store.connections.run(query, statement)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.engines import AnyEngine, engine_from
-from idempotent.stores.sql.faults import led_to, options_for
+from idempotent.stores.sql.faults import options_for
 from idempotent.values import value
 
 
@@ -119,9 +120,9 @@ class OutboxStore:
         )
 
     def command(self, *words: str) -> str:
-        """`idempotent outbox` with these words, for this outbox, as a person types it."""
-        engine = self.connections.engine
-        return f"idempotent outbox {' '.join(words)} {options_for(engine, self.table)}{led_to(engine, self._schema)}"
+        """`idempotent` with these words, for this outbox, as a person types it."""
+        named = options_for(self.connections.engine, self.table, self._schema)
+        return f"idempotent {shlex.join(words)} {named}"
 
     @cached_property
     def sql(self) -> Statements:

@@ -87,7 +87,7 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
             value = binding.decode(decision.result, message)
             return _DUPLICATE if value is None else Result(Outcome.DUPLICATE, value=value)
         case Verdict.DEAD:
-            return Result(Outcome.DEAD, error=_dead(message, request.key, decision.reason))
+            return Result(Outcome.DEAD, error=_dead(binding, message, request.key, decision.reason))
         case _:
             rest_s, reason = decision.retry_after_s, decision.reason
             if decision.held:
@@ -98,11 +98,14 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
             return Result(Outcome.IN_PROGRESS, retry_after_s=wait_s, reason=reason)
 
 
-def _dead(message: Message, key: Key, reason: str | None) -> DeadKeyError:
-    free = "return its dead letter: idempotent redrive MODULE:CONSUMER --broker URL"
-    if not message.from_broker:
-        free = f"let its next call run: idempotent keys resolve {shlex.quote(key.text)} --retry --url env:VARIABLE"
-        free += " (and --table or --prefix, if its checker has one)"
+def _dead(binding: Binding, message: Message, key: Key, reason: str | None) -> DeadKeyError:
+    options = binding.checker.command_options
+    if message.from_broker:
+        free = "return its dead letter: idempotent redrive MODULE:CONSUMER --broker URL"
+    elif options:
+        free = f"let its next call run: idempotent keys resolve {shlex.quote(key.text)} --retry {options}"
+    else:
+        free = "let its next call run: reopen() of the checker's admin()"
     return DeadKeyError(f"{key} is dead: {reason}. When the cause is mended, {free}")
 
 

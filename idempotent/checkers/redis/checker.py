@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, tee
 from typing import Any, Final
@@ -14,7 +15,7 @@ from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, Abstr
 from idempotent.checkers.judging import known
 from idempotent.checkers.redis.layout import HEAD_BYTES, Script, claim_body, key_record, release_body
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
-from idempotent.errors import ConfigurationError, StoreBusyError, StoreError
+from idempotent.errors import ConfigurationError, StoreBusyError, StoreError, url_word
 from idempotent.keys import Key, KeySpace
 from idempotent.stores.redis.client import LONGEST_ANSWER_S, Client, location, open_client, redis
 from idempotent.stores.redis.faults import REDIS_ERRORS, as_store_error
@@ -89,6 +90,7 @@ class RedisChecker(AbstractIdempotentChecker):
         if not text(prefix, "prefix").isprintable() or "{" in prefix or "}" in prefix:
             raise ConfigurationError(f"prefix must be printable text without braces, not {prefix!r}")
         self._owns_client = isinstance(client_or_url, str)
+        self._url: Final = client_or_url if isinstance(client_or_url, str) else None
         # A renewal must fail before its lease ends.
         timeout_s = LONGEST_ANSWER_S if lease_s is None else min(LONGEST_ANSWER_S, lease_s / 3)
         self.store: Final = RedisStore(open_client(client_or_url, timeout_s), prefix)
@@ -102,6 +104,11 @@ class RedisChecker(AbstractIdempotentChecker):
         self._completes = Script("complete", **kept)
         self._releases = Script("release", **kept)
         self._renews = Script("renew", lease_us=lease_us)
+
+    @property
+    def command_options(self) -> str:
+        url = "env:VARIABLE" if self._url is None else url_word(self._url)
+        return f"--url {url} --prefix {shlex.quote(self.store.names.prefix.decode())}"
 
     def admin(self) -> KeyAdmin:
         return RedisKeyAdmin(self.store, self._retention_us)

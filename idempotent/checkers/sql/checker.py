@@ -22,7 +22,7 @@ from idempotent.errors import SchemaError, StoreBusyError, StoreError
 from idempotent.schema import DEFAULT_TABLE, dedup_tables, failures_name, run_tables
 from idempotent.stores.sql.cursor import DriverConnection, query
 from idempotent.stores.sql.engines import looking_in
-from idempotent.stores.sql.faults import as_store_error, in_own_history, led_to, to_create
+from idempotent.stores.sql.faults import as_store_error, in_own_history, to_create
 from idempotent.stores.sql.grants import RIGHTS, showing_all
 from idempotent.stores.sql.rights import grant_on, hidden_rows, missing_rights
 from idempotent.stores.sql.sockets import LONGEST_S
@@ -88,6 +88,10 @@ class SqlChecker(AbstractIdempotentChecker):
     def _keys(self) -> KeyTable:
         durations = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
         return self.store.keys(durations, self.protocol.events.count, waits_briefly=True)
+
+    @property
+    def command_options(self) -> str:
+        return self.store.command_options
 
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)
@@ -180,7 +184,7 @@ def sql_findings(store: SqlStore) -> list[Finding]:
 
     def look(driver: DriverConnection) -> list[Finding]:
         settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
-        return [*settings(driver), _backlog(driver, dialect.located(store.table), dialect.now_us)]
+        return [*settings(driver), _backlog(driver, store)]
 
     # What the user has no right to would be refused once more.
     denied = any(finding.level is Level.ERROR for finding in rights)
@@ -201,8 +205,9 @@ def _tables(store: SqlStore) -> Iterator[Finding]:
         yield Finding(Level.OK, f"the table {store.table} is as this version needs it")
         return
     missing = [drift.table for drift in drifts if drift.kind is DriftKind.MISSING_TABLE]
-    type_it = f"type{led_to(store.engine, store.schema)}"
-    create = f"{to_create(store.engine, store.table)} (or, {in_own_history(missing, store.table)})"
+    create = (
+        f"{to_create(store.engine, store.table, store.schema)} (or, {in_own_history(missing, store.table)})"
+    )
     # Without these, no keys can be looked at.
     needed = (store.table, failures_name(store.table))
     is_newer = drifts[0].kind is DriftKind.NEWER_REVISION
@@ -211,9 +216,9 @@ def _tables(store: SqlStore) -> Iterator[Finding]:
             case _ if is_newer:
                 hint = "update idempotent-consumer: a newer version has changed the tables"
             case DriftKind.MISSING_TABLE:
-                hint = f"{type_it}: {create}; if it was lost, restore it from a backup instead"
+                hint = f"type: {create}; if it was lost, restore it from a backup instead"
             case DriftKind.UNSEEN_TABLE:
-                hint = f"if it is not there for an administrator either, {type_it}: {create}"
+                hint = f"if it is not there for an administrator either, type: {create}"
             case _:
                 hint = "docs/migrations.md says how each table has to look"
         gone = drift.kind in (DriftKind.MISSING_TABLE, DriftKind.UNSEEN_TABLE)
@@ -388,12 +393,14 @@ def _sqlite(driver: DriverConnection) -> Iterator[Finding]:
         )
 
 
-def _backlog(driver: DriverConnection, table: str, now_us: str) -> Finding:
-    ((count,),) = query(driver, f"SELECT COUNT(*) FROM {table} WHERE expires_at < {now_us} - {_DAY_US}")
+def _backlog(driver: DriverConnection, store: SqlStore) -> Finding:
+    dialect = store.connections.dialect
+    old = f"expires_at < {dialect.now_us} - {_DAY_US}"
+    ((count,),) = query(driver, f"SELECT COUNT(*) FROM {dialect.located(store.table)} WHERE {old}")
     if not count:
         return Finding(Level.OK, "no key is a day past its expiry")
     return Finding(
         Level.WARNING,
         f"{count:,} keys are more than a day past their expiry: no worker deletes them",
-        "let a Worker run, or `idempotent gc` once an hour",
+        f"let a Worker run, or once an hour: idempotent gc {store.command_options}",
     )

@@ -294,7 +294,8 @@ class OffsetChecker(TransactionalBase):
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "an OffsetChecker keeps the offsets of partitions, not keys: `idempotent offsets show` shows them; for the "
+            "an OffsetChecker keeps the offsets of partitions, not keys: "
+            f"`idempotent offsets show {self.store.command_options}` shows them; for the "
             "keys in the same tables leave offsets+ out of the URL"
         )
 

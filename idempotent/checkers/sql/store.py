@@ -23,6 +23,7 @@ from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import AnyEngine, engine_from
+from idempotent.stores.sql.faults import options_for
 from idempotent.stores.sql.sockets import LONGEST_S
 
 # Of the admin. A stored result may take 1 MB, so a page is small.
@@ -85,6 +86,11 @@ class SqlStore:
     def is_async(self) -> bool:
         """Whether the database is reached through an asyncio driver."""
         return self.engine.dialect.is_async
+
+    @property
+    def command_options(self) -> str:
+        """The options that name these tables to a command, as a person types them."""
+        return options_for(self.engine, self.table, self.schema)
 
     @property
     def has_one_writer(self) -> bool:

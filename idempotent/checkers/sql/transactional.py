@@ -301,6 +301,10 @@ class TransactionalSqlChecker(TransactionalBase):
 
     recorder_type = KeyRecorder
 
+    @property
+    def command_options(self) -> str:
+        return self.store.command_options
+
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)
 

@@ -109,6 +109,7 @@ class Holds:
         more = self._told.take()
         if more is None:
             return
+        retry_it = self._store.command("outbox", "retry", refusal.message.message_id)
         log.warning(
             "outbox_message_held",
             extra={
@@ -119,7 +120,7 @@ class Holds:
                 "retry_in_s": refusal.delay_us / 1_000_000,
                 "error": refusal.reason,
                 "more": more,
-                "hint": f"mend the cause, then type: {self._store.command('retry', refusal.message.message_id)}",
+                "hint": f"mend the cause, then type: {retry_it}",
             },
         )
 

@@ -177,6 +177,10 @@ def new_engine(url: AnyEngine, *, asynchronous: bool = False, **options: Any) ->
         ) from None
 
 
+LOOKS_ELSEWHERE: Final = "idempotent_looks_elsewhere"
+"""The execution option of an engine that `looking_in` made: the URL that it was given, and the schema."""
+
+
 @contextmanager
 def looking_in(engine: Engine, schema: str | None) -> Iterator[Engine]:
     """An engine of the same URL whose sessions look for tables in this schema; None: the engine itself."""
@@ -186,6 +190,7 @@ def looking_in(engine: Engine, schema: str | None) -> Iterator[Engine]:
     is_postgresql = engine.dialect.name == "postgresql"
     url = engine.url if is_postgresql else engine.url.set(database=schema)
     other = new_engine(url, asynchronous=True, poolclass=NullPool)
+    other.update_execution_options(**{LOOKS_ELSEWHERE: (engine.url, schema)})
     if is_postgresql:
 
         @event.listens_for(other, "connect")

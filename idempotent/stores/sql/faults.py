@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
-from urllib.parse import quote
 
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -21,6 +21,7 @@ from idempotent.errors import (
     without_values,
 )
 from idempotent.schema import DEFAULT_TABLE, outbox_name, run_claims_name, runs_name
+from idempotent.stores.sql.engines import LOOKS_ELSEWHERE
 from idempotent.stores.sql.grants import asking, usage_of_schema, what_to_grant
 
 
@@ -273,9 +274,9 @@ def _missing(error: BaseException, engine: Engine, table: str, connection: Any) 
         )
     return SchemaError(
         f"the table {missing} in {store} is missing or differs from what this version expects: {text}. "
-        f"Type{led_to(engine, schema)}: {to_create(engine, table)} (or, {in_own_history([missing], table)}; if it was "
+        f"Type: {to_create(engine, table, schema)} (or, {in_own_history([missing], table)}; if it was "
         "lost, restore it from a backup instead; "
-        f"`idempotent migrate check {options_for(engine, table)}` shows what differs)"
+        f"`idempotent migrate check {options_for(engine, table, schema)}` shows what differs)"
     )
 
 
@@ -311,26 +312,18 @@ def _missing_table(text: str) -> tuple[str | None, str | None]:
     return (found[found.lastindex or 0], found["schema"] or found["database"]) if found else (None, None)
 
 
-def led_to(engine: Engine, schema: str | None) -> str:
-    """What to change in the engine's URL for a command that is to find the tables of this schema; empty: nothing."""
-    if schema is None or engine.dialect.name == "sqlite":
-        return ""
-    if engine.dialect.name == "postgresql":
-        name = schema if schema.isidentifier() else '"{}"'.format(schema.replace('"', '""'))
-        word = f"search_path%3D{quote(name)}"
-        known = schema == "public" or word in engine.url.render_as_string().replace("=", "%3D")
-        return "" if known else f" (with ?options=-c{word} in the URL)"
-    return "" if schema == engine.url.database else f" (with the database {schema} in the URL)"
-
-
-def to_create(engine: Engine, table: str) -> str:
+def to_create(engine: Engine, table: str, schema: str | None = None) -> str:
     """The command that creates the missing ones of the tables that belong to `table`, and upgrades the others."""
-    return f"idempotent migrate upgrade {options_for(engine, table)} --create-missing"
+    return f"idempotent migrate upgrade {options_for(engine, table, schema)} --create-missing"
 
 
-def options_for(engine: Engine, table: str) -> str:
-    """The options that name these tables to a command."""
-    return f"--url {url_word(engine.url.render_as_string(hide_password=False))} --table {table}"
+def options_for(engine: Engine, table: str, schema: str | None = None) -> str:
+    """The options that name these tables to a command; a schema of None is the one in which the engine finds them."""
+    url, schema = engine.get_execution_options().get(LOOKS_ELSEWHERE, (engine.url, schema))
+    dialect = engine.dialect.name
+    known = schema is None or dialect == "sqlite" or (dialect == "mysql" and schema == url.database)
+    where = shlex.quote(table if known else f"{schema}.{table}")
+    return f"--url {url_word(url.render_as_string(hide_password=False))} --table {where}"
 
 
 def in_own_history(missing: Iterable[str], table: str) -> str:
