@@ -70,7 +70,9 @@ class StompAdapter(Adapter):
 
     A failed message is sent again as a copy that the broker's scheduler delays, a dead one as a copy to the
     dead-letter queue. The original is acknowledged when the broker has confirmed the copy; with `ack="transacted"`
-    both are one transaction. NACK is sent only for a JMS message whose body STOMP does not carry: the broker keeps it.
+    both are one transaction. A copy that the broker refuses, or that costs the connection, is sent again after 1 second
+    to 10 minutes, and its original stays unacknowledged meanwhile. NACK is sent only for a JMS message whose body STOMP
+    does not carry: the broker keeps it.
 
     Args:
         url: `stomp://user:password@host:61613`, or `stomp+ssl://`.

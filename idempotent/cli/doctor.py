@@ -15,9 +15,8 @@ from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, in_words, seconds
 from idempotent.cli.redrive import REDRIVE
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, outbox_at, store_words
-from idempotent.cli.terminal.output import Unit, console, count, emit, plain, progress, say
-from idempotent.cli.terminal.output import table as new_table
+from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, outbox_at
+from idempotent.cli.terminal.output import count, emit, plain, progress, say
 from idempotent.errors import SchemaError, StoreError, mask
 from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
@@ -28,10 +27,10 @@ from idempotent.stores.sql.answers import limit_answers
 # Enough to see the retention of every active consumer; few enough to read in one go.
 _SAMPLE: Final = 2000
 _MARKS: Final = {
-    Level.OK: "[green]ok[/green]",
-    Level.ADVICE: "[cyan]advice[/cyan]",
-    Level.WARNING: "[yellow]warning[/yellow]",
-    Level.ERROR: "[bold red]error[/bold red]",
+    Level.ERROR: "[bold red]error:[/bold red]",
+    Level.WARNING: "[yellow]warning:[/yellow]",
+    Level.ADVICE: "[cyan]advice:[/cyan]",
+    Level.OK: "[green]ok:[/green]",
 }
 
 
@@ -64,18 +63,14 @@ def doctor(
     """
     findings: list[Finding] = []
     unreachable = False
-    with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
-        bar.add_task("checking", total=None)
+    with progress("checking", quiet=as_json):
         try:
             with checker_at(url, table=table, prefix=prefix) as checker:
-                named = store_words(url, table=table, prefix=prefix)
-                findings += _look(checker, redelivery_horizon, url, table, named)
-        except SchemaError as error:
-            findings.append(Finding(Level.ERROR, str(error)))
+                findings += _look(checker, redelivery_horizon, url, table)
         except StoreError as error:
             findings.append(Finding(Level.ERROR, str(error)))
-            unreachable = True
-    _show(findings, url, as_json=as_json)
+            unreachable = not isinstance(error, SchemaError)
+    _show(findings, as_json=as_json)
     if unreachable:
         raise typer.Exit(ExitCode.STORE)
     if any(finding.level in (Level.WARNING, Level.ERROR) for finding in findings):
@@ -83,14 +78,14 @@ def doctor(
 
 
 def _look(
-    checker: AbstractIdempotentChecker, horizon_s: float | None, url: str, table: str | None, named: str
+    checker: AbstractIdempotentChecker, horizon_s: float | None, url: str, table: str | None
 ) -> Iterator[Finding]:
     findings = checker.findings()
     yield from findings
     if not any(finding.final for finding in findings):
         admin = checker.admin()
         yield from _retention(admin, horizon_s)
-        yield from _waiting(admin, named)
+        yield from _waiting(admin, checker.command_options)
         yield from _clock(admin, table or DEFAULT_TABLE, sql=scheme_of(url).kind is StoreKind.SQL)
     if scheme_of(url).kind is StoreKind.SQL:
         outbox = outbox_at(url, table)
@@ -131,21 +126,22 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
             )
 
 
-def _waiting(admin: KeyAdmin, named: str) -> Iterator[Finding]:
+def _waiting(admin: KeyAdmin, options: str) -> Iterator[Finding]:
     counted = admin.stats()
     dead = sum(stats.count for stats in counted if stats.status is KeyStatus.DEAD)
     lapsed = sum(stats.lapsed for stats in counted)
     if dead:
         yield Finding(
             Level.WARNING,
-            f"dead, waiting for a person: {count(dead, 'key')}; their messages are dead letters of the broker",
-            f"idempotent keys list --status dead{named}",
+            f"dead, waiting for a person: {count(dead, 'key')}; their messages are dead letters, if a broker "
+            "delivered them",
+            f"idempotent keys list --status dead {options}",
         )
     if lapsed:
         yield Finding(
             Level.WARNING,
             f"in progress, but their lease has ended: {count(lapsed, 'key')}; the next delivery decides",
-            f"idempotent keys list --lapsed{named}",
+            f"idempotent keys list --lapsed {options}",
         )
     if not dead and not lapsed:
         yield Finding(Level.OK, "no key waits for a person")
@@ -184,18 +180,18 @@ def _clock(admin: KeyAdmin, table: str, *, sql: bool) -> Iterator[Finding]:
     )
 
 
-def _show(findings: list[Finding], url: str, *, as_json: bool) -> None:
+def _show(findings: list[Finding], *, as_json: bool) -> None:
     if as_json:
         for finding in findings:
             emit(level=finding.level.value, what=mask(finding.what), hint=mask(finding.hint))
         return
-    rows = new_table("", "Finding", title=plain(url))
-    for finding in sorted(findings, key=lambda finding: list(Level)[::-1].index(finding.level)):
-        hint = f"\n[dim]→ {plain(finding.hint)}[/dim]" if finding.hint else ""
-        rows.add_row(_MARKS[finding.level], plain(finding.what) + hint)
-    console().print(rows)
-    errors = sum(finding.level is Level.ERROR for finding in findings)
-    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    for level, mark in _MARKS.items():
+        for finding in (each for each in findings if each.level is level):
+            say(f"{mark} {plain(finding.what)}")
+            if finding.hint:
+                say(f"    [dim]→[/dim] {plain(finding.hint)}")
+    levels = [finding.level for finding in findings]
+    errors, warnings = levels.count(Level.ERROR), levels.count(Level.WARNING)
     if errors or warnings:
         say(f"[bold]{count(errors, 'error')}, {count(warnings, 'warning')}.[/bold]")
     else:

@@ -8,8 +8,9 @@ import typer
 
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.stores import checker_at
-from idempotent.cli.terminal.output import Unit, count, progress, tell
+from idempotent.cli.stores import checker_at, database_of
+from idempotent.cli.terminal.output import count, progress, tell
+from idempotent.errors import ConfigurationError
 from idempotent.schema import DEFAULT_TABLE
 
 
@@ -32,14 +33,9 @@ def gc(
     Redis deletes them itself. Keys with a live lease are kept, and keys in progress of a consumer that parks. Spark's
     drivers collect their own ledger.
     """
-    with (
-        checker_at(url, table=table, prefix=prefix) as checker,
-        progress(Unit.UNBOUNDED, quiet=as_json) as bar,
-    ):
-        task = bar.add_task("deleting expired keys", total=None)
+    with checker_at(url, table=table, prefix=prefix) as checker, progress("deleting", quiet=as_json) as said:
         deleted = checker.garbage_collect(
-            batch_size=batch_size,
-            on_batch=lambda so_far: bar.update(task, description=f"{so_far:,} expired keys deleted"),
+            batch_size=batch_size, on_batch=lambda so_far: said(f"{count(so_far, 'expired key')} deleted")
         )
         claims = {"claims": _collect(url, table, prefix)} if runs else {}
     text = f"[green]Done:[/green] {count(deleted, 'expired key')} deleted."
@@ -55,6 +51,13 @@ def _collect(url: str, table: str | None, prefix: str | None) -> int:
     from idempotent.adapters.spark.ledger import StoreConfig, open_ledger
     from idempotent.adapters.spark.ledger.config import DEFAULT_PREFIX
 
+    if scheme_of(url).kind is StoreKind.SQL:
+        url, table, schema = database_of(url, table)
+        if schema is not None:
+            raise ConfigurationError(
+                "--runs finds the ledger of Spark's runs by the URL alone, without a schema: "
+                "?options=-csearch_path%3DSCHEMA, or the name of the database"
+            )
     config = StoreConfig(url, table=table or DEFAULT_TABLE, prefix=prefix or DEFAULT_PREFIX)
     deleted = 0
     with open_ledger(config) as ledger:

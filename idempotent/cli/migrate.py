@@ -10,14 +10,12 @@ from sqlalchemy import Engine
 
 from idempotent import migrations
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.options import JsonOption, UrlOption, YesOption
-from idempotent.cli.stores import database_at, store_words
-from idempotent.cli.terminal.output import confirm, console, count, emit, plain, say, tell
-from idempotent.cli.terminal.output import table as new_table
+from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
+from idempotent.cli.stores import database_at
+from idempotent.cli.terminal.output import confirm, count, emit, plain, say, show_table, tell
 from idempotent.errors import SchemaError, mask
 from idempotent.migrations.revisions import is_newer
 from idempotent.outbox import Outbox
-from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.faults import in_own_history
 
 app = typer.Typer(
@@ -26,7 +24,6 @@ app = typer.Typer(
     help="Create, check and remove the tables of an SQL store. A checker never does it automatically.",
 )
 
-TableName = Annotated[str, typer.Option("--table", metavar="NAME", help="The key table.")]
 Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="The revision to reach.")]
 
 
@@ -38,7 +35,7 @@ Revision = Annotated[str, typer.Option("--revision", metavar="REVISION", help="T
 )
 def upgrade(
     url: UrlOption,
-    table: TableName = DEFAULT_TABLE,
+    table: TableOption = None,
     revision: Revision = "head",
     create_missing: Annotated[
         bool,
@@ -53,31 +50,29 @@ def upgrade(
 
     Exit code 1: the tables differ from those that this version needs.
     """
-    with database_at(url, table, must_exist=False) as engine:
-        before = migrations.current(engine, table=table)
-        migrations.upgrade(engine, table=table, revision=revision, create_missing=create_missing)
-        after = migrations.current(engine, table=table)
-        drifts = migrations.check(engine, table=table) if revision == "head" else []
-    text = f"[green]Done:[/green] {table} is at revision {after} (was: {before or 'none'})."
+    with database_at(url, table, must_exist=False) as (engine, name, _):
+        before = migrations.current(engine, table=name)
+        migrations.upgrade(engine, table=name, revision=revision, create_missing=create_missing)
+        after = migrations.current(engine, table=name)
+        drifts = migrations.check(engine, table=name) if revision == "head" else []
+    text = f"[green]Done:[/green] {name} is at revision {after} (was: {before or 'none'})."
     if before == after:
-        text = f"[green]Up to date:[/green] {table} is at revision {after}."
+        text = f"[green]Up to date:[/green] {name} is at revision {after}."
     if is_newer(after):
-        text = _newer(table, after)
+        text = _newer(name, after)
     if drifts:
-        text = (
-            f"[yellow]Different:[/yellow] {table} is at revision {after}, but not as this version needs it."
-        )
-    tell(text, as_json=as_json, table=table, before=before, revision=after, differences=_records(drifts))
+        text = f"[yellow]Different:[/yellow] {name} is at revision {after}, but not as this version needs it."
+    tell(text, as_json=as_json, table=name, before=before, revision=after, differences=_records(drifts))
     if drifts:
         if not as_json:
-            _show(drifts)
+            show_table(_records(drifts))
         raise typer.Exit(ExitCode.ATTENTION)
 
 
 @app.command(epilog=epilog("idempotent migrate downgrade --url sqlite:///app.db"))
 def downgrade(
     url: UrlOption,
-    table: TableName = DEFAULT_TABLE,
+    table: TableOption = None,
     revision: Revision = "base",
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -86,19 +81,19 @@ def downgrade(
 
     With --revision remove only what later revisions made, with what is in it.
     """
-    with database_at(url, table) as engine:
-        before = migrations.current(engine, table=table)
-        messages = 0 if before is None or revision != "base" else _unpublished(engine, table)
+    with database_at(url, table) as (engine, name, _):
+        before = migrations.current(engine, table=name)
+        messages = 0 if before is None or revision != "base" else _unpublished(engine, name)
         if before is not None:
-            confirm(f"{_what_goes(table, revision, messages)} from {mask(url)}?", yes=yes)
-        migrations.downgrade(engine, table=table, revision=revision)
-        after = migrations.current(engine, table=table)
-    text = f"[green]Done:[/green] {table} is at revision {after or 'none'} (was: {before})."
+            confirm(f"{_what_goes(name, revision, messages)} from {mask(url)}?", yes=yes)
+        migrations.downgrade(engine, table=name, revision=revision)
+        after = migrations.current(engine, table=name)
+    text = f"[green]Done:[/green] {name} is at revision {after or 'none'} (was: {before})."
     if before is None:
-        text = f"[yellow]Nothing to do:[/yellow] no migration has created {table} here."
+        text = f"[yellow]Nothing to do:[/yellow] no migration has created {name} here."
     elif messages:
         text += f" [yellow]{count(messages, 'message')}[/yellow] of its outbox will never be published."
-    tell(text, as_json=as_json, table=table, before=before, revision=after, messages=messages)
+    tell(text, as_json=as_json, table=name, before=before, revision=after, messages=messages)
 
 
 def _unpublished(engine: Engine, table: str) -> int:
@@ -126,22 +121,22 @@ def _what_goes(table: str, revision: str, messages: int) -> str:
 
 
 @app.command(epilog=epilog("idempotent migrate current --url sqlite:///app.db"))
-def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
+def current(url: UrlOption, table: TableOption = None, as_json: JsonOption = False) -> None:
     """Show the revision of the tables. Exit code 1: no migration has created them."""
-    with database_at(url, table, only_reads=True) as engine:
-        revision = migrations.current(engine, table=table)
+    with database_at(url, table, only_reads=True) as (engine, name, _):
+        revision = migrations.current(engine, table=name)
         # An application's own history keeps no revision of ours.
-        own_history = revision is None and not migrations.check(engine, table=table)
-    text = f"{table} is at revision [bold]{revision}[/bold]."
+        own_history = revision is None and not migrations.check(engine, table=name)
+    text = f"{name} is at revision [bold]{revision}[/bold]."
     if is_newer(revision):
-        text = f"{table} is at revision [bold]{revision}[/bold], which a newer version made."
+        text = f"{name} is at revision [bold]{revision}[/bold], which a newer version made."
     if own_history:
         text = (
-            f"[green]Own history:[/green] other migrations have created {table}, which matches this version."
+            f"[green]Own history:[/green] other migrations have created {name}, which matches this version."
         )
     elif revision is None:
-        text = f"[yellow]None:[/yellow] no migration has created {table} here."
-    tell(text, as_json=as_json, table=table, revision=revision, own_history=own_history)
+        text = f"[yellow]None:[/yellow] no migration has created {name} here."
+    tell(text, as_json=as_json, table=name, revision=revision, own_history=own_history)
     if revision is None and not own_history:
         raise typer.Exit(ExitCode.ATTENTION)
 
@@ -152,34 +147,26 @@ def current(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOptio
         "idempotent migrate check --url $URL --json | jq .differences",
     )
 )
-def check(url: UrlOption, table: TableName = DEFAULT_TABLE, as_json: JsonOption = False) -> None:
+def check(url: UrlOption, table: TableOption = None, as_json: JsonOption = False) -> None:
     """Compare the tables with those this version needs. Reads only. Exit code 1: they differ."""
-    with database_at(url, table, only_reads=True) as engine:
-        drifts = migrations.check(engine, table=table)
-        revision = None if drifts else migrations.current(engine, table=table)
+    with database_at(url, table, only_reads=True) as (engine, name, options):
+        drifts = migrations.check(engine, table=name)
+        revision = None if drifts else migrations.current(engine, table=name)
     if as_json:
-        emit(table=table, differences=_records(drifts))
+        emit(table=name, differences=_records(drifts))
     elif not drifts:
-        equal = f"[green]Equal:[/green] {table} matches this version."
-        say(_newer(table, revision) if is_newer(revision) else equal)
+        equal = f"[green]Equal:[/green] {name} matches this version."
+        say(_newer(name, revision) if is_newer(revision) else equal)
     else:
-        _show(drifts)
+        show_table(_records(drifts))
         kinds = migrations.DriftKind
         missing = [drift.table for drift in drifts if drift.kind is kinds.MISSING_TABLE]
         if missing and drifts[0].kind is not kinds.NEWER_REVISION:
-            words = plain(store_words(url, table=table, prefix=None))
-            say(f"Type: [bold cyan]idempotent migrate upgrade{words} --create-missing[/bold cyan]")
-            say(f"Or, {in_own_history(missing, table)}")
+            say(f"Type: [bold cyan]idempotent migrate upgrade {plain(options)} --create-missing[/bold cyan]")
+            say(f"Or, {in_own_history(missing, name)}")
     if drifts:
         raise typer.Exit(ExitCode.ATTENTION)
 
 
 def _records(drifts: list[migrations.Drift]) -> list[dict[str, str]]:
     return [{"kind": d.kind.value, "table": d.table, "name": d.name, "detail": d.detail} for d in drifts]
-
-
-def _show(drifts: list[migrations.Drift]) -> None:
-    rows = new_table("Table", "Column or index", "Difference", "Detail", title=f"{len(drifts)} differences")
-    for drift in drifts:
-        rows.add_row(drift.table, plain(drift.name), f"[red]{drift.kind.value}[/red]", plain(drift.detail))
-    console().print(rows)

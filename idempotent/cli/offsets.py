@@ -11,9 +11,8 @@ import typer
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
-from idempotent.cli.stores import checker_at, store_words
-from idempotent.cli.terminal.output import confirm, console, count, emit, note, plain, say, tell
-from idempotent.cli.terminal.output import table as new_table
+from idempotent.cli.stores import checker_at
+from idempotent.cli.terminal.output import confirm, count, emit, note, plain, say, show_table, tell
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
 
@@ -33,24 +32,19 @@ def show(url: UrlOption, table: TableOption = None, as_json: JsonOption = False)
     """Show the next offset of each partition: its first message that is not processed."""
     with _checker(url, table) as checker:
         found = checker.stored()
+    rows = [
+        {
+            "consumer": each.key.consumer,
+            "place": each.place,
+            "next_offset": each.next_offset,
+            "age_s": round(each.age_s, 1),
+        }
+        for each in found
+    ]
     if as_json:
-        for each in found:
-            emit(
-                consumer=each.key.consumer,
-                place=each.place,
-                next_offset=each.next_offset,
-                age_s=round(each.age_s, 1),
-            )
-    elif found:
-        shown = new_table(
-            "topic:group", "topic id/partition", "next offset", "stored", right=("next offset",)
-        )
-        for each in found:
-            shown.add_row(
-                plain(each.key.consumer), plain(each.place), str(each.next_offset), f"{each.age_s:,.0f} s ago"
-            )
-        console().print(shown)
-    else:
+        for row in rows:
+            emit(**row)
+    elif not show_table(rows):
         say("No offsets yet.")
 
 
@@ -108,7 +102,7 @@ def set_offset(
             )
             note(
                 f"[yellow]Partition {partition} of {plain(consumer)}:[/yellow] {plain(why)}. "
-                f"Type: idempotent offsets show{plain(store_words(url, table=table, prefix=None))}"
+                f"Type: idempotent offsets show {plain(checker.command_options)}"
             )
             raise typer.Exit(ExitCode.ATTENTION)
         (before,) = found

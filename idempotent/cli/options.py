@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -15,37 +15,29 @@ from idempotent.cli.terminal.logs import LogFormat
 _UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
 
-UrlOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
+
+def _url(where: str) -> Any:
+    """The option for the URL of a store, with the beginning of its help."""
+    return typer.Option(
         "--url",
         envvar=URL_VARIABLE,
         metavar="URL",
         show_default=False,
         callback=url_in,
-        help="Where the keys are: sqlite:///app.db, mysql+pymysql://user:pw@host/db, "
-        "postgresql+psycopg://user:pw@host/db, redis://host:6379/0. Or env:VARIABLE.",
-    ),
-]
-OutboxUrlOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar=URL_VARIABLE,
-        metavar="URL",
-        show_default=False,
-        callback=url_in,
-        help="The database of the outbox: sqlite:///app.db, mysql+pymysql://user:pw@host/db or "
-        "postgresql+psycopg://user:pw@host/db. Or env:VARIABLE.",
-    ),
-]
+        help=f"{where} Or env:VARIABLE.",
+    )
+
+
+_DATABASES: Final = "sqlite:///app.db, mysql+pymysql://user:pw@host/db, postgresql+psycopg://user:pw@host/db"
+UrlOption: TypeAlias = Annotated[str, _url(f"Where the keys are: {_DATABASES}, redis://host:6379/0.")]
+OutboxUrlOption: TypeAlias = Annotated[str, _url(f"The database of the outbox: {_DATABASES}.")]
 TableOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--table",
         metavar="NAME",
         show_default=False,
-        help="The key table, if it is not deduplicate_tbl.",
+        help="The key table, if it is not deduplicate_tbl. SCHEMA.NAME: in that schema (MySQL: database).",
     ),
 ]
 PrefixOption: TypeAlias = Annotated[
@@ -58,7 +50,7 @@ PrefixOption: TypeAlias = Annotated[
     ),
 ]
 JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="For machines: JSON, one object a line, without a progress bar.")
+    bool, typer.Option("--json", help="For machines: JSON, one object a line, without progress.")
 ]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 CheckersOption: TypeAlias = Annotated[

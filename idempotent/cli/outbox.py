@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, OutboxUrlOption, TableOption, YesOption
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at, store_words
-from idempotent.cli.terminal.output import confirm, count, emit, note, say, shown, tell
+from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
+from idempotent.cli.terminal.output import (
+    confirm,
+    count,
+    emit,
+    note,
+    say,
+    show_record,
+    show_table,
+    shown,
+    tell,
+)
 from idempotent.observe import OutboxStats
 from idempotent.outbox.admin import Listed, OutboxAdmin
 from idempotent.stores.sql.answers import limit_answers
@@ -32,7 +42,7 @@ MessageArgument = Annotated[
 @app.command(epilog=epilog("idempotent outbox stats --url sqlite:///app.db"))
 def stats(url: OutboxUrlOption, table: TableOption = None, as_json: JsonOption = False) -> None:
     """Count what waits, and show how old it is and how many relays there are. Exit code 1: messages are held."""
-    with _admin(url, table) as admin:
+    with _admin(url, table) as (admin, _):
         found = admin.stats()
     oldest = None if found.oldest_s is None else round(found.oldest_s, 1)
     if as_json:
@@ -72,39 +82,37 @@ def show_list(
     as_json: JsonOption = False,
 ) -> None:
     """List what waits, oldest first."""
-    with _admin(url, table) as admin:
+    with _admin(url, table) as (admin, retry_it):
         found = admin.listed(limit, held=held)
-    named = store_words(url, table=table, prefix=None)
-    for each in found:
-        values = asdict(each)
-        if as_json:
-            emit(**values)
-            continue
-        key = "" if each.order_key is None else f" of {shown(each.order_key)}"
-        to = f" to {shown(each.destination)}" if each.destination else ""
-        say(
-            f"{shown(each.message_id)}  {shown(each.subject)}{key}{to}  {each.age_s:,.0f} s{_state(each, named)}"
-        )
-    if not as_json and not found:
+    if as_json:
+        for each in found:
+            emit(**asdict(each))
+    elif not show_table(_row(each, retry_it) for each in found):
         say("Nothing waits." if not held else "Nothing is held.")
 
 
-def _state(each: Listed, named: str) -> str:
+def _row(each: Listed, retry_it: str) -> dict[str, object]:
+    return {
+        "message_id": each.message_id,
+        "subject": each.subject,
+        "order_key": each.order_key,
+        "destination": each.destination,
+        "age_s": round(each.age_s),
+        "state": _state(each, retry_it),
+    }
+
+
+def _state(each: Listed, retry_it: str) -> str:
     if each.attempts:
-        return f"  held, {each.attempts} refused: {shown(each.reason or '')}"
+        return f"held, {each.attempts} refused: {each.reason or ''}"
     if each.waits_behind is not None:
-        return f"  held, waits behind {shown(each.waits_behind)}"
+        return f"held, waits behind {each.waits_behind}"
     if each.held:
-        return f"  held, but {_gone(each, named)}"
-    return "" if each.due_in_s is None else f"  due in {each.due_in_s:,.0f} s"
-
-
-def _gone(each: Listed, named: str) -> str:
-    """What is not there that a held message waits for, and what to type."""
-    what = (
-        "nothing says why" if each.retry_in_s is None else "the refused message that it waits behind is gone"
-    )
-    return f"{what}: idempotent outbox retry{named}"
+        gone = "nothing says why"
+        if each.retry_in_s is not None:
+            gone = "the refused message that it waits behind is gone"
+        return f"held, but {gone}: {retry_it}"
+    return "" if each.due_in_s is None else f"due in {each.due_in_s:,.0f} s"
 
 
 @app.command(epilog=epilog("idempotent outbox show 01a20da8-159c-7fdc-9d36-4b6e475deee8 --body"))
@@ -118,7 +126,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a message."""
-    with _admin(url, table) as admin:
+    with _admin(url, table) as (admin, retry_it):
         found = admin.listed(1, message_id=message_id)
         if not found:
             if as_json and not body:
@@ -130,22 +138,14 @@ def show(
             sys.stdout.buffer.write(admin.body(message_id) or b"")
             return
         headers = admin.headers(message_id)
+    values = asdict(found[0])
     if as_json:
-        emit(**asdict(found[0]), headers=headers)
-    else:
-        _show_message(found[0], headers, store_words(url, table=table, prefix=None))
-
-
-def _show_message(message: Listed, headers: Mapping[str, Any], named: str) -> None:
-    for name, each in asdict(message).items():
-        if each is None or each == "" or name == "held":
-            continue
-        text = f"{each:,.1f}" if isinstance(each, float) else str(each)
-        say(f"{name.replace('_', ' ')}: {shown(text)}")
+        emit(**values, headers=headers)
+        return
+    show_record({name: round(each, 1) if isinstance(each, float) else each for name, each in values.items()})
     for name, each in headers.items():
         say(f"header {shown(name)}: {shown(each if isinstance(each, str) else repr(each))}")
-    if state := _state(message, named).strip():
-        say(state)
+    say(f"state: {shown(_state(found[0], retry_it) or 'waits for a relay')}")
 
 
 def _note_unknown(message_id: str) -> None:
@@ -168,7 +168,7 @@ def retry(
 
     Exit code 1: no message has this id.
     """
-    with _admin(url, table) as admin:
+    with _admin(url, table) as (admin, _):
         lanes = admin.retry(message_id)
         freed = admin.free()
         is_unknown = message_id is not None and not admin.listed(1, message_id=message_id) and not lanes
@@ -194,7 +194,7 @@ def drop(
     Of several messages with this id it deletes the first.
     """
     confirm(f"Delete the message {message_id!r} for ever?", yes=yes)
-    with _admin(url, table) as admin:
+    with _admin(url, table) as (admin, _):
         waits = any(
             not each.held and each.due_in_s is None for each in admin.listed(1, message_id=message_id)
         )
@@ -208,10 +208,8 @@ def drop(
 
 
 @contextmanager
-def _admin(url: str, table: str | None) -> Iterator[OutboxAdmin]:
-    outbox = outbox_at(url, table)
-    limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
-    try:
-        yield OutboxAdmin(outbox)
-    finally:
-        outbox.close()
+def _admin(url: str, table: str | None) -> Iterator[tuple[OutboxAdmin, str]]:
+    """The tool for an outbox, and the command that tries what is held again."""
+    with closing(outbox_at(url, table)) as outbox:
+        limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
+        yield OutboxAdmin(outbox), outbox.store.command("outbox", "retry")

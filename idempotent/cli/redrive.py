@@ -12,7 +12,7 @@ from idempotent.cli.exits import ExitCode
 from idempotent.cli.modules import consumer_at, register_checkers
 from idempotent.cli.options import BrokerOption, CheckersOption, JsonOption
 from idempotent.cli.stores import limit_waits
-from idempotent.cli.terminal.output import Unit, count, emit, note, plain, progress, say
+from idempotent.cli.terminal.output import count, note, plain, progress, tell
 from idempotent.redrive import Redriven
 from idempotent.redrive import redrive as return_letters
 
@@ -56,39 +56,35 @@ def redrive(
         register_checkers(registry, checker or ())
         limit_waits(consumer.checker)
         adapter = adapter_from_url(broker)
-        with progress(Unit.UNBOUNDED, quiet=as_json) as bar:
-            task = bar.add_task("looking for dead letters", total=None)
+        with progress("looking for dead letters", quiet=as_json) as said:
             done = return_letters(
                 consumer,
                 adapter,
                 limit=limit,
                 idle_s=idle,
                 include_unknown=include_unknown,
-                on_letter=lambda now: bar.update(
-                    task, description=f"{count(now.returned, 'message')} returned"
-                ),
+                on_letter=lambda now: said(f"{count(now.returned, 'message')} returned"),
             )
+        options = consumer.checker.command_options
     finally:
         registry.close()
-    if as_json:
-        emit(consumer=consumer.name, **asdict(done))
-    else:
-        say(
-            f"[green]Done:[/green] {count(done.returned, 'message')} of {plain(consumer.name)} returned, "
-            f"{count(done.reopened, 'key')} reopened."
-        )
+    text = (
+        f"[green]Done:[/green] {count(done.returned, 'message')} of {plain(consumer.name)} returned, "
+        f"{count(done.reopened, 'key')} reopened."
+    )
+    tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
     if done.left:
         if not as_json:
-            note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {_why_left(done)}")
+            note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(_why_left(done, options))}")
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _why_left(done: Redriven) -> str:
+def _why_left(done: Redriven, options: str) -> str:
     reasons = []
     if done.unknown:
         reasons.append(
             f"{done.unknown} whose effect is unknown: look whether it happened, then `idempotent keys resolve KEY "
-            "--done --url URL` or `--retry --url URL`, or redrive with --include-unknown"
+            f"--done {options}`, or with --retry in the place of --done, or redrive with --include-unknown"
         )
     if done.again:
         reasons.append(

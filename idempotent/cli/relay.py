@@ -17,8 +17,8 @@ from idempotent.cli.configuration import URL_VARIABLE, url_in
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import LogFormatOption, LogLevel, LogLevelOption, TableOption
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
-from idempotent.cli.terminal.logs import LogFormat, log_to
-from idempotent.cli.terminal.output import console, count, note
+from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
+from idempotent.cli.terminal.output import count, note, plain
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.outbox import Outbox, Relay
 from idempotent.outbox.store import OutboxStore
@@ -89,7 +89,7 @@ def relay(
     Ctrl-C does not wait for the broker. Exit code 1: with --until-empty, messages are held, or wait for a broker of
     another name.
     """
-    log_to(console(stderr=True), log_level.value, log_format)
+    log_to_stderr(log_level.value, log_format)
     opened = outbox_at(outbox, table)
     limit_answers(opened.store.connections.engine, ANSWER_TIMEOUT_S)
     try:
@@ -130,7 +130,8 @@ def _report(store: OutboxStore) -> None:
     """Say what is left, which is held, or for a broker that was not named."""
     stats = store.stats()
     if stats.held:
-        note(f"[yellow]{count(stats.held, 'message')} held.[/yellow] Type: {store.command('outbox', 'list', '--held')}")
+        list_it = plain(store.command("outbox", "list", "--held"))
+        note(f"[yellow]{count(stats.held, 'message')} held.[/yellow] Type: {list_it}")
     if stats.waiting:
         note(
             f"[yellow]{count(stats.waiting, 'message')} left.[/yellow] Was it sent with to=NAME, for --broker NAME=URL?"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -21,8 +22,9 @@ from idempotent.cli.options import (
     LogLevelOption,
     typed,
 )
-from idempotent.cli.terminal.output import Unit, count, note, plain
-from idempotent.cli.terminal.tally import show_outcomes, watched
+from idempotent.cli.run import show_summary
+from idempotent.cli.terminal.logs import log_to_stderr
+from idempotent.cli.terminal.output import count, note, plain, progress
 from idempotent.worker import Worker
 
 _SHOWN_REJECTS: Final = 3
@@ -74,25 +76,26 @@ def replay(
         path = Path(adapter.rejects)
         before = path.stat().st_size if path.is_file() else 0
 
-        def position() -> dict[str, Any]:
-            counts = adapter.counts
-            return {"completed": counts.bytes_read, "total": counts.bytes_total}
+        with progress("starting", quiet=as_json) as said:
+            log_to_stderr(log_level.value, typed=typed(context))
+            settled = count_from(1)
 
-        with watched(
-            Unit.BYTES, "starting", log_level, quiet=as_json, position=position, typed=typed(context)
-        ) as tally:
+            def on_result(*_: object) -> None:
+                total = adapter.counts.bytes_total
+                share = f", {adapter.counts.bytes_read / total:.0%} of the file" if total else ""
+                said(f"{count(next(settled), 'message')} processed{share}")
+
             worker = Worker(
-                registry, adapter, concurrency, batch_size, consumers={consumer.name}, on_result=tally
+                registry, adapter, concurrency, batch_size, consumers={consumer.name}, on_result=on_result
             )
-            worker.run()
+            summary = worker.run()
     finally:
         registry.close()
     counts = adapter.counts
     rejected = counts.malformed + counts.dead
-    show_outcomes(
-        tally,
-        f"{file} → {consumer.name}",
-        {"malformed": (counts.malformed, "lines that could not be parsed")},
+    show_summary(
+        summary,
+        {"malformed": counts.malformed},
         as_json=as_json,
         file=file,
         consumer=consumer.name,

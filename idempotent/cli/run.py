@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -24,11 +24,10 @@ from idempotent.cli.options import (
     LogLevelOption,
     typed,
 )
-from idempotent.cli.terminal.logs import LogFormat
-from idempotent.cli.terminal.output import Unit, note, plain
-from idempotent.cli.terminal.tally import Tally, show_outcomes, watched
+from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
+from idempotent.cli.terminal.output import emit, note, plain, show_table
 from idempotent.outcomes import Outcome
-from idempotent.worker import Worker
+from idempotent.worker import Worker, WorkerSummary
 
 
 def run(
@@ -80,59 +79,52 @@ def run(
     to its end with rejected or dead messages.
     """
     registry = registry_at(target)
-    # All of stderr is JSON then: no progress, no remark.
+    # All of stderr is JSON then: no remark.
     quiet = as_json or log_format is LogFormat.JSON
+    log_to_stderr(log_level.value, log_format, typed=typed(context))
     try:
         register_checkers(registry, checker or ())
         adapter = adapter_from_url(broker, **({"fail_fast": True} if fail_fast else {}))
-        with watched(
-            Unit.UNBOUNDED,
-            "waiting for messages",
-            log_level,
-            quiet=quiet,
-            log_format=log_format,
-            typed=typed(context),
-        ) as tally:
-            worker = Worker(
-                registry,
-                adapter,
-                concurrency,
-                batch_size,
-                drain_timeout,
-                fail_fast=fail_fast,
-                redact=redact,
-                consumers=consumers,
-                health_file=health_file,
-                on_result=tally,
-                services=() if quiet else [_announced(tally, consumers or registry.consumers, broker)],
-            )
-            summary = worker.run()
+        worker = Worker(
+            registry,
+            adapter,
+            concurrency,
+            batch_size,
+            drain_timeout,
+            fail_fast=fail_fast,
+            redact=redact,
+            consumers=consumers,
+            health_file=health_file,
+            services=() if quiet else [_announced(consumers or registry.consumers, broker)],
+        )
+        summary = worker.run()
     finally:
         registry.close()
-    more = {
-        "requeued": (summary.requeued, "returned unprocessed"),
-        "abandoned": (summary.abandoned, "handlers still ran; their messages are delivered again"),
-        "stale": (summary.stale, "settled after the connection was lost; they are delivered again"),
-        "unrecorded": (summary.unrecorded, "finished, but the store did not record it; they may run again"),
+    show_summary(summary, {}, as_json=as_json)
+    left = {
+        "Some handlers did not finish in time. See --drain-timeout.": summary.abandoned,
+        "The store did not record everything that was processed. See the log.": summary.unrecorded,
     }
-    show_outcomes(tally, f"{target} on {broker}", more, as_json=as_json)
-    if summary.abandoned:
-        if not quiet:
-            note("[yellow]Some handlers did not finish in time.[/yellow] See --drain-timeout.")
+    for text in (text for text, number in left.items() if number and not quiet):
+        note(f"[yellow]{text}[/yellow]")
+    is_bad_file = adapter.finished and (summary[Outcome.DEAD] or summary[Outcome.REJECTED])
+    if is_bad_file or any(left.values()):
         raise typer.Exit(ExitCode.ATTENTION)
-    if summary.unrecorded:
-        if not quiet:
-            note("[yellow]The store did not record everything that was processed.[/yellow] See the log.")
-        raise typer.Exit(ExitCode.ATTENTION)
-    if adapter.finished and (summary[Outcome.DEAD] or summary[Outcome.REJECTED]):
-        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def show_summary(summary: WorkerSummary, more: Mapping[str, int], *, as_json: bool, **values: object) -> None:
+    """Say how many messages had which outcome, and `more` such numbers; `values` are for machines alone."""
+    counts = {outcome.value: 0 for outcome in Outcome} | summary.as_extra() | dict(more)
+    if as_json:
+        emit(**values, **counts)
+        return
+    rows = {name: number for name, number in counts.items() if number} | {"settled": summary.settled}
+    show_table({"outcome": name, "messages": number} for name, number in rows.items())
 
 
 @contextmanager
-def _announced(tally: Tally, consumers: Iterable[str], broker: str) -> Iterator[None]:
+def _announced(names: Iterable[str], broker: str) -> Iterator[None]:
     """Say what is served, once the worker has checked all of it and has begun."""
-    names = ", ".join(map(plain, sorted(consumers)))
-    tally.bar.console.print(
-        f"Serving [bold]{names}[/bold] from {plain(broker)}. Ctrl-C stops.", soft_wrap=True
-    )
+    served = f"[bold]{plain(', '.join(sorted(names)))}[/bold] from {plain(broker)}"
+    note(f"Serving {served}. Ctrl-C stops.")
     yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,15 +15,14 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from idempotent.checkers import SqlChecker, checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.sql.transactional import TransactionalBase
-from idempotent.checkers.urls import StoreKind, scheme_of
-from idempotent.cli.configuration import URL_VARIABLE
+from idempotent.checkers.urls import StoreKind, parted, scheme_of
 from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError, url_word
 from idempotent.keys import Key, key_from_text
 from idempotent.outbox import Outbox
-from idempotent.schema import DEFAULT_TABLE, failures_name, validate_table_name
+from idempotent.schema import DEFAULT_TABLE, failures_name, validate_schema, validate_table_name
 from idempotent.stores.sql.answers import limit_answers
-from idempotent.stores.sql.engines import engine_from, without_asyncio
-from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+from idempotent.stores.sql.engines import engine_from, looking_in, without_asyncio
+from idempotent.stores.sql.faults import Fault, as_store_error, fault_of, options_for
 from idempotent.stores.sql.rights import hidden_rows
 
 _CONNECT_TIMEOUT_S: Final = 10
@@ -50,21 +48,30 @@ def checker_at(
         raise ConfigurationError(
             "the keys of memory:// exist only in the process that uses them; give the URL of an SQL store or Redis"
         )
-    options: dict[str, Any] = {}
-    if kind is StoreKind.REDIS:
-        if table is not None:
-            raise ConfigurationError("a Redis store has no table; its keys have a prefix: --prefix")
-        options = {} if prefix is None else {"prefix": prefix}
-    else:
-        if prefix is not None:
-            raise ConfigurationError("--prefix is for Redis; an SQL store has a table: --table")
-        options = {} if table is None else {"table": validate_table_name(table)}
-    checker = open_checker(url, **options)
+    if kind is StoreKind.REDIS and table is not None:
+        raise ConfigurationError("a Redis store has no table; its keys have a prefix: --prefix")
+    if kind is StoreKind.SQL and prefix is not None:
+        raise ConfigurationError("--prefix is for Redis; an SQL store has a table: --table")
+    checker = open_checker(url, **_tables(url, table), **({} if prefix is None else {"prefix": prefix}))
     limit_waits(checker)
     try:
         yield checker
     finally:
         checker.close()
+
+
+def _tables(url: str, given: str | None) -> dict[str, str]:
+    """What `--table [SCHEMA.]NAME` says. SQLite's tables are in no schema.
+
+    Raises:
+        ConfigurationError: an invalid name.
+    """
+    if given is None:
+        return {}
+    schema, dot, name = given.rpartition(".")
+    if not dot or "sqlite" in url.partition(":")[0]:
+        return {"table": validate_table_name(given)}
+    return {"schema": schema, "table": validate_table_name(name)}
 
 
 def outbox_at(url: str, table: str | None) -> Outbox:
@@ -74,27 +81,31 @@ def outbox_at(url: str, table: str | None) -> Outbox:
         ConfigurationError: not the URL of a database, or an invalid table name.
         StoreUnavailableError: an SQLite file that does not exist.
     """
+    demand_file(url, table)
+    address, name, schema = database_of(url, table, "an outbox is in an SQL database; give its URL")
+    return Outbox(address, table=name, schema=schema)
+
+
+def database_of(
+    url: str, table: str | None, otherwise: str = "give the URL of an SQL database"
+) -> tuple[str, str, str | None]:
+    """The database's own URL, the key table and its schema; all three may stand in the URL of a checker.
+
+    Raises:
+        ConfigurationError: not the URL of a database, which `otherwise` explains, or an invalid name.
+    """
     scheme = scheme_of(url)
     if scheme.kind is not StoreKind.SQL:
-        raise ConfigurationError("an outbox is in an SQL database; give its URL")
-    demand_file(url, table)
-    return Outbox(without_asyncio(scheme.store_url(url)), table=table or DEFAULT_TABLE)
+        raise ConfigurationError(otherwise)
+    address, of_url = parted(url)
+    named = {**of_url, **_tables(url, table)}
+    return without_asyncio(scheme.store_url(address)), named.get("table", DEFAULT_TABLE), named.get("schema")
 
 
 def limit_waits(checker: AbstractIdempotentChecker) -> None:
     """Let a command fail that waits for a store that is frozen or locked. Redis has a limit already."""
     if isinstance(checker, (SqlChecker, TransactionalBase)):
         limit_answers(checker.store.engine, ANSWER_TIMEOUT_S)
-
-
-def store_words(url: str, *, table: str | None, prefix: str | None) -> str:
-    """The options that name this store to another command, with a space before each."""
-    is_known = url == os.environ.get(URL_VARIABLE)
-    named = {"--table": table, "--prefix": prefix}
-    words = "" if is_known else f" --url {url_word(url)}"
-    return words + "".join(
-        f" {option} {shlex.quote(value)}" for option, value in named.items() if value is not None
-    )
 
 
 def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
@@ -108,13 +119,15 @@ def open_checker(url: str, **options: Any) -> AbstractIdempotentChecker:
 
 @contextmanager
 def database_at(
-    url: str, table: str, *, must_exist: bool = True, only_reads: bool = False
-) -> Iterator[Engine]:
-    """The engine for a migration of `table`; an error of SQLAlchemy inside becomes a StoreError.
+    url: str, table: str | None, *, must_exist: bool = True, only_reads: bool = False
+) -> Iterator[tuple[Engine, str, str]]:
+    """The engine for a migration, the key table, and the options that name both to another command.
+
+    An error of SQLAlchemy inside becomes a StoreError.
 
     Args:
         url: of the database.
-        table: the key table.
+        table: the key table, as `--table` says it.
         must_exist: refuse an SQLite file that does not exist.
         only_reads: do not wait long for a lock: no other migration is awaited.
 
@@ -122,21 +135,20 @@ def database_at(
         ConfigurationError: not the URL of a database, or an invalid table name.
         StoreError: the database failed or did not answer.
     """
-    validate_table_name(table)
-    scheme = scheme_of(url)
-    if scheme.kind is not StoreKind.SQL:
-        raise ConfigurationError("only SQL stores have tables to migrate; this one needs none")
+    otherwise = "only SQL stores have tables to migrate; this one needs none"
+    address, name, schema = database_of(url, table, otherwise)
     if must_exist:
         demand_file(url, table)
-    engine = engine_from(without_asyncio(scheme.store_url(url)))
-    _limit_connecting(engine)
-    limit_answers(engine, _MIGRATION_TIMEOUT_S, lock_waits=only_reads)
-    try:
-        yield engine
-    except SQLAlchemyError as error:
-        raise _translated(error, engine, table) from error
-    finally:
-        engine.dispose()
+    given = engine_from(address)
+    with looking_in(given, validate_schema(schema)) as engine:
+        _limit_connecting(engine)
+        limit_answers(engine, _MIGRATION_TIMEOUT_S, lock_waits=only_reads)
+        try:
+            yield engine, name, options_for(engine, name)
+        except SQLAlchemyError as error:
+            raise _translated(error, engine, name) from error
+        finally:
+            given.dispose()
 
 
 def _translated(error: SQLAlchemyError, engine: Engine, table: str) -> StoreError:
@@ -167,7 +179,7 @@ def demand_file(url: str, table: str | None = None) -> None:
     if not Path(path).exists():
         raise StoreUnavailableError(
             f"the file {path} does not exist. Check the path (sqlite:///relative.db, sqlite:////absolute.db). "
-            f"Type: idempotent migrate upgrade --url {url_word(url)}{f' --table {table}' if table else ''}"
+            f"Type: idempotent migrate upgrade --url {url_word(url)}{f' --table {shlex.quote(table)}' if table else ''}"
         )
 
 

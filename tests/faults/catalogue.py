@@ -329,6 +329,20 @@ FAULTS: Final = (
         "tests/cli/test_import.py -k 'handler_runs and transactional and postgres'",
     ),
     Fault(
+        "a command that is advised does not name the schema of its table",
+        "idempotent/stores/sql/faults.py",
+        'shlex.quote(table if known else f"{schema}.{table}")',
+        "shlex.quote(table)",
+        "tests/cli/outbox/test_typed.py -k 'in_another_schema and postgres'",
+    ),
+    Fault(
+        "migrate and doctor pass over what the URL of a checker says of its tables",
+        "idempotent/cli/stores.py",
+        "    named = {**of_url, **_tables(url, table)}\n",
+        "    named = _tables(url, table)\n",
+        "tests/cli/outbox/test_typed.py -k 'url_of_a_checker and postgres'",
+    ),
+    Fault(
         "an import leaves keys alone that wait for their retry",
         "idempotent/cli/keys/importing.py",
         "        Verdict.ACQUIRED if decision.held and",
@@ -2584,7 +2598,7 @@ FAULTS: Final = (
     Fault(
         "a downgrade does not say that messages of the outbox go with it",
         "idempotent/cli/migrate.py",
-        '        messages = 0 if before is None or revision != "base" else _unpublished(engine, table)\n',
+        '        messages = 0 if before is None or revision != "base" else _unpublished(engine, name)\n',
         "        messages = 0\n",
         "tests/cli/outbox/test_outbox.py -k a_downgrade_says",
     ),

@@ -20,6 +20,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from stomp.utils import parse_frame
 
 from idempotent import Message
@@ -58,7 +59,6 @@ from idempotent.checkers.redis.layout import stored_failure
 from idempotent.checkers.sql.watching import classify_transaction_end
 from idempotent.checkers.urls import checker_from_url
 from idempotent.claims import Failure
-from idempotent.cli.terminal.logs import ConsoleHandler
 from idempotent.cli.terminal.output import plain
 from idempotent.errors import IdempotentError, brief, described, mask, url_word, without_values
 from idempotent.keys import KeySpace, consumer_in, consumer_named, key_from_text
@@ -110,7 +110,9 @@ def logged(formatter: logging.Formatter) -> Callable[[str], object]:
 
 
 def on_a_terminal(text: str) -> None:
-    handler = ConsoleHandler(Console(file=io.StringIO(), force_terminal=True, width=80))
+    """Above the line of `idempotent replay` that shows progress."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    handler = logging.StreamHandler(FileProxy(console, console.file))
     handler.setFormatter(TextFormatter())
     handler.handle(record(text))
 
@@ -230,7 +232,7 @@ READERS: Final[dict[str, Row]] = {
     "EventLog": Row(lambda text: log.warning("event", extra={"error": text, "keys": [text]})),
     "TextFormatter": Row(logged(TextFormatter())),
     "JsonFormatter": Row(logged(JsonFormatter())),
-    "ConsoleHandler": Row(on_a_terminal, parts=["\n", "\x1b[", "://", " "]),
+    "StreamHandler on a terminal": Row(on_a_terminal, parts=["\n", "\x1b[", "://", " "]),
     "Message.json": Row(lambda text: [Message("s", (begin + text).encode()).json() for begin in ('"', "")]),
     "Key": Row(lambda text: KeySpace("s", "g").key(text)),
     "Key of bytes": Row(lambda text: KeySpace("s", "g").key(b"\xff" + text.encode())),

@@ -8,23 +8,24 @@ import time
 
 import pytest
 from rich.console import Console
+from rich.file_proxy import FileProxy
 
 from idempotent import Message, Registry
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
-from idempotent.cli.terminal.logs import ConsoleHandler
 from idempotent.observe.formatters import JsonFormatter, TextFormatter
 from tests.support.working import run_until
 
 
 @pytest.fixture
 def logged():
-    """`logged(formatter)`: what a worker logs with it when its handler raises; with another handler: on a terminal."""
+    """`logged(formatter)`: what a worker logs with it when its handler raises; `terminal`: above a line of progress."""
     library, stream = logging.getLogger("idempotent"), io.StringIO()
     handlers = []
 
-    def run(formatter, text="no account at amqp://me:s3cret@host", handler=None):
-        handlers.append(handler or logging.StreamHandler(stream))
+    def run(formatter, text="no account at amqp://me:s3cret@host", *, terminal=False):
+        above = FileProxy(Console(file=stream, force_terminal=True), stream)
+        handlers.append(logging.StreamHandler(above if terminal else stream))
         library.addHandler(handlers[0])
         handlers[0].setFormatter(formatter)
         registry, broker = Registry(), MemoryBroker()
@@ -34,9 +35,8 @@ def logged():
             raise ValueError(text)
 
         broker.publish(Message("orders", id="7"))
-        shown = stream if handler is None else handler.console.file
-        run_until(registry, MemoryAdapter(broker), lambda: "message_dead" in shown.getvalue())
-        return shown.getvalue()
+        run_until(registry, MemoryAdapter(broker), lambda: "message_dead" in stream.getvalue())
+        return stream.getvalue()
 
     yield run
     for handler in handlers:
@@ -84,10 +84,9 @@ def test_an_error_with_the_body_of_a_message_stops_no_other_thread(logged, form,
 
     ticking = threading.Thread(target=tick)
     ticking.start()
-    console = ConsoleHandler(Console(file=io.StringIO(), force_terminal=True))
     formatter = JsonFormatter() if form == "json" else TextFormatter()
     try:
-        logged(formatter, part * 40_000 + "@", console if form == "terminal" else None)
+        logged(formatter, part * 40_000 + "@", terminal=form == "terminal")
     finally:
         ended.set()
         ticking.join()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
 from examples.demo.stage.places import place_at
 from idempotent import Message, Registry, Worker
 from idempotent.checkers import TransactionalSqlChecker, checker_from_url
-from idempotent.cli.terminal.logs import log_to
+from idempotent.cli.terminal.logs import log_to_stderr
 from tests.bench.checkers import effects
 
 BATCH = 50
@@ -21,7 +20,7 @@ GC_EVERY_S = 15.0
 
 def main(broker: str, checker_url: str, subject: str) -> None:
     """Consume until a signal comes."""
-    log_to(Console(stderr=True), "warning")
+    log_to_stderr("warning")
     registry = Registry()
     checker = checker_from_url(checker_url, retention_s=RETENTION_S)
     decorate = registry.consumer(subject, checker=checker)

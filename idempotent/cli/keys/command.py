@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus, Verdict
@@ -19,12 +19,10 @@ from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.keys import importing
 from idempotent.cli.keys.view import (
     Status,
-    add_record,
     as_json,
-    coloured,
+    as_row,
+    in_full,
     moment,
-    record_table,
-    records_table,
     span,
     stats_json,
     status_word,
@@ -41,25 +39,27 @@ from idempotent.cli.options import (
     YesOption,
 )
 from idempotent.cli.redrive import REDRIVE
-from idempotent.cli.stores import checker_at, parsed_key, store_words, tables_that_hide_rows
+from idempotent.cli.stores import checker_at, parsed_key, tables_that_hide_rows
 from idempotent.cli.terminal.output import (
-    Unit,
     confirm,
-    console,
     count,
     emit,
     note,
     plain,
     progress,
     say,
+    show_record,
+    show_table,
     tell,
 )
-from idempotent.cli.terminal.output import table as new_table
 from idempotent.keys import consumer_named
 
 _SCREENFUL: Final = 100
-# Rich measures a whole table before it prints it, so a long list is printed as several.
-_ROWS_AT_ONCE: Final = 1000
+_LETTER: Final = f"If a broker delivered its message, that is a dead letter. To return it: {REDRIVE}"
+_UNSEEN: Final = (
+    "A transactional consumer keeps no visible key while its handler runs: the log of its worker names what runs "
+    "for long (message_takes_long)."
+)
 
 _OptionalKey = Annotated[
     str | None,
@@ -85,15 +85,6 @@ _REOPEN = _Change(
 )
 _DONE = _Change(
     "Mark as done", "marked done", "They will never run again.", lambda admin, record: admin.mark_done(record)
-)
-
-_STILL_DEAD_LETTER: Final = (
-    f"[yellow]Still to do:[/yellow] a dead key's message is a dead letter of the broker. Return it: {REDRIVE}"
-)
-
-_UNSEEN: Final = (
-    "[dim]A transactional consumer keeps no visible key while its handler runs: the log of its worker names what runs "
-    "for long (message_takes_long).[/dim]"
 )
 
 app = typer.Typer(
@@ -126,29 +117,22 @@ def list_keys(
     """List keys, in the order of their hashes."""
     selection = _selection(consumer, status, lapsed=lapsed)
     wanted = limit if limit is not None else (0 if json else _SCREENFUL)
-    with _keys_at(url, table=table, prefix=prefix) as checker:
+    with _keys_at(url, table, prefix) as checker:
         # One more than wanted shows whether more exist.
         found = checker.admin().list(selection, limit=wanted + 1 if wanted else None)
+        rows = islice(found, wanted or None)
         if json:
-            for record in islice(found, wanted or None):
-                emit(**as_json(record))
+            for each in rows:
+                emit(**as_json(each))
             return
-        shown = 0
-        more = False
-        while rows := list(islice(found, _ROWS_AT_ONCE)):
-            more = bool(wanted) and shown + len(rows) > wanted
-            rows = rows[: wanted - shown] if more else rows
-            listed = records_table()
-            for record in rows:
-                add_record(listed, record)
-            console().print(listed)
-            shown += len(rows)
+        shown = show_table(map(as_row, rows))
+        more = next(found, None) is not None
     if not shown:
         say("No such key.")
         if scheme_of(url).kind is StoreKind.SQL and (not status or Status.IN_PROGRESS in status):
             note(_UNSEEN)
     elif more:
-        note(f"[dim]The first {shown:,}; --limit 0 for all, or choose: --consumer, --status, --lapsed.[/dim]")
+        note(f"The first {shown:,}; --limit 0 for all, or choose: --consumer, --status, --lapsed.")
 
 
 @app.command(
@@ -165,22 +149,21 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show everything about one key. Exit code 1: it is not stored, so its next delivery runs."""
-    wanted = parsed_key(key)
-    with _keys_at(url, table=table, prefix=prefix) as checker:
-        record = checker.admin().get(wanted)
-    if record is None:
-        _not_stored(key, store_words(url, table=table, prefix=prefix), as_json=json)
+    with _keys_at(url, table, prefix) as checker:
+        found = checker.admin().get(parsed_key(key))
+        if found is None:
+            _not_stored(checker, key, as_json=json)
     if json:
-        emit(**as_json(record))
+        emit(**as_json(found))
         return
-    console().print(record_table(record))
-    if record.lapsed or record.status is KeyStatus.DEAD:
-        quoted = plain(quote(record.text))
-        named = plain(store_words(url, table=table, prefix=prefix))
-        say(f"[dim]It happened:        [/dim]idempotent keys resolve {quoted} --done{named}")
-        say(f"[dim]Let it run again:   [/dim]idempotent keys resolve {quoted} --retry{named}")
-    if record.status is KeyStatus.DEAD:
-        say(f"[dim]and then return its message, a dead letter of the broker: [/dim]{REDRIVE}")
+    show_record(in_full(found))
+    if found.lapsed or found.status is KeyStatus.DEAD:
+        resolve_it = f"idempotent keys resolve {plain(quote(found.text))}"
+        options = plain(checker.command_options)
+        say(f"It happened:       {resolve_it} --done {options}")
+        say(f"Let it run again:  {resolve_it} --retry {options}")
+    if found.status is KeyStatus.DEAD:
+        say(_LETTER)
 
 
 @app.command(epilog=epilog("idempotent keys stats --url redis://localhost", "idempotent keys stats --json"))
@@ -188,33 +171,13 @@ def stats(
     url: UrlOption, table: TableOption = None, prefix: PrefixOption = None, json: JsonOption = False
 ) -> None:
     """Count keys by consumer and state."""
-    with _keys_at(url, table=table, prefix=prefix) as checker, progress(Unit.UNBOUNDED, quiet=json) as bar:
-        bar.add_task("counting", total=None)
-        admin = checker.admin()
-        counted = admin.stats()
-        # Ages are counted from the store's clock, which comes with every record.
-        now_us = max((record.now_us for record in admin.list(KeyFilter(), limit=1)), default=0)
+    with _keys_at(url, table, prefix) as checker, progress("counting", quiet=json):
+        rows = [*map(stats_json, checker.admin().stats())]
     if json:
-        for line in counted:
-            emit(**stats_json(line))
-        return
-    if not counted:
+        for row in rows:
+            emit(**row)
+    elif not show_table(rows):
         say("No keys yet.")
-        return
-    rows = new_table("Consumer", "Status", "Keys", "Lapsed", "Oldest change", right=("Keys", "Lapsed"))
-    before = None
-    for line in counted:
-        rows.add_row(
-            "" if line.consumer == before else plain(line.consumer),
-            coloured(line.status),
-            f"{line.count:,}",
-            f"[red]{line.lapsed:,}[/red]" if line.lapsed else "",
-            f"{span(max(now_us - line.oldest_update_us, 0))} ago",
-        )
-        before = line.consumer
-    rows.add_section()
-    rows.add_row("", "", f"[bold]{sum(line.count for line in counted):,}[/bold]")
-    console().print(rows)
 
 
 @app.command(
@@ -241,9 +204,8 @@ def reopen(
     has changed meanwhile.
     """
     meant = _meant(key, consumer, status, lapsed=lapsed)
-    with _keys_at(url, table=table, prefix=prefix) as checker:
-        named = store_words(url, table=table, prefix=prefix)
-        _change(checker.admin(), _REOPEN, key, meant, named, yes=yes, as_json=json)
+    with _keys_at(url, table, prefix) as checker:
+        _change(checker, _REOPEN, key, meant, yes=yes, as_json=json)
 
 
 @app.command(
@@ -291,15 +253,13 @@ def resolve(
             "--create goes with one KEY and --done; for many keys: idempotent keys import"
         )
     meant = _meant(key, consumer, status, lapsed=lapsed)
-    with _keys_at(url, table=table, prefix=prefix) as checker:
-        admin = checker.admin()
-        named = store_words(url, table=table, prefix=prefix)
-        if create and key is not None and _create(checker, key, named, as_json=json):
+    with _keys_at(url, table, prefix) as checker:
+        if create and key is not None and _create(checker, key, as_json=json):
             return
-        _change(admin, _DONE if done else _REOPEN, key, meant, named, yes=yes, as_json=json)
+        _change(checker, _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
 
 
-def _create(checker: AbstractIdempotentChecker, key: str, named: str, *, as_json: bool) -> bool:
+def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> bool:
     """Mark a key as done that is not stored; False: it is stored, so it is a key like others."""
     wanted = parsed_key(key)
     (verdict,) = importing.mark_done(checker, [wanted])
@@ -308,13 +268,8 @@ def _create(checker: AbstractIdempotentChecker, key: str, named: str, *, as_json
         tell(text, as_json=as_json, key=key, was=None, changed=True)
         return True
     if verdict is Verdict.IN_PROGRESS and checker.admin().get(wanted) is None:
-        text = (
-            f"[yellow]Left alone:[/yellow] {plain(key)}: it is being processed, in a transaction that is still open. "
-            "That has no lease. Wait until it ends, and look again: "
-            f"idempotent keys show {plain(quote(key) + named)}"
-        )
-        tell(text, as_json=as_json, key=key, was="in_progress", changed=False)
-        raise typer.Exit(ExitCode.ATTENTION)
+        why = "it is being processed, in a transaction that is still open. That has no lease. Wait until it ends"
+        _left_alone(checker, key, f"{why}, and look again", was="in_progress", as_json=as_json)
     return False
 
 
@@ -330,14 +285,24 @@ def _selection(consumer: str | None, status: list[Status] | None, *, lapsed: boo
     return KeyFilter(consumer, statuses, lapsed)
 
 
-def _not_stored(key: str, named: str, *, as_json: bool) -> NoReturn:
+def _not_stored(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> NoReturn:
     """Say that the key is not stored, and end the command."""
+    done = f"idempotent keys resolve {plain(quote(key))} --done --create {plain(checker.command_options)}"
     text = (
         f"[yellow]Not stored:[/yellow] {plain(key)}. Its next delivery runs, if no open transaction has the key. "
-        f"A dead letter stays one until it is sent back: {REDRIVE}. "
-        f"If it was processed elsewhere: idempotent keys resolve {plain(quote(key))} --done --create{plain(named)}"
+        f"A dead letter stays one until it is sent back: {REDRIVE}. If it was processed elsewhere: {done}"
     )
     tell(text, as_json=as_json, key=key, status=None)
+    raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _left_alone(
+    checker: AbstractIdempotentChecker, key: str, why: str, *, was: str, as_json: bool
+) -> NoReturn:
+    """Say that the key was not changed, and end the command."""
+    again = f"idempotent keys show {plain(quote(key))} {plain(checker.command_options)}"
+    text = f"[yellow]Left alone:[/yellow] {plain(key)}: {why}: {again}"
+    tell(text, as_json=as_json, key=key, was=was, changed=False)
     raise typer.Exit(ExitCode.ATTENTION)
 
 
@@ -352,104 +317,96 @@ def _meant(key: str | None, consumer: str | None, status: list[Status] | None, *
 
 
 def _change(
-    admin: KeyAdmin,
+    checker: AbstractIdempotentChecker,
     change: _Change,
     key: str | None,
     meant: KeyFilter,
-    named: str,
     *,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Change one key, or many. `named`: the options that name the store to another command."""
+    """Change one key, or many."""
     if key is None:
-        _change_many(admin, change, meant, named, yes=yes, as_json=as_json)
+        _change_many(checker, change, meant, yes=yes, as_json=as_json)
     else:
-        _change_one(admin, change, key, named, yes=yes, as_json=as_json)
+        _change_one(checker, change, key, yes=yes, as_json=as_json)
 
 
-def _change_one(admin: KeyAdmin, change: _Change, key: str, named: str, *, yes: bool, as_json: bool) -> None:
-    record = admin.get(parsed_key(key))
-    if record is None:
-        _not_stored(key, named, as_json=as_json)
-    done = record.status is KeyStatus.DONE
+def _change_one(
+    checker: AbstractIdempotentChecker, change: _Change, key: str, *, yes: bool, as_json: bool
+) -> None:
+    admin = checker.admin()
+    found = admin.get(parsed_key(key))
+    if found is None:
+        _not_stored(checker, key, as_json=as_json)
+    done, was = found.status is KeyStatus.DONE, status_word(found.status)
     if done and change is _REOPEN:
         confirm("It is done: its effect happened, and will happen again. Reopen it?", yes=yes)
-    changed = (done and change is _DONE) or change.act(admin, record)
-    was = status_word(record.status)
-    text = f"[yellow]Left alone:[/yellow] {plain(record.text)}: {_why_not(record, named)}"
-    if changed:
-        text = f"[green]Done:[/green] {plain(record.text)} {change.past} (was: {was})."
-    tell(text, as_json=as_json, key=record.text, was=was, changed=changed)
-    if changed and change is _REOPEN and record.status is KeyStatus.DEAD and not as_json:
-        note(_STILL_DEAD_LETTER)
-    if not changed:
-        raise typer.Exit(ExitCode.ATTENTION)
+    if not ((done and change is _DONE) or change.act(admin, found)):
+        _left_alone(checker, found.text, _why_not(found), was=was, as_json=as_json)
+    text = f"[green]Done:[/green] {plain(found.text)} {change.past} (was: {was})."
+    tell(text, as_json=as_json, key=found.text, was=was, changed=True)
+    if change is _REOPEN and found.status is KeyStatus.DEAD and not as_json:
+        note(_LETTER)
 
 
 def _change_many(
-    admin: KeyAdmin, change: _Change, meant: KeyFilter, named: str, *, yes: bool, as_json: bool
+    checker: AbstractIdempotentChecker, change: _Change, meant: KeyFilter, *, yes: bool, as_json: bool
 ) -> None:
+    admin = checker.admin()
     counted = admin.stats()
-    total = _count(counted, meant)
+    total = sum(
+        stats.lapsed if meant.lapsed else stats.count
+        for stats in counted
+        if meant.consumer in (None, stats.consumer) and (not meant.statuses or stats.status in meant.statuses)
+    )
     if not total:
         tell("No such key.", as_json=as_json, changed=0, left_alone=0)
         if meant.consumer is not None and all(stats.consumer != meant.consumer for stats in counted):
             if not as_json:
                 note(
                     f"There is no key of {plain(meant.consumer)} at all; "
-                    f"`idempotent keys stats{plain(named)}` lists consumers."
+                    f"`idempotent keys stats {plain(checker.command_options)}` lists consumers."
                 )
             raise typer.Exit(ExitCode.ATTENTION)
         return
     confirm(f"{change.verb} {count(total, 'key')}? {change.warning}", yes=yes)
     changed = left = 0
-    with progress(Unit.THINGS, quiet=as_json) as bar:
-        task = bar.add_task(f"{change.verb.lower()}", total=total)
-        for record in admin.list(meant):
-            if change.act(admin, record):
+    with progress(change.verb, quiet=as_json) as said:
+        for each in admin.list(meant):
+            if change.act(admin, each):
                 changed += 1
             else:
                 left += 1
-            bar.advance(task)
+            said(f"{changed + left:,} of {count(total, 'key')}")
     text = f"[green]Done:[/green] {count(changed, 'key')} {change.past}."
     tell(text, as_json=as_json, changed=changed, left_alone=left)
     if changed and change is _REOPEN and KeyStatus.DEAD in (meant.statuses or KeyStatus) and not as_json:
-        note(_STILL_DEAD_LETTER)
+        note(_LETTER)
     if left:
         if not as_json:
             note(f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile.")
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _count(counted: Sequence[KeyStats], meant: KeyFilter) -> int:
-    """How many keys match a filter, by the store's figures."""
-    return sum(
-        stats.lapsed if meant.lapsed else stats.count
-        for stats in counted
-        if (meant.consumer is None or stats.consumer == meant.consumer)
-        and (not meant.statuses or stats.status in meant.statuses)
-    )
-
-
-def _why_not(record: KeyRecord, named: str) -> str:
-    if record.status.in_progress and record.lease_until_us is not None and not (record.lapsed or record.held):
-        rest = span(record.lease_until_us - record.now_us)
+def _why_not(found: KeyRecord) -> str:
+    if found.status.in_progress and found.lease_until_us is not None and not (found.lapsed or found.held):
+        rest = span(found.lease_until_us - found.now_us)
         return (
-            f"it is being processed; its lease ends in {rest}, at {moment(record.lease_until_us)}, unless its process "
-            f"renews it. Wait, and look again: idempotent keys show {plain(quote(record.text) + named)}"
+            f"it is being processed; its lease ends in {rest}, at {moment(found.lease_until_us)}, unless its process "
+            "renews it. Wait, and look again"
         )
-    return "it has changed meanwhile; look again."
+    return "it has changed meanwhile; look again"
 
 
 @contextmanager
-def _keys_at(url: str, *, table: str | None, prefix: str | None) -> Iterator[AbstractIdempotentChecker]:
+def _keys_at(url: str, table: str | None, prefix: str | None) -> Iterator[AbstractIdempotentChecker]:
     """The checker of a store, after a remark about keys that its user does not see."""
     with checker_at(url, table=table, prefix=prefix) as checker:
         for hiding in tables_that_hide_rows(checker):
             note(
                 f"Row level security hides rows of {plain(hiding)} from this user: "
-                f"`idempotent doctor{plain(store_words(url, table=table, prefix=prefix))}` says more."
+                f"`idempotent doctor {plain(checker.command_options)}` says more."
             )
         yield checker
 

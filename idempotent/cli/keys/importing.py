@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,8 +22,8 @@ from idempotent.cli.options import (
     TableOption,
     UrlOption,
 )
-from idempotent.cli.stores import checker_at, parsed_key, store_words
-from idempotent.cli.terminal.output import Unit, count, note, plain, progress, tell
+from idempotent.cli.stores import checker_at, parsed_key
+from idempotent.cli.terminal.output import count, note, plain, progress, tell
 from idempotent.errors import StoreBusyError
 from idempotent.keys import Key, KeySpace, id_of, space_named
 
@@ -63,28 +62,22 @@ def import_keys(
     space = None if consumer is None else space_named(consumer)
     if consumer is not None and space is None:
         raise typer.BadParameter("--consumer takes subject:group, as `idempotent keys stats` shows it")
-    path = Path(getattr(file, "name", ""))  # standard input may have none
-    size = path.stat().st_size if path.is_file() else None
     counted: Counter[Verdict] = Counter()
-    with (
-        checker_at(url, table=table, prefix=prefix) as checker,
-        progress(Unit.UNBOUNDED if size is None else Unit.BYTES, quiet=json) as bar,
-    ):
-        task = bar.add_task("importing", total=size)
+    with checker_at(url, table=table, prefix=prefix) as checker, progress("importing", quiet=json) as said:
         keys = _keys(file, space)
         while batch := list(islice(keys, batch_size)):
-            counted.update(mark_done(checker, [key for key, _ in batch]))
-            bar.advance(task, sum(length for _, length in batch))
+            counted.update(mark_done(checker, batch))
+            said(f"{count(counted.total(), 'key')} imported")
     done, known = counted[Verdict.ACQUIRED], counted[Verdict.DUPLICATE]
     dead, busy = counted[Verdict.DEAD], counted[Verdict.IN_PROGRESS]
     text = f"[green]Done:[/green] {count(done, 'key')} marked done, {known:,} were done before."
     tell(text, as_json=json, imported=done, done_before=known, dead=dead, in_progress=busy)
     if dead or busy:
         if not json:
-            named = plain(store_words(url, table=table, prefix=prefix))
+            options = plain(checker.command_options)
             note(
                 f"[yellow]Left alone:[/yellow] {dead:,} dead, {busy:,} in progress. "
-                f"`idempotent keys list --status dead --status in_progress{named}` shows them."
+                f"`idempotent keys list --status dead --status in_progress {options}` shows them."
             )
         raise typer.Exit(ExitCode.ATTENTION)
 
@@ -120,12 +113,12 @@ def _mark_held_done(admin: KeyAdmin, key: Key) -> bool:
     return record is not None and record.held and admin.mark_done(record)
 
 
-def _keys(lines: Iterable[bytes], space: KeySpace | None) -> Iterator[tuple[Key, int]]:
-    """The key of each line, and the length of the line. Raises typer.BadParameter: a line has none."""
+def _keys(lines: Iterable[bytes], space: KeySpace | None) -> Iterator[Key]:
+    """The key of each line. Raises typer.BadParameter: a line has none."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield _key(json.loads(line), space), len(line)
+                yield _key(json.loads(line), space)
             except (ValueError, TypeError, RecursionError, typer.BadParameter) as error:
                 raise typer.BadParameter(f"line {number}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Shows keys to people and to machines."""
+"""Keys as rows: for machines, and in words for people."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
 
-from rich import box
-from rich.table import Table
-
 from idempotent.admin import KeyRecord, KeyStats
 from idempotent.claims import KeyStatus
-from idempotent.cli.terminal.output import plain, shown, table
 
 _SECOND: Final = 1_000_000
-_COLOURS: Final = {"in_progress": "yellow", "done": "green", "dead": "red"}
 
 
 class Status(Enum):
@@ -55,6 +50,29 @@ def as_json(record: KeyRecord) -> dict[str, Any]:
     }
 
 
+def as_row(record: KeyRecord) -> dict[str, Any]:
+    """A record as a row of a list for people: times are counted from now."""
+    return {
+        "key": record.text,
+        "status": status_word(record.status),
+        "attempts": record.attempts or "",
+        "updated": since(record.update_at_us, record.now_us),
+        "lease": _lease(record),
+        "expires": "never" if record.expires_at_us is None else since(record.expires_at_us, record.now_us),
+        "last_error": record.last_error or "",
+    }
+
+
+def in_full(record: KeyRecord) -> dict[str, Any]:
+    """Everything known about a key, for people."""
+    parks = record.status is KeyStatus.IN_PROGRESS_PARK
+    values = as_json(record)
+    values["status"] += " (parked when it lapses)" if parks else ""
+    values["lease"] = _lease(record)
+    values["expires_at"] = values["expires_at"] or "never"
+    return values
+
+
 def stats_json(stats: KeyStats) -> dict[str, Any]:
     """A count for machines."""
     return {
@@ -84,77 +102,22 @@ def span(microseconds: int) -> str:
     return f"{seconds} s"
 
 
-def coloured(status: KeyStatus) -> str:
-    """The state in its colour."""
-    word = status_word(status)
-    return f"[{_COLOURS[word]}]{word}[/]"
+def since(time_us: int, now_us: int) -> str:
+    """A time in words: how far from now."""
+    rest = time_us - now_us
+    return f"in {span(rest)}" if rest > 0 else f"{span(rest)} ago"
 
 
-def lease(record: KeyRecord) -> str:
+def _lease(record: KeyRecord) -> str:
     """The rest of the lease, in words."""
     if not record.status.in_progress:
         return ""
     if record.lease_until_us is None:
-        return "[yellow]none[/yellow]"
-    rest = span(record.lease_until_us - record.now_us)
+        return "none"
+    when = since(record.lease_until_us, record.now_us)
     if record.held:
-        return f"retry in {rest}" if record.lease_until_us >= record.now_us else f"retry due since {rest}"
-    return f"[red]lapsed {rest} ago[/red]" if record.lapsed else f"ends in {rest}"
-
-
-def expiry(record: KeyRecord) -> str:
-    """When gc may delete the key, in words."""
-    if record.expires_at_us is None:
-        return "never"
-    rest = record.expires_at_us - record.now_us
-    return f"in {span(rest)}" if rest >= 0 else f"{span(rest)} ago"
-
-
-def records_table() -> Table:
-    """An empty table of keys."""
-    return table(
-        "Key", "Status", "Attempts", "Updated", "Lease", "Expires", "Last error", right=("Attempts",)
-    )
-
-
-def add_record(rows: Table, record: KeyRecord) -> None:
-    """One key as a row."""
-    rows.add_row(
-        shown(record.text),
-        coloured(record.status),
-        str(record.attempts or ""),
-        f"{span(record.now_us - record.update_at_us)} ago",
-        lease(record),
-        expiry(record),
-        plain(record.last_error or ""),
-    )
-
-
-def record_table(record: KeyRecord) -> Table:
-    """Everything known about one key."""
-    rows = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    rows.add_column(style="bold")
-    rows.add_column(overflow="fold")
-    rows.add_row("Key", shown(record.text))
-    rows.add_row("Hash", record.hash.hex())
-    parks = record.status is KeyStatus.IN_PROGRESS_PARK
-    rows.add_row("Status", coloured(record.status) + (" (parked when it lapses)" if parks else ""))
-    if record.status.in_progress:
-        rows.add_row("Backoff" if record.held else "Lease", lease(record))
-    rows.add_row("Fence", str(record.fence))
-    rows.add_row("Attempts", str(record.attempts))
-    if record.deaths or record.lapsed:
-        rows.add_row("Deaths", str(record.deaths + record.lapsed))
-    if record.last_error:
-        rows.add_row("Last error", f"[red]{plain(record.last_error)}[/red]")
-    rows.add_row(
-        "Updated", f"{moment(record.update_at_us)} ({span(record.now_us - record.update_at_us)} ago)"
-    )
-    when = "" if record.expires_at_us is None else f"{moment(record.expires_at_us)} "
-    rows.add_row("Expires", f"{when}({expiry(record)})" if when else expiry(record))
-    if record.result is not None:
-        rows.add_row("Result", plain(json.dumps(_loaded(record.result), ensure_ascii=False)))
-    return rows
+        return f"retry {when}"
+    return f"lapsed {when}" if record.lapsed else f"ends {when}"
 
 
 def _loaded(result: bytes) -> Any:

@@ -1,36 +1,20 @@
-"""Output: tables and progress bars for people, JSON Lines for machines."""
+"""Output: lines and plain tables for people, JSON Lines for machines, and the line that shows progress."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
+from itertools import islice
 from typing import Any, Final
 
 import typer
-from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
 
 from idempotent.cli.exits import ExitCode
 from idempotent.errors import (
@@ -46,8 +30,6 @@ from idempotent.errors import (
     mask,
 )
 
-# Rich assumes 80 columns for a pipe, which would wrap keys that grep should find.
-_PIPE_WIDTH: Final = 200
 _TITLES: Final = (
     (UnknownCheckerError, "Unknown checker"),
     (MissingExtraError, "Missing extra"),
@@ -61,13 +43,13 @@ _TITLES: Final = (
 _TYPE: Final = " Type: "
 # A terminal obeys these: they move the cursor, clear the screen, or answer a question.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# The width of a column is known when all of its rows are: a long list is printed as several tables.
+_ROWS_AT_ONCE: Final = 1000
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console on the current stdout or stderr."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+    return Console(stderr=stderr, highlight=False, emoji=False)
 
 
 def say(text: str) -> None:
@@ -93,12 +75,34 @@ def tell(text: str, *, as_json: bool, **values: Any) -> None:
         say(text)
 
 
-def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
-    """An empty table in the house style."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+def show_table(rows: Iterable[Mapping[str, object]]) -> int:
+    """Print rows for people, one a line below the names of the columns. Returns how many there were."""
+    rest, number = iter(rows), 0
+    while part := list(islice(rest, _ROWS_AT_ONCE)):
+        number += len(part)
+        names = [name.replace("_", " ") for name in part[0]]
+        lines = [names, *([_cell(value) for value in row.values()] for row in part)]
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+            typer.echo("  ".join(padded).rstrip())
+    return number
+
+
+def show_record(values: Mapping[str, object]) -> None:
+    """Print one thing for people: a line for each of its values, without those that are missing or empty."""
+    for name, value in values.items():
+        if cell := _cell(value):
+            typer.echo(f"{name.replace('_', ' ')}: {cell}")
+
+
+def _cell(value: object) -> str:
+    """A value as people read it."""
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, (int, float)):
+        return f"{value:,}"
+    return _distinct(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def plain(text: str) -> str:
@@ -110,8 +114,14 @@ def plain(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """An id or a key; in quotes where blanks or invisible characters would make it look like another."""
-    return plain(text if text.isprintable() and text == text.strip() else repr(text))
+    """An id or a key, escaped for rich markup."""
+    return escape(_distinct(text))
+
+
+def _distinct(text: str) -> str:
+    """A text without passwords; in quotes where blanks or invisible characters would make it look like another."""
+    text = brief(text)
+    return text if text.isprintable() and text == text.strip() else repr(text)
 
 
 def _harmless(text: str) -> str:
@@ -130,56 +140,33 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
     if debug:
         typer.echo(mask("".join(traceback.format_exception(error))), err=True)
     if as_json:
-        typer.echo(
-            json.dumps({"error": type(error).__name__, "message": message}, ensure_ascii=False), err=True
-        )
+        said = {"error": type(error).__name__, "message": message}
+        typer.echo(json.dumps(said, ensure_ascii=False), err=True)
         return
     title = next(words for kind, words in _TITLES if isinstance(error, kind))
-    # The command to type stands below the panel on one line, to be copied.
-    what, _, todo = _harmless(message).partition(_TYPE)
-    err = console(stderr=True)
-    body = Text(what.replace(". Check ", ".\nCheck "))
-    panel = Panel(body, title=f"[bold]{title}", title_align="left", border_style="red", expand=False)
-    err.print(panel)
+    what, typed, todo = _harmless(message).partition(_TYPE)
+    note(f"[bold red]{title}:[/bold red] {escape(what)}")
     if isinstance(error, UnknownCheckerError):
-        err.print(Text("  Or name one here: --checker NAME=URL", "dim"))
-    if todo:
-        command, _, more = todo.partition(" (")
-        err.print(Text.assemble("  Type: ", (command, "bold cyan")), soft_wrap=True)
-        if more:
-            err.print(Text(f"  ({more}", "dim"), soft_wrap=True)
-
-
-class Unit(Enum):
-    """What a progress bar counts."""
-
-    THINGS = "things"
-    BYTES = "bytes"
-    UNBOUNDED = "unbounded"
-    """Things whose number is unknown."""
+        note("Or name one here: --checker NAME=URL")
+    if typed:
+        # The command stands on a line of its own, to be copied.
+        command, bracket, more = todo.partition(" (")
+        note(f"  Type: [bold cyan]{escape(command)}[/bold cyan]")
+        if bracket:
+            note(f"  ({escape(more)}")
 
 
 @contextmanager
-def progress(unit: Unit, *, quiet: bool) -> Iterator[Progress]:
-    """A progress bar on stderr; hidden in a pipe, and when `quiet`, for machines."""
-    err = console(stderr=True)
-    columns: tuple[ProgressColumn, ...] = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    match unit:
-        case Unit.THINGS:
-            columns = (*columns, MofNCompleteColumn())
-        case Unit.BYTES:
-            columns = (*columns, DownloadColumn())
-        case Unit.UNBOUNDED:
-            columns = (TimeElapsedColumn(),)
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        *columns,
-        console=err,
-        transient=True,
-        disable=quiet or not err.is_terminal,
-    ) as bar:
-        yield bar
+def progress(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is done, for a terminal alone, and the function that changes its text.
+
+    The line is gone at the end. With `quiet`, for machines, there is none.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with console(stderr=True).status(what) as status:
+        yield lambda text: status.update(escape(text))
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -52,7 +52,7 @@ def test_stats_list_and_show_say_what_waits_and_why(cli, outbox, sql_store):
     assert lines[:2] == ["0 messages to publish.", "2 messages held, behind 1 refused message."]
     assert lines[2].startswith("The oldest of them was sent ")
     assert "No relay is at work." in lines
-    lines = cli("outbox", "list", "--held", *words(sql_store)).out.splitlines()
+    _, *lines = cli("outbox", "list", "--held", *words(sql_store)).out.splitlines()
     assert [line.split()[0] for line in lines] == ["a", "b"]
     assert "1 refused: no queue" in lines[0]
     assert "waits behind a" in lines[1]

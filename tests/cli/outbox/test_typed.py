@@ -2,14 +2,20 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
+import sqlalchemy as sa
 
-from idempotent.checkers import RedisChecker
+from idempotent import Message, Outcome, Registry
+from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
+from idempotent.claims import ClaimRequest
 from idempotent.errors import ConfigurationError
-from tests.cli.support import BILLING, at, dead, fill
+from tests.cli.support import BILLING, at, dead, done, fill
+from tests.support.stores import open_store
 
 GOODS = """
 from idempotent import Registry
@@ -23,7 +29,7 @@ def ship(message):
 QUOTED = "it's $HOME"
 # A command of a message ends at its quote, its line, its sentence or its remark in brackets.
 COMMAND = re.compile(
-    r"idempotent (?:keys|migrate|offsets|outbox|doctor)\b[^`\n(│]*?(?=`|\n|\s*│| \(|\.(?:\s|$)|$)",
+    r"idempotent (?:keys|migrate|offsets|outbox|doctor|gc)\b[^`\n(│]*?(?=`|\n|\s*│| \(|\.(?:\s|$)|$)",
     re.MULTILINE,
 )
 
@@ -115,3 +121,98 @@ def test_a_client_of_asyncio_is_told_what_serves_async_handlers(redis_url):
 
     with pytest.raises(ConfigurationError, match="synchronous one it serves `async def` handlers too"):
         RedisChecker(redis.asyncio.Redis.from_url(redis_url))
+
+
+@pytest.fixture(params=["mysql", "postgres"])
+def elsewhere(cli, request):
+    """A store, the name of a schema that its URL does not lead to, and key tables of a name of their own in it."""
+    for store in open_store(request.param, request):
+        schema, table = f"s{secrets.token_hex(4)} odd", f"t{secrets.token_hex(4)}"
+        quoted = f"`{schema}`" if store.kind == "mysql" else f'"{schema}"'
+        with store.admin_engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE SCHEMA {quoted}")
+        made = cli("migrate", "upgrade", "--url", store.url, "--table", f"{schema}.{table}")
+        assert made.code == 0, made.err
+        yield store, schema, table
+        store.opened.close()
+        with store.admin_engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP SCHEMA {quoted}{'' if store.kind == 'mysql' else ' CASCADE'}")
+
+
+def call_that_dies_at_first(checker):
+    """`call()`: the outcome of a call of one's own, whose handler raises as long as `call.bad`."""
+    registry = Registry()
+
+    @registry.consumer("orders", group="billing", checker=checker, max_attempts=1)
+    def bill(message):
+        if call.bad:
+            raise ValueError("no such customer")
+
+    def call():
+        return bill.process(Message("orders", id=QUOTED))
+
+    call.bad = True
+    assert call().outcome is Outcome.DEAD
+    call.bad = False
+    return call
+
+
+def freed_by_its_command(call, url):
+    """What the shell says to the command of a DeadKeyError."""
+    result = call()
+    assert result.outcome is Outcome.DEAD
+    (command,) = COMMAND.findall(str(result.error))
+    freed = typed(command, url)
+    assert freed.returncode == 0, (command, freed.stderr)
+    assert call().outcome is Outcome.PROCESSED
+    return freed
+
+
+@pytest.mark.parametrize("kind", [SqlChecker, TransactionalSqlChecker])
+def test_the_command_about_a_dead_key_reaches_tables_in_another_schema(elsewhere, kind):
+    store, schema, table = elsewhere
+    with closing(kind(store.engine(), table=table, schema=schema)) as checker:
+        freed_by_its_command(call_that_dies_at_first(checker), store.url)
+
+
+def test_the_command_about_a_dead_key_reaches_tables_of_another_name_or_prefix(store):
+    with closing(store.leased()) as checker:
+        freed = freed_by_its_command(call_that_dies_at_first(checker), store.url)
+    assert "If a broker delivered its message, that is a dead letter" in freed.stderr
+
+
+def test_about_a_dead_key_that_no_command_can_reach_the_error_names_none():
+    error = call_that_dies_at_first(MemoryChecker())().error
+    assert error is None or "idempotent keys" not in str(error)
+
+
+def test_commands_find_the_tables_that_the_url_of_a_checker_names(cli, elsewhere):
+    store, schema, table = elsewhere
+    query = {"schema": schema, "table": table, "retention_s": "60"}
+    url = sa.make_url(store.url).update_query_dict(query).render_as_string(hide_password=False)
+    with closing(SqlChecker(store.engine(), table=table, schema=schema)) as checker:
+        checker.protocol.complete(checker.protocol.claim(ClaimRequest(BILLING.key("1"))).claim)
+    for words in (["migrate", "check"], ["migrate", "current"], ["outbox", "stats"], ["gc"]):
+        answer = cli(*words, "--url", url)
+        assert answer.code == 0, (words, answer.out, answer.err)
+    assert "orders.paid:billing:1" in cli("keys", "list", "--url", url).out
+    found = cli("doctor", "--url", url).out
+    assert "0 errors, " in found  # these servers are set up for tests, which is a warning
+    assert f"the outbox {table}_outbox is empty" in found
+    assert cli("gc", "--runs", "--url", url).code == 3
+    assert cli("migrate", "downgrade", "--url", url, "--yes").code == 0
+    lost = cli("migrate", "check", "--url", url)
+    (command,) = COMMAND.findall(lost.out)
+    assert typed(command, store.url).returncode == 0
+    assert cli("migrate", "check", "--url", url).code == 0
+
+
+def test_what_a_finding_says_to_type_names_the_store(cli, sql_store):
+    done(sql_store, BILLING.key("1"))
+    with sql_store.admin_engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {sql_store.table} SET expires_at = fence - 90000000000")
+    (hint,) = [
+        line["hint"] for line in cli("doctor", *at(sql_store), "--json").lines if "expiry" in line["what"]
+    ]
+    (command,) = COMMAND.findall(hint)
+    assert "1 expired key deleted" in typed(command, sql_store.url).stdout
