@@ -21,21 +21,32 @@ def registry_at(reference: str) -> Registry:
     """The registry of `MODULE:registry`; for `MODULE` alone the default one, filled by the import.
 
     Raises:
-        ConfigurationError: the module cannot be imported or has no such registry, or the registry has no consumers.
+        ConfigurationError: the module cannot be imported or has no such registry, the registry has no consumers, or the
+            default one has those of other modules alone, and the module has registries of its own.
     """
     module, name = _module(reference)
-    if name is None:
-        registry = default_registry
+    if name is not None:
+        registry = _attribute(module, name, _named(module, Registry))
+        if not isinstance(registry, Registry):
+            raise ConfigurationError(f"{reference} is not a Registry but a {type(registry).__name__}")
+        own = ""
     else:
-        found = _attribute(module, name, _named(module, Registry))
-        if not isinstance(found, Registry):
-            raise ConfigurationError(f"{reference} is not a Registry but a {type(found).__name__}")
-        registry = found
+        registry = default_registry
+        own = ", ".join(f"{module.__name__}:{each}" for each in _named(module, Registry))
     if not registry.consumers:
-        others = ", ".join(f"{module.__name__}:{each}" for each in _named(module, Registry))
-        hint = f"; it has registries of its own: {others}" if others and name is None else ""
+        hint = f"; it has registries of its own: {own}" if own else ""
         raise ConfigurationError(f"{reference} has no consumers: decorate a handler with @consumer{hint}")
+    if own and all(home_of(consumer) != module.__name__ for consumer in registry.consumers.values()):
+        raise ConfigurationError(
+            f"the default registry has no consumer of {reference}, but those of modules that it imports: "
+            f"{', '.join(sorted(registry.consumers))}. It has registries of its own: {own}"
+        )
     return registry
+
+
+def home_of(consumer: AnyConsumer) -> str:
+    """The module in which a consumer's handler is."""
+    return str(getattr(getattr(consumer, "__wrapped__", None), "__module__", ""))
 
 
 def consumer_at(reference: str) -> tuple[Registry, AnyConsumer]:

@@ -11,7 +11,7 @@ import typer
 
 from idempotent.adapters import adapter_from_url
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.modules import register_checkers, registry_at
+from idempotent.cli.modules import home_of, register_checkers, registry_at
 from idempotent.cli.options import (
     BatchSizeOption,
     BrokerOption,
@@ -27,6 +27,7 @@ from idempotent.cli.options import (
 from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
 from idempotent.cli.terminal.output import emit, note, plain, show_table
 from idempotent.outcomes import Outcome
+from idempotent.registry import Registry
 from idempotent.worker import Worker, WorkerSummary
 
 
@@ -95,7 +96,7 @@ def run(
             redact=redact,
             consumers=consumers,
             health_file=health_file,
-            services=() if quiet else [_announced(consumers or registry.consumers, broker)],
+            services=() if quiet else [_announced(registry, consumers or registry.consumers, broker)],
         )
         summary = worker.run()
     finally:
@@ -123,8 +124,9 @@ def show_summary(summary: WorkerSummary, more: Mapping[str, int], *, as_json: bo
 
 
 @contextmanager
-def _announced(names: Iterable[str], broker: str) -> Iterator[None]:
+def _announced(registry: Registry, names: Iterable[str], broker: str) -> Iterator[None]:
     """Say what is served, once the worker has checked all of it and has begun."""
+    homes = ", ".join(sorted({home_of(registry.consumers[name]) for name in names}))
     served = f"[bold]{plain(', '.join(sorted(names)))}[/bold] from {plain(broker)}"
-    note(f"Serving {served}. Ctrl-C stops.")
+    note(f"Serving {served}, with the handlers of {plain(homes)}. Ctrl-C stops.")
     yield

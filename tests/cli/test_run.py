@@ -61,6 +61,20 @@ def test_what_is_served_is_said_when_it_is_served(cli, shop):
     assert "Serving orders.paid:billing from" in cli(*command).err
 
 
+def test_of_a_module_with_a_registry_of_its_own_no_other_modules_consumers_are_run(cli, shop):
+    (shop / "parked.py").write_text("import shop_consumers\nfrom shop_consumers import mail\n")
+    command = ("--broker", "memory://x?until_empty=true", *CHECKER)
+    refused = cli("run", "parked", *command)
+    assert refused.code == 3
+    assert "no consumer of parked, but those of modules that it imports: orders.paid:billing" in refused.err
+    assert "parked:mail" in refused.err
+    (shop / "all_of_them.py").write_text("import shop_consumers\n")
+    served = cli("run", "all_of_them", *command)
+    assert served.code == 0, served.err
+    assert "Serving orders.paid:billing from memory://x" in served.err
+    assert "the handlers of shop_consumers" in served.err
+
+
 def test_dead_messages_of_a_file_show_in_the_code(cli, shop):
     file = write(shop / "orders.jsonl", ("1", {"bad": True}))
     assert cli("run", "shop_consumers", *broker(file), *CHECKER).code == 1
