@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.root import ExitsWithCode, flow
+from idempotent.cli.root import ExitsWithCode
 from idempotent.cli.terminal.output import emit
 from idempotent.errors import StoreError
 
@@ -55,14 +55,13 @@ def program(name: str, commands: Mapping[Callable[..., object], Sequence[str]]) 
         name=name,
         cls=ExitsWithCode,
         no_args_is_help=True,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,
         # A traceback with local variables would show passwords.
         pretty_exceptions_show_locals=False,
     )
     for function, lines in commands.items():
         examples = (f"{name} {line}" for line in lines)
         app.command(lines[0].split()[0], epilog=epilog(*examples))(function)
-    flow(app)
     return app
 
 

@@ -37,10 +37,11 @@ class ExitCode(IntEnum):
 
 def epilog(*examples: str) -> str:
     """The text below a command's help: examples, then the exit codes."""
-    lines = ["[bold]Examples[/bold]", *(f"[dim]$[/dim] [cyan]{example}[/cyan]" for example in examples)]
     codes = (
         "0 ok, 1 something to look at (rejected, dead, different, not found), 2 usage, 3 configuration, 4 store, "
         "5 broker, 130 Ctrl-C"
     )
-    # An empty paragraph is dropped; typer joins paragraphs with one newline.
-    return "\n\n".join([*lines, f"[bold]Exit codes[/bold] {codes}"])
+    # Click leaves the lines of a paragraph as they are that begins with this character.
+    return "\n".join(
+        ["\b", "Examples:", *(f"  $ {example}" for example in examples), "", f"Exit codes: {codes}"]
+    )

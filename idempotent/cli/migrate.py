@@ -20,7 +20,7 @@ from idempotent.stores.sql.faults import in_own_history
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     help="Create, check and remove the tables of an SQL store. A checker never does it automatically.",
 )
 
@@ -77,7 +77,7 @@ def downgrade(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the tables [bold]with all their keys[/bold]: messages redelivered after that run again.
+    """Remove the tables with all their keys: messages redelivered after that run again.
 
     With --revision remove only what later revisions made, with what is in it.
     """

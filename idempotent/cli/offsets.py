@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Show and set how far the partitions of OffsetCheckers are processed.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 _GREATEST = 2**63 - 1
 

@@ -31,7 +31,7 @@ from idempotent.stores.sql.answers import limit_answers
 app = typer.Typer(
     help="Look at the messages that wait in an outbox, and help those that a broker refuses.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 MessageArgument = Annotated[
     str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import UserDict
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +22,7 @@ from idempotent.errors import IdempotentError, forget_words
 _DEBUG: Final = f"{__name__}.debug"
 _HELP: Final = """The effect of every message happens once, although brokers deliver at least once.
 
-A [bold]checker[/bold] keeps the [bold]keys[/bold] of processed messages in a store: a table of MySQL, MariaDB,
+A checker keeps the keys of processed messages in a store: a table of MySQL, MariaDB,
 PostgreSQL or SQLite, or Redis. Give the store as --url or, once for all commands, as IDEMPOTENT_URL.
 """
 
@@ -118,28 +117,12 @@ def _load(command: Command) -> Any:
     """The command as typer makes it."""
     module, _, attribute = command.target.partition(":")
     target = getattr(import_module(module), attribute)
-    app = typer.Typer(rich_markup_mode="rich")
+    app = typer.Typer(rich_markup_mode=None)
     if isinstance(target, typer.Typer):
         app.add_typer(target, name=command.name)
     else:
         app.command(command.name, epilog=epilog(*cleandoc(command.examples).splitlines()))(target)
-    flow(app)
     return typer.main.get_group(app).commands[command.name]
-
-
-def flow(app: typer.Typer) -> None:
-    """Let the help of every command and subcommand flow to the width of the terminal."""
-    for command in app.registered_commands:
-        if command.help is None and command.callback is not None:
-            command.help = paragraphs(inspect.getdoc(command.callback) or "")
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            flow(group.typer_instance)
-
-
-def paragraphs(text: str) -> str:
-    """The text with each paragraph on one line."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 class ExitsWithCode(TyperGroup):
@@ -174,9 +157,9 @@ class Root(ExitsWithCode):
 app = typer.Typer(
     name="idempotent",
     cls=Root,
-    help=paragraphs(_HELP),
+    help=_HELP,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     # A traceback with local variables would show passwords.
     pretty_exceptions_show_locals=False,
@@ -206,7 +189,7 @@ def root(
             envvar="IDEMPOTENT_CONFIG",
             dir_okay=False,
             show_default=False,
-            help="A TOML file with options: a table for each command, such as \\[run].",
+            help="A TOML file with options: a table for each command, such as [run].",
         ),
     ] = None,
     version: Annotated[

@@ -89,7 +89,7 @@ _DONE = _Change(
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     help="Inspect keys, and decide about those that wait for a person.",
 )
 
