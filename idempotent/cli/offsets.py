@@ -12,7 +12,7 @@ from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
 from idempotent.cli.stores import checker_at
-from idempotent.cli.terminal.output import confirm, count, emit, note, plain, say, show_table, tell
+from idempotent.cli.terminal.output import confirm, count, note, plain, show_rows, tell
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
 
@@ -41,11 +41,7 @@ def show(url: UrlOption, table: TableOption = None, as_json: JsonOption = False)
         }
         for each in found
     ]
-    if as_json:
-        for row in rows:
-            emit(**row)
-    elif not show_table(rows):
-        say("No offsets yet.")
+    show_rows(rows, as_json=as_json, otherwise="No offsets yet.")
 
 
 @app.command(

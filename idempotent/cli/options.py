@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
@@ -116,6 +117,23 @@ ConcurrencyOption: TypeAlias = Annotated[
 ]
 BatchSizeOption: TypeAlias = Annotated[
     int, typer.Option(min=1, metavar="N", help="Messages to claim and complete together.")
+]
+
+
+FailFastOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--fail-fast",
+        help="End immediately if a broker or a store cannot be used, instead of waiting for it.",
+    ),
+]
+HealthFileOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        show_default=False,
+        help="Rewritten every second meanwhile: ready, connecting (no broker), or store (unusable).",
+    ),
 ]
 
 

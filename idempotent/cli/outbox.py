@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,11 +20,10 @@ from idempotent.cli.terminal.output import (
     note,
     say,
     show_record,
-    show_table,
+    show_rows,
     shown,
     tell,
 )
-from idempotent.observe import OutboxStats
 from idempotent.outbox.admin import Listed, OutboxAdmin
 from idempotent.stores.sql.answers import limit_answers
 
@@ -44,31 +43,23 @@ def stats(url: OutboxUrlOption, table: TableOption = None, as_json: JsonOption =
     """Count what waits, and show how old it is and how many relays there are. Exit code 1: messages are held."""
     with _admin(url, table) as (admin, _):
         found = admin.stats()
-    oldest = None if found.oldest_s is None else round(found.oldest_s, 1)
+    values = _rounded(asdict(found))
     if as_json:
-        emit(**{**asdict(found), "oldest_s": oldest})
+        emit(**values)
     else:
-        _show(found, oldest)
+        show_record(values)
+        if not found.relays:
+            say("[yellow]No relay is at work.[/yellow]")
+        if found.idle_relays and found.leases_end_s is not None:
+            say(
+                "[yellow]Relays without a bucket wait for the leases of others[/yellow], unless these renew them."
+            )
     if found.held:
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _show(found: OutboxStats, oldest: float | None) -> None:
-    say(f"{count(found.waiting, 'message')} to publish.")
-    say(f"{count(found.held, 'message')} held, behind {count(found.lanes, 'refused message')}.")
-    if oldest is not None:
-        say(f"The oldest of them was sent {oldest} s ago.")
-    say(f"{count(found.delayed, 'delayed message')}.")
-    say(
-        f"{count(found.relays, 'relay')} at work (one that was killed counts until its lease ends)."
-        if found.relays
-        else "[yellow]No relay is at work.[/yellow]"
-    )
-    if found.idle_relays and found.leases_end_s is not None:
-        say(
-            f"[yellow]{count(found.idle_relays, 'relay')} without a bucket[/yellow], waiting for the leases of others: "
-            f"{found.leases_end_s:.0f} s left, unless these renew them."
-        )
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(each, 1) if isinstance(each, float) else each for name, each in values.items()}
 
 
 @app.command("list", epilog=epilog("idempotent outbox list --held --url sqlite:///app.db"))
@@ -84,11 +75,8 @@ def show_list(
     """List what waits, oldest first."""
     with _admin(url, table) as (admin, retry_it):
         found = admin.listed(limit, held=held)
-    if as_json:
-        for each in found:
-            emit(**asdict(each))
-    elif not show_table(_row(each, retry_it) for each in found):
-        say("Nothing waits." if not held else "Nothing is held.")
+    rows = (asdict(each) if as_json else _row(each, retry_it) for each in found)
+    show_rows(rows, as_json=as_json, otherwise="Nothing is held." if held else "Nothing waits.")
 
 
 def _row(each: Listed, retry_it: str) -> dict[str, object]:
@@ -142,7 +130,7 @@ def show(
     if as_json:
         emit(**values, headers=headers)
         return
-    show_record({name: round(each, 1) if isinstance(each, float) else each for name, each in values.items()})
+    show_record(_rounded(values))
     for name, each in headers.items():
         say(f"header {shown(name)}: {shown(each if isinstance(each, str) else repr(each))}")
     say(f"state: {shown(_state(found[0], retry_it) or 'waits for a relay')}")

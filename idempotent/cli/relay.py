@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,7 +14,14 @@ from idempotent.adapters import adapter_from_url
 from idempotent.adapters.base import Adapter
 from idempotent.cli.configuration import URL_VARIABLE, url_in
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.options import LogFormatOption, LogLevel, LogLevelOption, TableOption
+from idempotent.cli.options import (
+    FailFastOption,
+    HealthFileOption,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    TableOption,
+)
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
 from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
 from idempotent.cli.terminal.output import count, note, plain
@@ -61,22 +67,8 @@ def relay(
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when nothing waits that could be published now.")
     ] = False,
-    fail_fast: Annotated[
-        bool,
-        typer.Option(
-            "--fail-fast",
-            help="End immediately if a broker or the database cannot be used at the start, instead of waiting for it.",
-        ),
-    ] = False,
-    health_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Rewritten every second while the relay runs: ready, connecting (a broker is away), or store (the "
-            "database is away).",
-        ),
-    ] = None,
+    fail_fast: FailFastOption = False,
+    health_file: HealthFileOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +17,8 @@ from idempotent.cli.options import (
     CheckersOption,
     ConcurrencyOption,
     ConsumersOption,
+    FailFastOption,
+    HealthFileOption,
     JsonOption,
     LogFormatOption,
     LogLevel,
@@ -49,21 +50,8 @@ def run(
     drain_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long running handlers have to finish.")
     ] = 20.0,
-    fail_fast: Annotated[
-        bool,
-        typer.Option(
-            "--fail-fast",
-            help="End immediately if the broker or a store cannot be used, instead of waiting for it.",
-        ),
-    ] = False,
-    health_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Rewritten every second while the worker runs: ready, connecting (no broker), or store (unusable).",
-        ),
-    ] = None,
+    fail_fast: FailFastOption = False,
+    health_file: HealthFileOption = None,
     log_level: LogLevelOption = LogLevel.WARNING,
     log_format: LogFormatOption = LogFormat.TEXT,
     redact: Annotated[

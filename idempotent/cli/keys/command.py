@@ -49,6 +49,7 @@ from idempotent.cli.terminal.output import (
     progress,
     say,
     show_record,
+    show_rows,
     show_table,
     tell,
 )
@@ -173,11 +174,7 @@ def stats(
     """Count keys by consumer and state."""
     with _keys_at(url, table, prefix) as checker, progress("counting", quiet=json):
         rows = [*map(stats_json, checker.admin().stats())]
-    if json:
-        for row in rows:
-            emit(**row)
-    elif not show_table(rows):
-        say("No keys yet.")
+    show_rows(rows, as_json=json, otherwise="No keys yet.")
 
 
 @app.command(

@@ -75,6 +75,15 @@ def tell(text: str, *, as_json: bool, **values: Any) -> None:
         say(text)
 
 
+def show_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool, otherwise: str) -> None:
+    """Print rows: for machines a line of JSON each, for people a table, or what to say if there are none."""
+    if as_json:
+        for row in rows:
+            emit(**row)
+    elif not show_table(rows):
+        say(otherwise)
+
+
 def show_table(rows: Iterable[Mapping[str, object]]) -> int:
     """Print rows for people, one a line below the names of the columns. Returns how many there were."""
     rest, number = iter(rows), 0
