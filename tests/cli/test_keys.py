@@ -155,7 +155,10 @@ def test_what_is_still_to_do_about_a_dead_letter_is_said(cli, sqlite_store, word
     dead(sqlite_store, BILLING.key("1"))
     answer = cli("keys", *words, *key, *at(sqlite_store))
     assert answer.code == 0
-    assert "idempotent redrive" in answer.err
+    assert (
+        "If a broker delivered its message, that is a dead letter. To return it: idempotent redrive"
+        in answer.err
+    )
 
 
 def test_doctor_and_show_know_that_a_dead_letter_stays_whose_key_is_gone(cli, sqlite_store):
