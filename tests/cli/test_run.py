@@ -180,7 +180,7 @@ def test_the_log_can_be_read_by_machines(cli, shop, more):
         _, err = child.communicate(timeout=60)
     lines = [json.loads(line) for line in err.decode().splitlines()]
     (dead,) = [line for line in lines if line["event"] == "message_dead"]
-    assert dead["level"] == "warning"
+    assert dead["level"] == "error"
     assert dead["consumer"] == "orders.paid:billing"
     assert dead["message_id"] == "1"
     assert dead["error"] == "ValueError: no such customer"

@@ -110,6 +110,10 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         self._runs: Final = Runs(self.protocol, self.store, self._recorder)
 
     @property
+    def command_options(self) -> str:
+        return self.store.command_options
+
+    @property
     def is_async(self) -> bool:
         return self.store.is_async
 
@@ -300,10 +304,6 @@ class TransactionalSqlChecker(TransactionalBase):
     """
 
     recorder_type = KeyRecorder
-
-    @property
-    def command_options(self) -> str:
-        return self.store.command_options
 
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)

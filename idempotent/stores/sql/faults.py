@@ -320,8 +320,8 @@ def to_create(engine: Engine, table: str, schema: str | None = None) -> str:
 def options_for(engine: Engine, table: str, schema: str | None = None) -> str:
     """The options that name these tables to a command; a schema of None is the one in which the engine finds them."""
     url, schema = engine.get_execution_options().get(LOOKS_ELSEWHERE, (engine.url, schema))
-    dialect = engine.dialect.name
-    known = schema is None or dialect == "sqlite" or (dialect == "mysql" and schema == url.database)
+    by_url = {"sqlite": schema, "postgresql": None}.get(engine.dialect.name, url.database)
+    known = schema is None or schema == by_url
     where = shlex.quote(table if known else f"{schema}.{table}")
     return f"--url {url_word(url.render_as_string(hide_password=False))} --table {where}"
 
