@@ -116,7 +116,7 @@ def claims_in_memory():
 def starts_renewing():
     checker = MemoryChecker()
     keeper = checker.protocol._keeper
-    return keeper._start_lock, lambda: (keeper.hold([Claim(NO_KEY, 1)]), checker.close())
+    return keeper._repeating._lock, lambda: (keeper.hold([Claim(NO_KEY, 1)]), checker.close())
 
 
 def stops_renewing():

@@ -21,6 +21,7 @@ from idempotent.adapters.rabbitmq.server import Server, server_at
 from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology, delay_queues, looks_count, say_deleted
 from idempotent.adapters.reconnecting import RECONNECT, Reconnecting, describe
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
 from idempotent.logs import EventLog
@@ -407,8 +408,7 @@ class Keeper:
         self._is_first = True
         self._refused: set[str] = set()
         self._looks = 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idempotent-keeper", daemon=True)
+        self._thread = RepeatingThread(self._look_if_it_answers, "idempotent-keeper", _LOOK_EVERY_S)
 
     def start(self) -> None:
         """Start the thread. Its first look is after five minutes: a worker that ends sooner looks at no queue."""
@@ -416,18 +416,16 @@ class Keeper:
 
     def stop(self) -> None:
         """Look no more."""
-        self._stopped.set()
-        self._thread.join(_KEEPER_STOP_S)
+        self._thread.stop(_KEEPER_STOP_S)
 
     # In the keeper's thread
 
-    def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_EVERY_S):
-            try:
-                self._look()
-            except LOST as error:
-                # The adapter says so itself when the broker is down.
-                log.debug("queues_not_kept", extra={"broker": self._server.where, "error": describe(error)})
+    def _look_if_it_answers(self) -> None:
+        try:
+            self._look()
+        except LOST as error:
+            # The adapter says so itself when the broker is down.
+            log.debug("queues_not_kept", extra={"broker": self._server.where, "error": describe(error)})
 
     def _look(self) -> None:
         """Use each queue once. Raises AMQPError or OSError when the broker cannot be reached."""
@@ -435,7 +433,7 @@ class Keeper:
         connection: Any = None
         try:
             for queue in sorted(names - self._refused):
-                if self._stopped.is_set():
+                if not self._thread.runs:
                     return
                 if connection is None or not connection.is_open:
                     connection = self._server.connect(self._looks)

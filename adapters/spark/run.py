@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
@@ -20,6 +21,7 @@ from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.session import batch_number, new_counters, refuse_streaming
 from idempotent.adapters.spark.staging import Output
 from idempotent.adapters.spark.tasks.handle import RunHandle, checked_chunk, refuse_divert
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import ConfigurationError, IdempotentError, RunFencedError, StoreError
 from idempotent.logs import EventLog
 from idempotent.validation import choice, flag, seconds
@@ -57,11 +59,11 @@ class IdempotentRun:
     aborted by a person who has checked that none of its output is published.
     """
 
-    def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, lease: _RunLease) -> None:
+    def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, renewals: RepeatingThread) -> None:
         """Called by `begin`, which applications use."""
         self._ledger = ledger
         self._handle = handle
-        self._lease = lease
+        self._renewals = renewals
         self._attempt = f"{row.ref.token}-{row.prepared or row.ref.epoch}"
         self._output = Output(row.ref, row.manifest)
         self._frames: dict[str, int] = {}
@@ -124,11 +126,13 @@ class IdempotentRun:
                 takeover=takeover,
             )
             handle = RunHandle(store, row.ref, conflict, wait_s, lease_s, chunk, new_counters(row.ref.token))
-            lease = _RunLease(ledger, row.ref, lease_s)
+            work = partial(_renew, ledger, row.ref, lease_s)
+            renewals = RepeatingThread(work, "idempotent-run-lease", lease_s / _TIMES_A_LEASE)
+            renewals.start()
         except BaseException:
             ledger.close()
             raise
-        return cls(ledger, row, handle, lease)
+        return cls(ledger, row, handle, renewals)
 
     # What it is, and what this attempt has done
 
@@ -337,7 +341,7 @@ class IdempotentRun:
 
     def close(self) -> None:
         """End the lease, so that the next driver need not wait, and close the connection. The run keeps its state."""
-        self._lease.stop()
+        self._renewals.stop(None)
         # If the store does not answer, the lease ends in time.
         with suppress(StoreError):
             self._ledger.end_lease(self._handle.ref)
@@ -358,38 +362,15 @@ class IdempotentRun:
         self.close()
 
 
-class _RunLease:
-    """Renews a run's lease three times a lease until it is stopped.
-
-    Args:
-        ledger: the run's ledger, which is safe for threads.
-        ref: the run.
-        lease_s: seconds of one lease.
-    """
-
-    def __init__(self, ledger: RunLedger, ref: RunRef, lease_s: float) -> None:
-        """Start the thread."""
-        self._ledger = ledger
-        self._ref = ref
-        self._lease_s = lease_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idempotent-run-lease", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop renewing, and wait for the thread."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._lease_s / _TIMES_A_LEASE):
-            try:
-                self._ledger.renew(self._ref, self._lease_s)
-            except IdempotentError as error:
-                # A driver that was fenced meanwhile learns it at its next step.
-                log.warning("run_not_renewed", extra={"run": str(self._ref), "error": str(error)})
-                if isinstance(error, RunFencedError):
-                    return
+def _renew(ledger: RunLedger, ref: RunRef, lease_s: float) -> bool:
+    """Renew a run's lease. False: another driver has the run."""
+    try:
+        ledger.renew(ref, lease_s)
+    except IdempotentError as error:
+        # A driver that was fenced meanwhile learns it at its next step.
+        log.warning("run_not_renewed", extra={"run": str(ref), "error": str(error)})
+        return not isinstance(error, RunFencedError)
+    return True
 
 
 def collect(ledger: RunLedger, store: StoreConfig) -> None:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from idempotent.checkers.side_calls import RepeatingThread
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import Claim
 from idempotent.errors import StoreBusyError, StoreError
-from idempotent.forks import free_in_child, generation
+from idempotent.forks import generation
 from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
 from idempotent.observe.counting import CountEvent
@@ -80,8 +80,7 @@ class LeaseKeeper:
         self._count = count
         self._patience_s = max(lease_s * _PATIENCE, _SHORTEST_PATIENCE_S)
         self._held: dict[Claim, Since] = {}
-        self._repeating: RepeatingThread | None = None
-        self._start_lock = free_in_child(threading.Lock())
+        self._repeating = RepeatingThread(self._round, "idempotent-leases", lease_s / 3)
         self._hanging: list[threading.Thread] = []
         self._refused_at = -math.inf
         """When a renewal last failed, or got no answer, by the monotonic clock."""
@@ -96,8 +95,8 @@ class LeaseKeeper:
         since = [time.monotonic()]
         for claim in claims:
             held[claim] = since
-        if self._repeating is None and claims:
-            self._start()
+        if claims:
+            self._repeating.start()
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Renew these no longer."""
@@ -115,34 +114,25 @@ class LeaseKeeper:
     def close(self) -> None:
         """Stop renewing everything."""
         self._held.clear()
-        with self._start_lock:
-            if self._repeating is not None:
-                self._repeating.stop()
-                self._repeating = None  # a claim that is held after this starts new ones
+        self._repeating.stop()  # a claim that is held after this starts it again
 
     def _forget_parent(self) -> None:
-        # After fork() the thread is gone and the claims are the parent's.
+        # After fork() the claims are the parent's.
         self._held = {}
-        self._repeating = None
         self._hanging = []
         self._generation = generation.number  # last: until then every thread repeats this
 
-    def _start(self) -> None:
-        with self._start_lock:
-            if self._repeating is None:
-                self._repeating = RepeatingThread(self._round, "idempotent-leases", self._lease_s / 3)
-
-    def _round(self) -> bool:
+    def _round(self) -> None:
         """Renew all leases, in another thread if the first one gets no answer."""
         while self._held:
             self._hanging = [thread for thread in self._hanging if thread.is_alive()]
             if len(self._hanging) >= _MAX_HANGING:
-                return True
+                return
             renewal = threading.Thread(target=self._renew_all, name="idempotent-renewal", daemon=True)
             renewal.start()
             renewal.join(self._patience_s)
             if not renewal.is_alive():
-                return True
+                return
             self._hanging.append(renewal)
             self._refused_at = time.monotonic()
             log.error(
@@ -150,11 +140,10 @@ class LeaseKeeper:
                 extra={"claims": len(self._held), "waited_s": round(self._patience_s, 1)},
             )
             self._reconnect()
-        return True
 
     def _renew_all(self) -> None:
         self._renew_part(list(self._held.items()), time.monotonic() + self._lease_s / 3)
-        if self._repeating is None:  # closed meanwhile: a connection that was made for this would stay open
+        if not self._repeating.runs:  # closed meanwhile: a connection that was made for this would stay open
             self._reconnect()
 
     def _renew_part(self, held: Sequence[tuple[Claim, Since]], until: float) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from idempotent.checkers.side_calls import RepeatingThread
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import Claim, Completion, Decision, Failure, Verdict
 from idempotent.errors import StoreError
 from idempotent.forks import free_in_child, generation
@@ -85,7 +85,7 @@ class OwedSteps:
         self._count = count
         self.steps: dict[bytes, Step] = {}
         self._lock: Final = free_in_child(threading.Lock())
-        self._repeating: RepeatingThread | None = None
+        self._repeating = RepeatingThread(self._round, "idempotent-owed", _RETRY_S)
         self._refused = LogThrottle()
         self._generation = generation.number
 
@@ -111,8 +111,8 @@ class OwedSteps:
                 elif len(self.steps) < _MOST_UNANSWERED:
                     # What is known of the key's owner comes first: the claim of another one did not get the key.
                     self.steps.setdefault(step.claim.key.hash, step)
-            if self._repeating is None and self.steps:
-                self._repeating = RepeatingThread(self._round, "idempotent-owed", _RETRY_S)
+            if self.steps:
+                self._repeating.start()
         completions = sum(isinstance(step, Completion) for step in steps)
         if completions:
             log.warning("completion_not_recorded", extra={"keys": completions})
@@ -156,20 +156,15 @@ class OwedSteps:
     def close(self) -> None:
         """Offer every step once more, for a few seconds at most, and stop the thread."""
         self.offer_all(_CLOSE_S)
-        with self._lock:
-            if self._repeating is not None:
-                self._repeating.stop()
-                self._repeating = None
+        self._repeating.stop()
 
-    def _round(self) -> bool:
+    def _round(self) -> None:
         self.offer_all()
-        with self._lock:
-            is_closed = self._repeating is None
-            if not self.steps:
-                self._repeating = None  # the next one that is remembered starts new ones
-        if is_closed:  # a connection that was made for this would stay open
+        if not self._repeating.runs:  # closed meanwhile: a connection that was made for this would stay open
             self._reconnect()
-        return bool(self.steps)
+        with self._lock:
+            if not self.steps:
+                self._repeating.stop()  # the next one that is remembered starts it again
 
     def _offer(self, step: Step, *more: Unanswered) -> StoreError | None:
         """Offer a step, or several claims without an answer together. Returns why the store did not record it."""
@@ -209,9 +204,8 @@ class OwedSteps:
                 log.warning("release_not_recorded", extra=extra)
 
     def _forget_parent(self) -> None:
-        # After fork() the thread is gone and the steps are the parent's.
+        # After fork() the steps are the parent's.
         self.steps = {}
-        self._repeating = None
         self._generation = generation.number
 
 

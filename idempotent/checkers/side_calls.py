@@ -1,4 +1,4 @@
-"""Threads beside those of callers: SideThreads make the SideCalls that tasks await, a RepeatingThread repeats one."""
+"""Threads beside those of callers: SideThreads make the SideCalls that tasks await."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -229,34 +228,3 @@ def _run(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         function(*arguments)
     except Exception as error:
         log.exception("side_call_failed", extra={"error": described(error)})
-
-
-class RepeatingThread:
-    """Calls `work` every `interval_s` seconds in a daemon thread, which starts now.
-
-    It ends when `work` returns False, when `stop` is called, and when the object of the method is collected.
-
-    Args:
-        work: a bound method, kept by a weak reference.
-        name: the thread's name.
-        interval_s: seconds before each round.
-    """
-
-    def __init__(self, work: Callable[[], bool], name: str, interval_s: float) -> None:
-        self._stopped: Final = free_in_child(threading.Event())
-        arguments = (weakref.WeakMethod(work), self._stopped, interval_s)
-        threading.Thread(target=_repeat, args=arguments, name=name, daemon=True).start()
-
-    def stop(self) -> None:
-        """Start no more rounds."""
-        self._stopped.set()
-
-
-def _repeat(
-    work_ref: weakref.WeakMethod[Callable[[], bool]], stopped: threading.Event, interval_s: float
-) -> None:
-    while not stopped.wait(interval_s):
-        work = work_ref()
-        if work is None or not work():
-            return
-        del work

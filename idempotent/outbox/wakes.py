@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from idempotent.forks import generation
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.cursor import DriverConnection, execute, query
 
@@ -32,41 +32,24 @@ class Notifier:
     def __init__(self, store: OutboxStore, channel: str) -> None:
         self._store = store
         self._channel = channel
-        self._begin()
-
-    def _begin(self) -> None:
-        self._generation = generation.number
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = RepeatingThread(self._notify, "idempotent-notifier", None)
 
     def tell(self) -> None:
         """Notify soon, from any thread. Does no I/O."""
-        if self._generation != generation.number:
-            self._begin()  # after fork() the thread is the parent's
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="idempotent-notifier", daemon=True)
-            self._thread.start()
-        self._wanted.set()
+        self._thread.start()
+        self._thread.wake()
 
     def close(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-        self._wanted.set()
-        if self._thread is not None and self._generation == generation.number:
-            self._thread.join(_LAST_WAIT_S)
+        """End the thread. A later `tell` starts it again."""
+        self._thread.stop(_LAST_WAIT_S)
 
-    def _run(self) -> None:
-        wanted, stopped = self._wanted, self._stopped
-        while wanted.wait() and not stopped.is_set():
-            wanted.clear()
-            pause_s = _PAUSE_S
-            try:
-                statement = self._store.connections.dialect.markers("SELECT pg_notify(?, '')")
-                self._store.connections.run(query, statement, (self._channel,))
-            except Exception:  # relays also look by themselves
-                pause_s = _AGAIN_S
-            stopped.wait(pause_s)
+    def _notify(self) -> None:
+        self._thread.pause_s = _PAUSE_S
+        try:
+            statement = self._store.connections.dialect.markers("SELECT pg_notify(?, '')")
+            self._store.connections.run(query, statement, (self._channel,))
+        except Exception:  # relays also look by themselves
+            self._thread.pause_s = _AGAIN_S
 
 
 class Listener:
@@ -82,32 +65,28 @@ class Listener:
         self._store = store
         self._channel = channel
         self._wake = wake
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idempotent-listener", daemon=True)
+        self._thread = RepeatingThread(self._listen_until_lost, "idempotent-listener", _AGAIN_S)
         self._thread.start()
+        self._thread.wake()
 
     def stop(self) -> None:
         """End the thread, which gives its connection back."""
-        self._stopped.set()
-        self._thread.join(_LAST_WAIT_S)
+        self._thread.stop(_LAST_WAIT_S)
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._store.connections.run(self._listen)
-            except Exception:  # the relay finds what waits by itself, and tells that the database is away
-                self._stopped.wait(_AGAIN_S)
+    def _listen_until_lost(self) -> None:
+        with suppress(Exception):  # the relay finds what waits by itself, and tells that the database is away
+            self._store.connections.run(self._listen)
 
     def _listen(self, driver: DriverConnection) -> None:
         quoted = self._store.connections.dialect.quoted(self._channel)
         execute(driver, f"LISTEN {quoted}", many=True)
         self._wake()  # messages may have committed before this connection listened
-        while not self._stopped.is_set():
+        while self._thread.runs:
             began = time.monotonic()
             for _ in driver.raw.notifies(timeout=_LOOK_S, stop_after=1):
                 self._wake()
             if time.monotonic() - began < _PAUSE_S:
-                self._stopped.wait(_PAUSE_S)
+                time.sleep(_PAUSE_S)
         execute(driver, f"UNLISTEN {quoted}", many=True)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Final, Self
 
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreBusyError, StoreUnavailableError
 from idempotent.keys import KeySpace
@@ -67,9 +68,10 @@ class StoreWatch:
         self._asked: AbstractIdempotentChecker | None = None
         self._lock = threading.Lock()
         self._has_asked = threading.Event()
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idempotent-stores", daemon=True)
+        # Asked more often, a store in trouble does not recover sooner.
+        self._thread = RepeatingThread(
+            self._ask_all, "idempotent-stores", interval_s=0.0, pause_s=_EVERY_WHILE_DOWN_S
+        )
 
     @property
     def ready(self) -> bool:
@@ -79,7 +81,7 @@ class StoreWatch:
     def suspect(self, checker: AbstractIdempotentChecker) -> None:
         """Ask this checker's store soon, with a claim: a message found it unavailable. From any thread."""
         self._suspects.add(checker)
-        self._wanted.set()
+        self._thread.wake()
 
     def __enter__(self) -> Self:
         """Wait for the first answers.
@@ -90,33 +92,24 @@ class StoreWatch:
         self._thread.start()
         answered = self._has_asked.wait(_ANSWER_S)
         if self._fail_fast and not self.ready:
-            self._stopped.set()
+            self._thread.stop()
             raise next(iter(self._errors.values())) if answered else _silent()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._stopped.set()
-        self._wanted.set()
-        self._thread.join(_LAST_WAIT_S)
+        self._thread.stop(_LAST_WAIT_S)
 
-    def _run(self) -> None:
-        while True:
-            for checker in self._checkers:
-                # The question itself may wait for as long as the store is silent.
-                late = threading.Timer(_ANSWER_S, self._note_late, (checker,))
-                late.daemon = True
-                self._asked = checker
-                late.start()
-                self._ask(checker)
-                late.cancel()
-            self._has_asked.set()
-            # Asked more often, a store in trouble does not recover sooner.
-            self._stopped.wait(_EVERY_WHILE_DOWN_S)
-            if not self._errors:
-                self._wanted.wait(_EVERY_S - _EVERY_WHILE_DOWN_S)
-            if self._stopped.is_set():
-                return
-            self._wanted.clear()
+    def _ask_all(self) -> None:
+        for checker in self._checkers:
+            # The question itself may wait for as long as the store is silent.
+            late = threading.Timer(_ANSWER_S, self._note_late, (checker,))
+            late.daemon = True
+            self._asked = checker
+            late.start()
+            self._ask(checker)
+            late.cancel()
+        self._has_asked.set()
+        self._thread.interval_s = 0.0 if self._errors else _EVERY_S - _EVERY_WHILE_DOWN_S
 
     def _ask(self, checker: AbstractIdempotentChecker) -> None:
         failed: Exception | None = None
@@ -151,7 +144,7 @@ class StoreWatch:
 
     def _note_late(self, checker: AbstractIdempotentChecker) -> None:
         with self._lock:
-            if self._asked is checker and not self._stopped.is_set():
+            if self._asked is checker and self._thread.runs:
                 self._note(checker, _silent())
 
     def _note(self, checker: AbstractIdempotentChecker, error: Exception) -> None:
@@ -182,27 +175,23 @@ class ExpiredKeys:
         """Start nothing yet."""
         self._checkers = tuple(checkers)
         self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idempotent-gc", daemon=True)
+        self._thread = RepeatingThread(self._delete_all, "idempotent-gc", interval_s)
 
     def __enter__(self) -> None:
         if self._interval_s is not None:
+            # Workers that start together must not query the store together.
+            self._thread.interval_s = min(_FIRST_AFTER_S, self._interval_s) * random.uniform(0.5, 1.0)
             self._thread.start()
 
     def __exit__(self, *_error: object) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            # Its batches are short. If one takes longer, the lock in the store ends with its lease.
-            self._thread.join(_LAST_WAIT_S)
+        # Its batches are short. If one takes longer, the lock in the store ends with its lease.
+        self._thread.stop(_LAST_WAIT_S)
 
-    def _run(self) -> None:
+    def _delete_all(self) -> None:
         assert self._interval_s is not None
-        # Workers that start together must not query the store together.
-        wait_s = min(_FIRST_AFTER_S, self._interval_s) * random.uniform(0.5, 1.0)
-        while not self._stopped.wait(wait_s):
-            for checker in self._checkers:
-                self._delete(checker)
-            wait_s = self._interval_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+        for checker in self._checkers:
+            self._delete(checker)
+        self._thread.interval_s = self._interval_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     def _delete(self, checker: AbstractIdempotentChecker) -> None:
         try:

@@ -685,15 +685,15 @@ FAULTS: Final = (
     Fault(
         "a renewal that ends after close() leaves its connection open",
         "idempotent/checkers/leases.py",
-        "if self._repeating is None:  # closed meanwhile",
+        "if not self._repeating.runs:  # closed meanwhile",
         "if False:  # closed meanwhile",
         "tests/guarantees/test_closing.py -k 'renewal and sqlite'",
     ),
     Fault(
         "a retry that ends after close() leaves its connection open",
         "idempotent/checkers/owed.py",
-        "if is_closed:  # a connection",
-        "if False:  # a connection",
+        "if not self._repeating.runs:  # closed meanwhile",
+        "if False:  # closed meanwhile",
         "tests/guarantees/test_closing.py -k 'retry and sqlite'",
     ),
     Fault(
@@ -765,6 +765,20 @@ FAULTS: Final = (
         "        if not held:\n            return\n",
         "        return\n",
         f"{_CONTRACT}/test_memory.py -k test_claims_in_flight_are_renewed",
+    ),
+    Fault(
+        "an error ends what is renewed or asked at intervals",
+        "idempotent/checkers/repeating.py",
+        "            return True\n",
+        "            return False\n",
+        "tests/checkers/test_repeating.py -k raises",
+    ),
+    Fault(
+        "what was stopped is not renewed when it starts again",
+        "idempotent/checkers/repeating.py",
+        "                self._begin()\n",
+        "",
+        "tests/checkers/test_repeating.py -k starts_again",
     ),
     Fault(
         "a renewal without an answer blocks all others",

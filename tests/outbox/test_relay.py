@@ -330,3 +330,21 @@ def test_it_waits_for_its_tables_and_goes_on(outbox, send, waiting, tables, sql_
 def test_wrong_options_are_refused(outbox, publisher, options, error):
     with pytest.raises(ConfigurationError, match=error):
         Relay(outbox, Picky() if publisher is None else publisher, **options)
+
+
+@pytest.mark.slow
+def test_a_relay_that_runs_once_more_renews_its_leases(outbox, send, waiting):
+    """The broker does not answer for three leases, and another relay looks for buckets to take over."""
+    adapter, other_adapter = Silent(), Picky()
+    again = relay(outbox, adapter, lease_s=1.0)
+    with again:
+        pass
+    send(0)
+    with again:
+        assert adapter.asked.wait(60)
+        with relay(outbox, other_adapter, lease_s=1.0):
+            time.sleep(3.0)
+            assert other_adapter.bodies == []
+            adapter.answer.set()
+            until(lambda: not waiting())
+    assert adapter.bodies == ["0"]

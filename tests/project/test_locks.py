@@ -19,7 +19,6 @@ PLAIN: Final[Mapping[str, str]] = {
     f"{PACKAGE}.adapters.spark.tasks.handlers._Renewal": "a task makes it, and forks nothing",
     f"{PACKAGE}.checkers.combining.combiner.CallQueue": "a child makes a new line, in Combiner._current",
     f"{PACKAGE}.checkers.combining.waiters.ThreadWaiter": "of one thread, which a child does not have",
-    f"{PACKAGE}.outbox.relays.relay.Watch": "a child does not go on with the relay",
     f"{PACKAGE}.testing.proxy.Proxy": "a child does not go on with the proxy",
     f"{PACKAGE}.worker.handlers.tasks.HandlerTasks": _WORKER,
     f"{PACKAGE}.worker.handlers.threads.HandlerThreads": _WORKER,

@@ -19,6 +19,7 @@ from idempotent.adapters.spark.ledger.run_claims import Verdict
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for, refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import ConfigurationError, RunConflictError, StoreError
 from idempotent.logs import EventLog
 
@@ -137,8 +138,7 @@ class _Renewal:
         self._lease_s = lease_s
         self._safe_until = time.monotonic() + lease_s - lease_s / _TIMES_A_LEASE
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idempotent-renewal", daemon=True)
+        self._thread = RepeatingThread(self._renew_or_say, "idempotent-renewal", lease_s / _TIMES_A_LEASE)
 
     def __enter__(self) -> Self:
         """Start the thread."""
@@ -173,17 +173,14 @@ class _Renewal:
 
     def stop(self) -> None:
         """Stop renewing, and wait for the thread."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop(None)
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self._lease_s / _TIMES_A_LEASE):
-            try:
-                self._renew()
-            except StoreError as error:
-                # The next renewal may succeed; until then `holds` asks the store.
-                log.warning("claims_not_renewed", extra={"error": str(error)})
+    def _renew_or_say(self) -> None:
+        try:
+            self._renew()
+        except StoreError as error:
+            # The next renewal may succeed; until then `holds` asks the store.
+            log.warning("claims_not_renewed", extra={"error": str(error)})
 
     def _renew(self) -> None:
         with self._lock:

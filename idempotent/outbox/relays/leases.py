@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
@@ -55,13 +55,11 @@ class BucketLeases:
         self._next_look = 0.0
         self._slot = 0
         self._told = LogThrottle()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._renewals = RepeatingThread(self._renew, "idempotent-relay-leases", lease_s / 3)
 
     def start(self) -> None:
         """Begin to renew."""
-        self._thread = threading.Thread(target=self._renew, name="idempotent-relay-leases", daemon=True)
-        self._thread.start()
+        self._renewals.start()
 
     @property
     def buckets(self) -> set[int]:
@@ -77,9 +75,7 @@ class BucketLeases:
 
     def stop(self) -> None:
         """Give all buckets back. Never raises."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(self._lease_s)
+        self._renewals.stop(self._lease_s)
         self._buckets = set()
         if not self._slot:  # it never reached the database
             return
@@ -146,13 +142,12 @@ class BucketLeases:
             )
 
     def _renew(self) -> None:
-        while not self._stopped.wait(self._lease_s / 3):
-            try:
-                self._store.renew(self._owner, self._lease_us)
-            except Exception as error:  # the next round tries again
-                more = self._told.take()
-                if more is not None:
-                    log.warning("relay_renewal_failed", extra={"error": str(error), "more": more})
+        try:
+            self._store.renew(self._owner, self._lease_us)
+        except Exception as error:  # the next round tries again
+            more = self._told.take()
+            if more is not None:
+                log.warning("relay_renewal_failed", extra={"error": str(error), "more": more})
 
 
 def share_of(relays: int) -> int:

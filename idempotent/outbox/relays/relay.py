@@ -12,7 +12,7 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from idempotent.checkers.side_calls import RepeatingThread
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.counting import outboxes
@@ -152,8 +152,8 @@ class Relay:
                 opened.result()
             self._watch.start()
             running.callback(self._watch.stop)
-            self._survey.start()
-            running.callback(self._survey.stop)
+            self._survey.thread.start()
+            running.callback(self._survey.thread.stop)
             if can_listen(self._outbox.store):
                 listener = Listener(self._outbox.store, self._outbox.channel, self._outbox.committed.set)
                 running.callback(listener.stop)
@@ -215,18 +215,9 @@ class Survey:
         self._names = names
         self._observers = observers
         self._next_measure = self._next_others = 0.0
-        self._repeating: RepeatingThread | None = None
+        self.thread: Final = RepeatingThread(self._work, "idempotent-relay-survey", _LOOK_S)
 
-    def start(self) -> None:
-        """Begin."""
-        self._repeating = RepeatingThread(self._work, "idempotent-relay-survey", _LOOK_S)
-
-    def stop(self) -> None:
-        """Begin no more."""
-        if self._repeating is not None:
-            self._repeating.stop()
-
-    def _work(self) -> bool:
+    def _work(self) -> None:
         now = time.monotonic()
         with suppress(StoreError):  # the destinations tell that the database is away
             if now >= self._next_measure:
@@ -235,7 +226,6 @@ class Survey:
             if now >= self._next_others:
                 self._next_others = now + _OTHERS_S
                 self._look_for_others()
-        return True
 
     def _look_for_others(self) -> None:
         other = self._outbox.store.other_destination(self._names)
@@ -255,31 +245,23 @@ class Watch:
     def __init__(self, destinations: Sequence[DestinationRelay], health: HealthFile | None) -> None:
         self._destinations = destinations
         self._health = health
-        self._repeating: RepeatingThread | None = None
-        self._lock = threading.Lock()  # a look that is under way must not make the file again
-        self._ended = False
+        self._thread = RepeatingThread(self._look, "idempotent-relay-watch", _LOOK_S)
 
     def start(self) -> None:
         """Begin."""
-        self._ended = False
         self._look()
-        self._repeating = RepeatingThread(self._look, "idempotent-relay-watch", _LOOK_S)
+        self._thread.start()
 
     def stop(self) -> None:
         """End, and remove the health file."""
-        if self._repeating is not None:
-            self._repeating.stop()
-        with self._lock:
-            self._ended = True
-            if self._health is not None:
-                self._health.remove()
+        self._thread.stop(None)  # a look that is under way must not make the file again
+        if self._health is not None:
+            self._health.remove()
 
-    def _look(self) -> bool:
+    def _look(self) -> None:
         words = [self._word(each) for each in self._destinations]
-        with self._lock:
-            if self._health is not None and None not in words and not self._ended:
-                self._health.beat(next(word for word in (STORE, CONNECTING, READY) if word in words))
-        return not self._ended
+        if self._health is not None and None not in words:
+            self._health.beat(next(word for word in (STORE, CONNECTING, READY) if word in words))
 
     def _word(self, destination: DestinationRelay) -> str | None:
         """How a destination is; None: it is stuck."""

@@ -15,6 +15,7 @@ from itertools import takewhile
 from types import FrameType
 from typing import Final, cast
 
+from idempotent.checkers.repeating import RepeatingThread
 from idempotent.consumer import AsyncConsumer
 from idempotent.logs import EventLog
 from idempotent.outcomes import Outcome, Result
@@ -249,10 +250,10 @@ class LoopWatch:
         self._place = place
         self._limit_s = limit_s
         self._consumers = consumers
-        self._stopped = threading.Event()
-        self._answered = threading.Event()
+        self._asked: float | None = None
+        """When it last asked; None: it has the answer."""
         self._silent_until = 0.0
-        self._thread = threading.Thread(target=self._run, name="idempotent-loop-watch", daemon=True)
+        self._thread = RepeatingThread(self._look, "idempotent-loop-watch", limit_s / _ASKED_PER_LIMIT)
 
     def start(self) -> None:
         """Start the thread."""
@@ -260,20 +261,24 @@ class LoopWatch:
 
     def stop(self) -> None:
         """End the thread."""
-        self._stopped.set()
-        self._answered.set()
-        self._thread.join()
+        self._thread.stop(None)
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self._limit_s / _ASKED_PER_LIMIT):
-            self._answered = answered = threading.Event()
-            asked = time.monotonic()
-            try:
-                self._place.loop.call_soon_threadsafe(answered.set)
-            except RuntimeError:  # closed
-                return
-            while not self._stopped.is_set() and not answered.wait(self._limit_s):
-                self._log(time.monotonic() - asked)
+    def _look(self) -> bool:
+        asked = self._asked
+        if asked is not None:
+            blocked_s = time.monotonic() - asked
+            if blocked_s >= self._limit_s:
+                self._log(blocked_s)
+            return True
+        self._asked = time.monotonic()
+        try:
+            self._place.loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # closed
+            return False
+        return True
+
+    def _answer(self) -> None:
+        self._asked = None
 
     def _log(self, blocked_s: float) -> None:
         now = time.monotonic()
