@@ -199,12 +199,8 @@ class RunTable:
         self._insert = text(
             f"INSERT INTO {self.name}"
             " (token, run_hash, generation, k, state, epoch, fingerprint, retention, began_at, update_at, lease_until)"
-            f" VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {retention_us}, {now}, {now}, {now} + ?) "
-            + (
-                "ON DUPLICATE KEY UPDATE token = token"
-                if dialect.name == "mysql"
-                else "ON CONFLICT DO NOTHING"
-            )
+            f" VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {retention_us}, {now}, {now}, {now} + ?)"
+            f" {dialect.if_stored(column='token', any_key=True)}"
         )
         lock = "" if dialect.name == "sqlite" else " FOR UPDATE"
         self._lock: Final = text(f"SELECT token FROM {self.name} WHERE token = ?{lock}")

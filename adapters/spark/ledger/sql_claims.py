@@ -240,11 +240,8 @@ class InsertIfAbsent:
         self._table = table
         self._columns = columns
         self._condition = condition
-        self._conflict = {
-            Conflict.RETURNS_NEW: f"ON CONFLICT (key_hash) DO NOTHING RETURNING {answer}",
-            Conflict.RETURNS_ALL: f"ON DUPLICATE KEY UPDATE key_hash = {table}.key_hash RETURNING {answer}",
-            Conflict.SILENT: f"ON DUPLICATE KEY UPDATE key_hash = {table}.key_hash",
-        }[dialect.conflict]
+        returning = "" if dialect.conflict is Conflict.SILENT else f" RETURNING {answer}"
+        self._conflict = f"{dialect.if_stored()}{returning}"
         self._answer = f"SELECT {answer} FROM {table} WHERE key_hash IN "
         self._insert = lru_cache(maxsize=64)(self._insert_rows)
         self._reads: Final = lru_cache(maxsize=64)(self._read_keys)

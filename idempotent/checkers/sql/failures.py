@@ -57,17 +57,16 @@ class FailureTable:
             f" VALUES ({now}, ?, ?, ?, ?, {now} + {retention_us})"
         )
         changes = f"update_at = {now}, expires_at = {now} + {retention_us}"
-        mysql = dialect.name == "mysql"
-        on_conflict = "ON DUPLICATE KEY UPDATE" if mysql else "ON CONFLICT (key_hash) DO UPDATE SET"
-        column = "attempts" if mysql else f"{name}.attempts"
+        column = "attempts" if dialect.name == "mysql" else f"{name}.attempts"
         # The number that an earlier try of the same transaction reached: it has committed, and its answer was lost.
         more = f"CASE WHEN {column} = ? THEN 0 ELSE ? END"
-        self._upsert = text(f"{insert} {on_conflict} attempts = {column} + {more}, last_error = ?, {changes}")
+        upsert = dialect.if_stored(f"attempts = {column} + {more}, last_error = ?, {changes}")
+        self._upsert = text(f"{insert} {upsert}")
         self._insert_starts = (
             f"INSERT INTO {name} (key_hash, k, last_error, attempts, update_at, expires_at) VALUES "
         )
         self._start = f"(?, ?, ?, {{starts}}, {now}, {now} + {retention_us})"
-        self._start_again = f"{on_conflict} attempts = {{starts}}, {changes}"
+        self._start_again = dialect.if_stored(f"attempts = {{starts}}, {changes}")
         self._end_starts = f"DELETE FROM {name} WHERE key_hash IN "
         self._undo_start = text(f"UPDATE {name} SET attempts = ? WHERE key_hash = ? AND attempts = ?")
         self._counts = f"SELECT key_hash, attempts FROM {name} WHERE key_hash IN "

@@ -65,11 +65,9 @@ class OffsetTable:
         name = dialect.located(offsets_name(table))
         self._returns = dialect.name == "postgresql"
         text, now = dialect.markers, dialect.now_us
-        conflict = "ON DUPLICATE KEY UPDATE key_hash = key_hash"
-        if dialect.name != "mysql":
-            conflict = "ON CONFLICT (key_hash) DO NOTHING"
         self._begin: Final = text(
-            f"INSERT INTO {name} (update_at, key_hash, k, next_offset) VALUES ({now}, ?, ?, ?) {conflict}"
+            f"INSERT INTO {name} (update_at, key_hash, k, next_offset) VALUES ({now}, ?, ?, ?)"
+            f" {dialect.if_stored()}"
         )
         change, where = (
             f"next_offset = ?, owner = ?, update_at = {now}",

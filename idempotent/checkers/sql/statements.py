@@ -167,7 +167,7 @@ class Statements:
         lease = "NULL" if self._lease_us is None else f"fence + {self._lease_us}"
         row = f", ?, ?, {status:d}, ?, {lease}, ?, fence, {self._expiry(status, 'fence')})"
         values = ", ".join([f"({first}{row}", *[f"({others}{row}"] * (rows - 1)])
-        insert = f"{into} VALUES {values} ON DUPLICATE KEY UPDATE key_hash = {keep}"
+        insert = f"{into} VALUES {values} {self._dialect.if_stored(f'key_hash = {keep}')}"
         return self._dialect.markers(insert if wait_s is None else self._dialect.scoped(insert, wait_s))
 
     def _insert_on_conflict(
@@ -183,7 +183,7 @@ class Statements:
         insert = (
             f"{into} SELECT c$.n, CAST(v$.h AS {blob}), v$.t, {status:d}, CAST(v$.o AS {blob}), {lease},"
             f" CAST(v$.f AS {blob}), c$.n, {self._expiry(status, 'c$.n')}"
-            " FROM v$ CROSS JOIN c$ WHERE true ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, fence"
+            f" FROM v$ CROSS JOIN c$ WHERE true {self._dialect.if_stored()} RETURNING key_hash, fence"
         )
         return (
             f"{ctes}, i$ AS ({insert}) {_RESTORE_LIMIT}" if in_transaction and limit else f"{ctes} {insert}"
@@ -230,15 +230,15 @@ class Statements:
                 f" expires_at = IF(owner = ?, {expiry(now)}, expires_at)"
             )
             row = f"{now}, ?, ?, {status:d}, ?, fence + ?, fence, {expiry('fence')}"
-            insert = f"INSERT INTO {self._table} {columns} VALUES ({row}) ON DUPLICATE KEY UPDATE {update}"
+            insert = f"INSERT INTO {self._table} {columns} VALUES ({row}) {self._dialect.if_stored(update)}"
             return self._dialect.scoped(insert, _BRIEF_S)
         limit = _statement_limit(_BRIEF_S) if self._dialect.name == "postgresql" else " WHERE true"
         blob = self._dialect.blob
+        new = ", ".join(f"{name} = excluded.{name}" for name in ("lease_until", "update_at", "expires_at"))
         return (
             f"INSERT INTO {self._table} AS t$ {columns}"
             f" SELECT c$.n, CAST(? AS {blob}), ?, {status:d}, CAST(? AS {blob}), c$.n + ?, c$.n, {expiry('c$.n')}"
-            f" FROM (SELECT {now} AS n{limit}) AS c$ WHERE true ON CONFLICT (key_hash) DO UPDATE"
-            " SET lease_until = excluded.lease_until, update_at = excluded.update_at, expires_at = excluded.expires_at"
+            f" FROM (SELECT {now} AS n{limit}) AS c$ WHERE true {self._dialect.if_stored(new)}"
             " WHERE t$.owner = excluded.owner"
         )
 

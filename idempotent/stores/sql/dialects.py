@@ -155,6 +155,16 @@ class SqlDialect:
             f" WHERE c.oid = '{self.quoted(table)}'::regclass"
         )
 
+    def if_stored(self, change: str = "", *, column: str = "key_hash", any_key: bool = False) -> str:
+        """The end of an INSERT whose key may be stored: it changes that row, or leaves it as it is.
+
+        `any_key`: also if only another unique key of the table is stored, as MySQL always does.
+        """
+        if self.name == "mysql":
+            return f"ON DUPLICATE KEY UPDATE {change or f'{column} = {column}'}"
+        key = "" if any_key else f" ({column})"
+        return f"ON CONFLICT{key} DO {f'UPDATE SET {change}' if change else 'NOTHING'}"
+
     def scoped(self, statement: str, wait_s: float | None = None) -> str:
         """The statement with settings that end with it, for a session that is the application's as well: in UTC.
 
