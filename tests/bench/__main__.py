@@ -41,12 +41,12 @@ def main(
         with console.status(name) as status:
             PARTS[name](figures, effort, lambda step: status.update(f"[dim]{step}[/dim]"))
         console.print(f"  {name:<12} {time.monotonic() - part_began:4.0f} s")
-    verdicts = [target.verdict(figures) for target in targets()]
+    scores = [target.score(figures) for target in targets()]
     console.print()
-    console.print(shown(verdict for verdict in verdicts if verdict.passed is not None))
-    files = write(into, figures, verdicts)
+    console.print(shown(score for score in scores if score.passed is not None))
+    files = write(into, figures, scores)
     console.print(f"\n{time.monotonic() - began:.0f} s. {files[0]}, with {len(files) - 1} files beside it.")
-    failed = [verdict.target.what for verdict in verdicts if verdict.passed is False]
+    failed = [score.target.what for score in scores if score.passed is False]
     if new := [what for what in failed if what not in UNREACHED]:
         sys.exit(f"failed, and docs/speed.md does not say why: {'; '.join(new)}")
 

@@ -39,17 +39,17 @@ class Target:
     measure: Measure
     limit: Measure = lambda _: None
 
-    def verdict(self, figures: Figures) -> Verdict:
+    def score(self, figures: Figures) -> Score:
         """What the run says of it."""
         value = self.measure(figures)
         if value is None:
-            return Verdict(self, None, None)
+            return Score(self, None, None)
         passed = value <= self.number if self.goal is Goal.AT_MOST else value >= self.number
-        return Verdict(self, value, passed, self.limit(figures))
+        return Score(self, value, passed, self.limit(figures))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Score:
     """A target, and what became of it.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Final
 from rich.table import Table
 
 from tests.bench.figures import Figure, Figures, What
-from tests.bench.goals import Verdict
+from tests.bench.goals import Score
 from tests.bench.machine import machine
 
 _MARKS: Final = {True: "pass", False: "FAIL", None: "-"}
@@ -20,40 +20,37 @@ _COLORS: Final = {True: "green", False: "red", None: "dim"}
 _OURS: Final = ("Checker", "Relay", "run.")
 
 
-def shown(verdicts: Iterable[Verdict]) -> Table:
+def shown(scores: Iterable[Score]) -> Table:
     """The targets, for the terminal."""
     table = Table("what", "target", "figure", "by hand", "", title="Targets", title_justify="left")
-    for verdict in verdicts:
-        mark = f"[{_COLORS[verdict.passed]}]{_MARKS[verdict.passed]}[/]"
-        table.add_row(verdict.target.what, verdict.wanted, verdict.shown, verdict.by_hand, mark)
+    for score in scores:
+        mark = f"[{_COLORS[score.passed]}]{_MARKS[score.passed]}[/]"
+        table.add_row(score.target.what, score.wanted, score.shown, score.by_hand, mark)
     return table
 
 
-def write(folder: Path, figures: Figures, verdicts: Sequence[Verdict]) -> list[Path]:
+def write(folder: Path, figures: Figures, scores: Sequence[Score]) -> list[Path]:
     """Write everything into a folder. Returns the files.
 
     Args:
         folder: made if it is missing.
         figures: all of the run.
-        verdicts: of the targets.
+        scores: of the targets.
     """
     folder.mkdir(parents=True, exist_ok=True)
     report, data = folder / "report.md", folder / "figures.json"
     data.write_text(json.dumps([asdict(figure) for figure in figures.all], indent=1))
-    report.write_text(_markdown(figures, verdicts))
+    report.write_text(_markdown(figures, scores))
     return [report, data, *_plots(folder, figures)]
 
 
-def _markdown(figures: Figures, verdicts: Sequence[Verdict]) -> str:
+def _markdown(figures: Figures, scores: Sequence[Score]) -> str:
     lines = [
         f"Measured on {datetime.now(UTC):%Y-%m-%d}, {machine()}.",
         "",
         "| what | target | figure | the same by hand | |",
         "|---|---|---|---|---|",
-        *(
-            f"| {v.target.what} | {v.wanted} | {v.shown} | {v.by_hand} | {_MARKS[v.passed]} |"
-            for v in verdicts
-        ),
+        *(f"| {v.target.what} | {v.wanted} | {v.shown} | {v.by_hand} | {_MARKS[v.passed]} |" for v in scores),
     ]
     for where in _places(figures):
         lines += [

@@ -26,7 +26,7 @@ def measured(crowds: Sequence[Crowd], messages: int) -> Figures:
 
 def judged(figures: Figures) -> list[str]:
     """What the run has a figure of."""
-    return [target.what for target in targets() if target.verdict(figures).passed is not None]
+    return [target.what for target in targets() if target.score(figures).passed is not None]
 
 
 @pytest.mark.slow
@@ -69,9 +69,9 @@ def test_sleeping_tasks_of_a_worker_are_measured_over_a_broker(broker) -> None:
         figures = measured(working.over(broker, place), 300)
     (row,) = [target for target in targets() if target.what in judged(figures)]
     assert broker in row.what
-    verdict = row.verdict(figures)
-    assert verdict.value is not None
-    assert verdict.limit is not None
+    score = row.score(figures)
+    assert score.value is not None
+    assert score.limit is not None
 
 
 def test_a_crowd_that_fails_to_process_ends_the_benchmark() -> None:

@@ -2293,8 +2293,8 @@ FAULTS: Final = (
     Fault(
         "runs: of two frames with a common key both have it",
         "adapters/spark/ledger/run_claims.py",
-        "return Verdict.NEW if owner.frame == self._frame else Verdict.DUPLICATE",
-        "return Verdict.NEW",
+        "return RowVerdict.NEW if owner.frame == self._frame else RowVerdict.DUPLICATE",
+        "return RowVerdict.NEW",
         f"{_RUNS} -k 'TestMemory and test_of_two_frames'",
     ),
     Fault(

@@ -13,7 +13,7 @@ from idempotent.adapters.spark.ledger.claims import (
 )
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.run_claims import Decision, OnConflict, RunClaims, Verdict
+from idempotent.adapters.spark.ledger.run_claims import KeyDecision, OnConflict, RowVerdict, RunClaims
 from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.adapters.spark.ledger.urls import open_ledger, open_store
@@ -23,11 +23,12 @@ __all__ = [
     "FINGERPRINT_BYTES",
     "HASH_BYTES",
     "ClaimState",
-    "Decision",
     "Held",
     "Hold",
+    "KeyDecision",
     "OnConflict",
     "Owner",
+    "RowVerdict",
     "RunClaims",
     "RunLedger",
     "RunRef",
@@ -35,7 +36,6 @@ __all__ = [
     "RunState",
     "RunStore",
     "StoreConfig",
-    "Verdict",
     "open_ledger",
     "open_store",
 ]

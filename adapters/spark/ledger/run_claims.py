@@ -18,7 +18,7 @@ _NO_OWNER: Final = Owner(0, 0)
 _UNKNOWN: Final = Standing(RunState.UNKNOWN)
 
 
-class Verdict(Enum):
+class RowVerdict(Enum):
     """What happens to a row with a key."""
 
     NEW = "new"
@@ -44,7 +44,7 @@ class OnConflict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class KeyDecision:
     """The verdict of one key, with its reasons.
 
     Attributes:
@@ -53,7 +53,7 @@ class Decision:
         other_payload: the owner claimed the key with another fingerprint: an update, or two things with one key.
     """
 
-    verdict: Verdict
+    verdict: RowVerdict
     token: int
     other_payload: bool
 
@@ -98,11 +98,11 @@ class RunClaims:
 
     def decide(
         self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
-    ) -> list[Verdict]:
+    ) -> list[RowVerdict]:
         """The verdicts of these keys, aligned. As `decide_each`, but faster for each key without fingerprints."""
         if fingerprints is not None:
             return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
-        verdicts: list[Verdict | None] = []
+        verdicts: list[RowVerdict | None] = []
         questions: _Questions = {}
         for owners in self._ledger.owners(self._ref, hashes, insert=not self._closed, frame=self._frame):
             known = owners.spread([self._known_verdict(owner) for owner in owners.distinct])
@@ -112,13 +112,13 @@ class RunClaims:
                     if verdict is None:
                         _ask_about(questions, key_hash, owner)
             verdicts += known
-        decided: dict[bytes, Decision] = {}
+        decided: dict[bytes, KeyDecision] = {}
         self._resolve(questions, {}, decided)
         return [verdict or decided[h].verdict for h, verdict in zip(hashes, verdicts, strict=True)]
 
     def decide_each(
         self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
-    ) -> list[Decision]:
+    ) -> list[KeyDecision]:
         """Claim keys; the verdict of each, the same in every call.
 
         While the run is OPEN, it claims keys without an owner and takes over keys whose claims can never count. Once it
@@ -138,11 +138,11 @@ class RunClaims:
             StoreError: the store failed, or did not answer.
         """
         marks = dict(zip(hashes, fingerprints, strict=True)) if fingerprints else {}
-        decided: dict[bytes, Decision] = {}
+        decided: dict[bytes, KeyDecision] = {}
         self._resolve(self._ask(hashes, marks, decided), marks, decided)
         return [decided[key_hash] for key_hash in hashes]
 
-    def _resolve(self, questions: _Questions, marks: _Marks, decided: dict[bytes, Decision]) -> None:
+    def _resolve(self, questions: _Questions, marks: _Marks, decided: dict[bytes, KeyDecision]) -> None:
         """Decide about all keys in these questions, with as many rounds and waits as that takes."""
         hashes = [key_hash for keys in questions.values() for key_hash in keys]
         suspects: set[int] = set()
@@ -167,7 +167,7 @@ class RunClaims:
                     deadline = self._wait(deadline, standings)
             questions = self._ask([h for h in hashes if h not in decided], marks, decided)
 
-    def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, Decision]) -> _Questions:
+    def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Questions:
         """Claim, and decide about keys whose verdict is known at once. The other keys, by their owner."""
         if not pending:
             return {}
@@ -182,19 +182,19 @@ class RunClaims:
                 _ask_about(questions, key_hash, owner)
             else:
                 different = _differ(owner.fingerprint, marks.get(key_hash))
-                decided[key_hash] = Decision(verdict, owner.token, different)
+                decided[key_hash] = KeyDecision(verdict, owner.token, different)
         return questions
 
-    def _known_verdict(self, owner: Owner | None) -> Verdict | None:
+    def _known_verdict(self, owner: Owner | None) -> RowVerdict | None:
         """The verdict of this owner's keys; None if the owner's state has to be read first."""
         if owner is None:
             return None
         if owner.token == self._ref.token:
             if owner.mark != self._ref.epoch:
                 return None
-            return Verdict.NEW if owner.frame == self._frame else Verdict.DUPLICATE
+            return RowVerdict.NEW if owner.frame == self._frame else RowVerdict.DUPLICATE
         ended = self._ended.get(owner.token)
-        return Verdict.DUPLICATE if ended is not None and ended.counts(owner.mark) else None
+        return RowVerdict.DUPLICATE if ended is not None and ended.counts(owner.mark) else None
 
     def _look(self, questions: _Questions) -> dict[int, Standing]:
         """How far the owners and this run are, whose attempt must be the one that evaluates."""
@@ -213,14 +213,14 @@ class RunClaims:
         keys: _Marks,
         standings: Mapping[int, Standing],
         marks: _Marks,
-        decided: dict[bytes, Decision],
+        decided: dict[bytes, KeyDecision],
     ) -> _Step:
         """Take the next step for the keys of one owner, by its token and mark."""
         owner = standings.get(seen.token, _UNKNOWN)
         if owner.counts(seen.mark):
             for key_hash, mark in keys.items():
                 different = _differ(mark, marks.get(key_hash))
-                decided[key_hash] = Decision(Verdict.DUPLICATE, seen.token, different)
+                decided[key_hash] = KeyDecision(RowVerdict.DUPLICATE, seen.token, different)
             return _Step.DECIDED
         if self._closed:
             # No waiting here: two PREPARED runs could wait for each other for ever.
@@ -237,16 +237,16 @@ class RunClaims:
             return _Step.AGAIN
         return self._meet_live(seen.token, owner, keys, marks, decided)
 
-    def _steal(self, seen: Owner, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
+    def _steal(self, seen: Owner, keys: _Marks, marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Step:
         hashes = list(keys)
         fingerprints = [marks.get(key_hash) for key_hash in hashes] if marks else None
         stolen = self._ledger.steal(self._ref, seen, hashes, frame=self._frame, fingerprints=fingerprints)
         for key_hash in stolen:
-            decided[key_hash] = Decision(Verdict.NEW, self._ref.token, other_payload=False)
+            decided[key_hash] = KeyDecision(RowVerdict.NEW, self._ref.token, other_payload=False)
         return _Step.DECIDED if len(stolen) == len(hashes) else _Step.AGAIN
 
     def _meet_live(
-        self, token: int, owner: Standing, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]
+        self, token: int, owner: Standing, keys: _Marks, marks: _Marks, decided: dict[bytes, KeyDecision]
     ) -> _Step:
         match self._on_conflict:
             case OnConflict.WAIT:
@@ -258,9 +258,9 @@ class RunClaims:
                     f"{self._ref}: {len(keys)} keys are owned by {owner}. Try again when that run has ended"
                 )
 
-    def _divert(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, Decision]) -> _Step:
+    def _divert(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Step:
         for key_hash, mark in keys.items():
-            decided[key_hash] = Decision(Verdict.CONFLICT, token, _differ(mark, marks.get(key_hash)))
+            decided[key_hash] = KeyDecision(RowVerdict.CONFLICT, token, _differ(mark, marks.get(key_hash)))
         return _Step.DECIDED
 
     def _wait(self, deadline: float | None, standings: Mapping[int, Standing]) -> float:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from idempotent.adapters.spark.keys import HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN
-from idempotent.adapters.spark.ledger.run_claims import Decision, RunClaims, Verdict
+from idempotent.adapters.spark.ledger.run_claims import KeyDecision, RowVerdict, RunClaims
 from idempotent.adapters.spark.tasks.handle import RunHandle, refuse_divert
 from idempotent.adapters.spark.tasks.ledgers import claims_for
 from idempotent.adapters.spark.tasks.row_keys import RowKeys
@@ -30,14 +30,14 @@ class KeyFilter:
         self._claims: RunClaims = claims_for(handle)
         self._handle = handle
 
-    def decide(self, hashes: Sequence[bytes]) -> list[Verdict]:
+    def decide(self, hashes: Sequence[bytes]) -> list[RowVerdict]:
         """The verdicts of rows, aligned. Several rows may have the same key.
 
         Raises:
             RunError, StoreError: see RunClaims.
         """
         different: Sequence[bytes] = list(dict.fromkeys(hashes))
-        verdicts: list[Verdict] = []
+        verdicts: list[RowVerdict] = []
         for part in self._handle.chunks(different):
             verdicts += self._claims.decide(part)
         if len(different) < len(hashes):
@@ -46,7 +46,9 @@ class KeyFilter:
         self._count(verdicts)
         return verdicts
 
-    def compare(self, hashes: Sequence[bytes], payloads: Sequence[bytes]) -> tuple[list[Verdict], list[bool]]:
+    def compare(
+        self, hashes: Sequence[bytes], payloads: Sequence[bytes]
+    ) -> tuple[list[RowVerdict], list[bool]]:
         """As `decide`, and for each row whether its payload differs from the one that its key was claimed with.
 
         Raises:
@@ -54,7 +56,7 @@ class KeyFilter:
         """
         # A key is claimed with the payload of its first row.
         marks = dict(zip(reversed(hashes), reversed(payloads), strict=True))
-        decided: dict[bytes, Decision] = {}
+        decided: dict[bytes, KeyDecision] = {}
         for part in self._handle.chunks(dict.fromkeys(hashes)):
             decisions = self._claims.decide_each(part, [marks[key_hash] for key_hash in part])
             decided.update(zip(part, decisions, strict=True))
@@ -70,13 +72,13 @@ class KeyFilter:
         """The rows that are new."""
         for part in self._handle.chunks(zip(rows, hashes, strict=True)):
             for (row, _), verdict in zip(part, self.decide([each for _, each in part]), strict=True):
-                if verdict is Verdict.NEW:
+                if verdict is RowVerdict.NEW:
                     yield row
 
-    def _count(self, verdicts: Sequence[Verdict]) -> None:
+    def _count(self, verdicts: Sequence[RowVerdict]) -> None:
         if self._handle.counters is not None:
             # Not a Counter: hashing an enum member takes longer than the rest of the work for a row.
-            self._handle.counters.add({each: verdicts.count(each) for each in Verdict})
+            self._handle.counters.add({each: verdicts.count(each) for each in RowVerdict})
 
 
 class PartitionFilter:
@@ -143,15 +145,15 @@ class BatchFilter:
                 yield only_new(rest, verdicts)
 
 
-def only_new(batch: pa.RecordBatch, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
+def only_new(batch: pa.RecordBatch, verdicts: Sequence[RowVerdict]) -> pa.RecordBatch:
     """The rows with the verdict NEW; the batch itself, not copied, when all rows have it."""
-    new = Verdict.NEW  # looking up an enum member costs as much as the rest of the work for a row
+    new = RowVerdict.NEW  # looking up an enum member costs as much as the rest of the work for a row
     if verdicts.count(new) == len(verdicts):
         return batch
     return batch.filter(pa.array([verdict is new for verdict in verdicts]))
 
 
-def statuses(verdicts: Sequence[Verdict], changed: Sequence[bool] = ()) -> pa.Array:
+def statuses(verdicts: Sequence[RowVerdict], changed: Sequence[bool] = ()) -> pa.Array:
     """The texts for `STATUS_COLUMN`."""
     texts = [verdict.value for verdict in verdicts]
     for at, is_changed in enumerate(changed):

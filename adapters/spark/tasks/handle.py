@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.run_claims import OnConflict, Verdict
+from idempotent.adapters.spark.ledger.run_claims import OnConflict, RowVerdict
 from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import ConfigurationError
 from idempotent.validation import whole
@@ -46,9 +46,9 @@ class Counters:
     def __init__(self, accumulator: Any, token: int) -> None:
         """Start at 0."""
         self._accumulator = accumulator
-        self._names = {verdict.name: (token, verdict.name) for verdict in Verdict}
+        self._names = {verdict.name: (token, verdict.name) for verdict in RowVerdict}
 
-    def add(self, verdicts: Mapping[Verdict, int]) -> None:
+    def add(self, verdicts: Mapping[RowVerdict, int]) -> None:
         """Count rows, on an executor."""
         self._accumulator.add({self._names[verdict.name]: count for verdict, count in verdicts.items()})
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Hold
 from idempotent.adapters.spark.ledger.refusals import note_wait
-from idempotent.adapters.spark.ledger.run_claims import Verdict
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for, refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
@@ -77,7 +77,7 @@ class Handlers:
             if pending and held_s:
                 deadline = self._wait(min(held_s), deadline, len(pending))
         if self._handle.counters is not None:
-            self._handle.counters.add({Verdict.NEW: handled, Verdict.DUPLICATE: len(rows) - handled})
+            self._handle.counters.add({RowVerdict.NEW: handled, RowVerdict.DUPLICATE: len(rows) - handled})
         return results
 
     def _handle_mine(

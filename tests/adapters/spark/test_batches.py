@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from idempotent.adapters.spark.ledger import Verdict
+from idempotent.adapters.spark.ledger import RowVerdict
 from idempotent.adapters.spark.tasks.filters import gathered, only_new
 
 
@@ -33,9 +33,9 @@ def test_small_batches_are_joined_until_there_are_enough_rows(sizes, joined):
 def test_a_large_batch_is_not_copied():
     large = batch(*range(10))
     assert next(gathered([large], 3)) is large
-    assert only_new(large, [Verdict.NEW] * 10) is large
+    assert only_new(large, [RowVerdict.NEW] * 10) is large
 
 
 def test_only_rows_that_are_new_are_left():
-    verdicts = [Verdict.NEW, Verdict.DUPLICATE, Verdict.CONFLICT, Verdict.NEW]
+    verdicts = [RowVerdict.NEW, RowVerdict.DUPLICATE, RowVerdict.CONFLICT, RowVerdict.NEW]
     assert only_new(batch(1, 2, 3, 4), verdicts)["n"].to_pylist() == [1, 4]

@@ -27,7 +27,7 @@ def test_each_target_has_a_figure(where: str, server: str, request: pytest.Fixtu
         figures.all += relaying.idle(*to, 3, lambda _: None)
     few, many = WAITING
     figures.all += sending.reads(where, url, (few, many // 500), 2)
-    judged = [target for target in targets() if target.verdict(figures).passed is not None]
+    judged = [target for target in targets() if target.score(figures).passed is not None]
     # Those of Kafka and of the peer, and the read of a million messages, were not measured.
     assert len(judged) == 4
     assert all(where in target.what for target in judged)
@@ -48,6 +48,6 @@ def test_our_relay_is_measured_against_the_peers(broker: str, private_postgres) 
         to = "PostgreSQL", broker, place, [relaying.ours(url, place), peer.relay(url, place)]
         figures.all += relaying.relayed(*to, 1, lambda _: None)
         figures.all += relaying.idle(*to, 3, lambda _: None)
-    judged = [target.what for target in targets() if target.verdict(figures).passed is not None]
+    judged = [target.what for target in targets() if target.score(figures).passed is not None]
     assert len(judged) == 4
     assert len([what for what in judged if what.endswith(f"against {PEER}")]) == 2

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Outcome, Registry
-from idempotent.adapters.spark.ledger import RunClaims, StoreConfig, Verdict, open_ledger
+from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, StoreConfig, open_ledger
 from idempotent.checkers import SqlChecker, TransactionalSqlChecker
 from idempotent.errors import ConfigurationError
 from idempotent.migrations import upgrade
@@ -138,7 +138,7 @@ def test_a_spark_ledger_takes_it_in_its_url(store, pooled):
     with open_ledger(StoreConfig(url, table=f"{store.table}_s")) as ledger:
         claims = RunClaims(ledger, ledger.begin("orders", "r1", lease_s=60).ref)
         keys = [number.to_bytes(20, "big") for number in range(20)]
-        assert [claims.decide([key]) for key in keys] == [[Verdict.NEW]] * 20
+        assert [claims.decide([key]) for key in keys] == [[RowVerdict.NEW]] * 20
 
 
 @pytest.mark.parametrize("wrong", ["soon", "-1", "1.5"])

@@ -11,13 +11,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Outcome, Registry
-from idempotent.adapters.spark.ledger import RunClaims, StoreConfig, Verdict, open_ledger
+from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, StoreConfig, open_ledger
 from idempotent.admin import KeyFilter
 from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.sql.statements import ROW
-from idempotent.claims import ClaimRequest, Completion, KeyStatus, Lapsed
-from idempotent.claims import Verdict as Answer
+from idempotent.claims import ClaimRequest, Completion, KeyStatus, Lapsed, Verdict
 from idempotent.keys import Key, KeySpace
 from idempotent.outbox import Outbox, outbox_tables
 from idempotent.outbox.admin import OutboxAdmin
@@ -142,7 +141,7 @@ def test_a_lease_that_has_lapsed_on_the_replica_alone_is_not_taken_over(store, t
         store.opened.callback(checker.close)
         for on_lapsed in (Lapsed.TAKE_OVER, Lapsed.PARK):
             decisions = checker.protocol.claim_many([ClaimRequest(key, on_lapsed=on_lapsed) for key in keys])
-            assert {decision.verdict for decision in decisions} == {Answer.IN_PROGRESS}
+            assert {decision.verdict for decision in decisions} == {Verdict.IN_PROGRESS}
         assert proxy.diverted
         assert owner.protocol.complete_many([Completion(claim) for claim in claims]) == [True] * len(keys)
 
@@ -174,7 +173,7 @@ def test_a_ledger_of_spark_knows_its_runs(store, all_tables):
         url = proxy.url.render_as_string(hide_password=False)
         with open_ledger(StoreConfig(url, table=store.table)) as ledger:
             keys = [number.to_bytes(20, "big") for number in range(20)]
-            for run, verdict in (("r1", Verdict.NEW), ("r2", Verdict.DUPLICATE)):
+            for run, verdict in (("r1", RowVerdict.NEW), ("r2", RowVerdict.DUPLICATE)):
                 ref = ledger.begin("orders", run, lease_s=60).ref
                 assert set(RunClaims(ledger, ref).decide(keys)) == {verdict}
                 ledger.prepare(ref)

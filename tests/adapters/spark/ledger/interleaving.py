@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from idempotent.adapters.spark.ledger import RunClaims, RunLedger, RunRef, RunState, RunStore, Verdict
+from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunRef, RunState, RunStore
 from idempotent.errors import (
     RunConflictError,
     RunFencedError,
@@ -240,7 +240,7 @@ class History:
         for start in range(0, len(keys), size):
             part = shuffled[start : start + size]
             verdicts = claims.decide([self.key_hash(key) for key in part])
-            mine.update(key for key, verdict in zip(part, verdicts, strict=True) if verdict is Verdict.NEW)
+            mine.update(key for key, verdict in zip(part, verdicts, strict=True) if verdict is RowVerdict.NEW)
         return mine
 
     def key_hash(self, key: int) -> bytes:

@@ -15,12 +15,12 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from idempotent.adapters.spark.ledger import (
+    RowVerdict,
     RunClaims,
     RunLedger,
     RunRef,
     RunState,
     StoreConfig,
-    Verdict,
     open_ledger,
 )
 from idempotent.errors import RunConflictError, RunFencedError
@@ -137,6 +137,6 @@ def _task(job: Job, ledger: RunLedger, ref: RunRef, part: range) -> list[int]:
     for start in range(0, len(keys), CHUNK):
         chunk = keys[start : start + CHUNK]
         verdicts = claims.decide([key_hash(key) for key in chunk])
-        new += [key for key, verdict in zip(chunk, verdicts, strict=True) if verdict is Verdict.NEW]
+        new += [key for key, verdict in zip(chunk, verdicts, strict=True) if verdict is RowVerdict.NEW]
         job.reach("half claimed")
     return new

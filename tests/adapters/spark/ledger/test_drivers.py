@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from idempotent.adapters.spark.ledger import OnConflict, RunClaims, RunState, Verdict
+from idempotent.adapters.spark.ledger import OnConflict, RowVerdict, RunClaims, RunState
 from idempotent.errors import RunConflictError
 from tests.adapters.spark.ledger.ledgers import SHARED, Place, open_place
 from tests.adapters.spark.ledger.sparkless_driver import STEPS, Job, key_hash, published, run_job
@@ -69,7 +69,7 @@ def demand_each_once(place: Place, output: Path, run_id: str, keys: range = KEYS
     assert row.state is RunState.COMMITTED
     other = ledger.begin("orders", f"after {run_id}", lease_s=60.0).ref
     verdicts = RunClaims(ledger, other).decide([key_hash(key) for key in keys])
-    assert verdicts == [Verdict.DUPLICATE] * len(keys)
+    assert verdicts == [RowVerdict.DUPLICATE] * len(keys)
     ledger.abort(other)
 
 

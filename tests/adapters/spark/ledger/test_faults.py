@@ -14,10 +14,10 @@ from sqlalchemy import create_engine
 from idempotent.adapters.spark.ledger import (
     OnConflict,
     Owner,
+    RowVerdict,
     RunClaims,
     RunState,
     StoreConfig,
-    Verdict,
     open_ledger,
 )
 from idempotent.errors import (
@@ -49,7 +49,7 @@ class TestReplacedFile:
     def test_an_empty_ledger_in_its_place_is_an_error_for_every_task(self, ledger, path, tmp_path):
         ref, hashes = ledger.begin("orders", "r1", lease_s=LEASE_S).ref, keys(3)
         claims = RunClaims(ledger, ref)
-        assert claims.decide(hashes) == [Verdict.NEW] * 3
+        assert claims.decide(hashes) == [RowVerdict.NEW] * 3
         sqlite_url(tmp_path / "other.db")
         (tmp_path / "other.db").rename(path)
         for call in (
@@ -136,7 +136,7 @@ class TestForgetfulRedis:
                 ledger.commit(prepared.ref)
             # Begun again, it goes over all of its keys once more.
             ref = ledger.begin("orders", "open", lease_s=LEASE_S, takeover=True).ref
-            assert set(RunClaims(ledger, ref).decide(hashes)) == {Verdict.NEW}
+            assert set(RunClaims(ledger, ref).decide(hashes)) == {RowVerdict.NEW}
             ledger.prepare(ref, rows=3000)
             ledger.commit(ref)
             ledger.commit(prepared.ref, accept_loss=True)
@@ -193,7 +193,7 @@ def test_a_store_that_is_down_is_an_error_and_is_used_again_when_it_is_back(serv
             with pytest.raises(StoreError):
                 call()
         private.start()
-        assert RunClaims(ledger, ref).decide(hashes) == [Verdict.NEW] * 2
+        assert RunClaims(ledger, ref).decide(hashes) == [RowVerdict.NEW] * 2
 
 
 def test_an_owner_that_the_store_does_not_know_is_neither_new_nor_duplicate(tmp_path):

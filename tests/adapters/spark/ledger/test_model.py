@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RunClaims, RunLedger, RunState, Verdict
-from idempotent.adapters.spark.ledger.run_claims import Decision, _Step
+from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunState
+from idempotent.adapters.spark.ledger.run_claims import KeyDecision, _Step
 from idempotent.adapters.spark.ledger.runs import RunChange, Standing
 from tests.adapters.spark.ledger.interleaving import (
     DISOWNED,
@@ -80,7 +80,7 @@ class DropsWhatALiveRunHolds(RunClaims):
         if not held or seen.token == self._ref.token:
             return super()._step(seen, keys, standings, marks, decided)
         for key_hash in keys:
-            decided[key_hash] = Decision(Verdict.DUPLICATE, seen.token, other_payload=False)
+            decided[key_hash] = KeyDecision(RowVerdict.DUPLICATE, seen.token, other_payload=False)
         return _Step.DECIDED
 
 

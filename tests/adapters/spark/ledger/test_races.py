@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from idempotent.adapters.spark.ledger import Hold, OnConflict, Owner, RunClaims, RunState, Verdict
+from idempotent.adapters.spark.ledger import Hold, OnConflict, Owner, RowVerdict, RunClaims, RunState
 from idempotent.errors import RunConflictError
 from idempotent.schema import run_tables
 from tests.adapters.spark.ledger.contract.base import keys
@@ -111,7 +111,7 @@ def test_thieves_of_an_aborted_runs_keys_share_them(place):
         for at in range(0, 1000, 100):
             part = hashes[at : at + 100]
             decided += RunClaims(ledger, ref, on_conflict=OnConflict.DIVERT).decide(part)
-        return {key for key, verdict in zip(hashes, decided, strict=True) if verdict is Verdict.NEW}
+        return {key for key, verdict in zip(hashes, decided, strict=True) if verdict is RowVerdict.NEW}
 
     count = Counter(key for mine in at_once(decide, 4) for key in mine)
     assert count == dict.fromkeys(hashes, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RunClaims, Verdict
+from idempotent.adapters.spark.ledger import RowVerdict, RunClaims
 from idempotent.stores.redis.scripts import RedisStore
 from idempotent.stores.sql import cursor
 from tests.adapters.spark.ledger import ledgers
@@ -51,15 +51,15 @@ def test_round_trips_of_1000_keys(place, sent):
     again = 2 if place.kind in ("sqlite", "postgres") else 1  # ON CONFLICT DO NOTHING does not tell the owner
     ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
     claims, hashes = RunClaims(ledger, ref), keys(1000)
-    assert count(sent, lambda: set(claims.decide(hashes))) == (1, {Verdict.NEW})
-    assert count(sent, lambda: set(claims.decide(hashes))) == (again, {Verdict.NEW})
+    assert count(sent, lambda: set(claims.decide(hashes))) == (1, {RowVerdict.NEW})
+    assert count(sent, lambda: set(claims.decide(hashes))) == (again, {RowVerdict.NEW})
     assert count(sent, lambda: ledger.prepare(ref))[0] == 1
     ledger.commit(ref)
     other = ledger.begin("orders", "r2", lease_s=LEASE_S).ref
     claims = RunClaims(ledger, other)
     # One more to learn that the owner has committed, once for each task.
-    assert count(sent, lambda: set(claims.decide(hashes))) == (again + 1, {Verdict.DUPLICATE})
-    assert count(sent, lambda: set(claims.decide(hashes))) == (again, {Verdict.DUPLICATE})
+    assert count(sent, lambda: set(claims.decide(hashes))) == (again + 1, {RowVerdict.DUPLICATE})
+    assert count(sent, lambda: set(claims.decide(hashes))) == (again, {RowVerdict.DUPLICATE})
 
 
 def test_round_trips_of_taking_over_1000_keys(place, sent):
@@ -69,7 +69,7 @@ def test_round_trips_of_taking_over_1000_keys(place, sent):
     hashes = keys(1000)
     ledger.claim(dead, hashes)
     ledger.abort(dead)
-    assert count(sent, lambda: set(RunClaims(ledger, ref).decide(hashes))) == (again + 2, {Verdict.NEW})
+    assert count(sent, lambda: set(RunClaims(ledger, ref).decide(hashes))) == (again + 2, {RowVerdict.NEW})
 
 
 def test_round_trips_of_1000_effects(place, sent):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RunState, Verdict
+from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RowVerdict, RunState
 from idempotent.errors import (
     RunConflictError,
     RunFencedError,
@@ -76,21 +76,22 @@ class AttemptsContract(LedgerContract):
 
     def test_a_later_attempt_takes_the_claims_that_it_meets_and_the_others_go_free(self):
         first, other, hashes = self.begin(), self.begin("other"), keys(5)
-        assert self.claims(first).decide(hashes[:4]) == [Verdict.NEW] * 4
+        assert self.claims(first).decide(hashes[:4]) == [RowVerdict.NEW] * 4
         second = self.again()
-        assert self.claims(second).decide(hashes[1:]) == [Verdict.NEW] * 4
+        assert self.claims(second).decide(hashes[1:]) == [RowVerdict.NEW] * 4
         assert self.ledger.claim(other, hashes, insert=False) == [
             Owner(first.token, mark) for mark in (1, 2, 2, 2, 2)
         ]
         # Until the run is PREPARED an attempt to come may confirm any of them.
         diverted = self.claims(other, OnConflict.DIVERT)
-        assert diverted.decide(hashes) == [Verdict.CONFLICT] * 5
+        assert diverted.decide(hashes) == [RowVerdict.CONFLICT] * 5
         self.ledger.prepare(second, rows=4)
-        assert diverted.decide(hashes) == [Verdict.NEW] + [Verdict.CONFLICT] * 4
+        assert diverted.decide(hashes) == [RowVerdict.NEW] + [RowVerdict.CONFLICT] * 4
         self.ledger.commit(second)
-        assert diverted.decide(hashes) == [Verdict.NEW] + [Verdict.DUPLICATE] * 4
+        assert diverted.decide(hashes) == [RowVerdict.NEW] + [RowVerdict.DUPLICATE] * 4
         assert (
-            self.claims(self.begin("third"), OnConflict.DIVERT).decide(hashes)[1:] == [Verdict.DUPLICATE] * 4
+            self.claims(self.begin("third"), OnConflict.DIVERT).decide(hashes)[1:]
+            == [RowVerdict.DUPLICATE] * 4
         )
 
     def test_the_free_claims_of_a_committed_run_are_taken_by_a_run_that_never_saw_it_prepared(self):
@@ -100,28 +101,28 @@ class AttemptsContract(LedgerContract):
         self.claims(second).decide(hashes[:1])
         self.ledger.prepare(second, rows=1)
         self.ledger.commit(second)
-        assert self.claims(self.begin("other")).decide(hashes) == [Verdict.DUPLICATE, Verdict.NEW]
+        assert self.claims(self.begin("other")).decide(hashes) == [RowVerdict.DUPLICATE, RowVerdict.NEW]
 
     def test_the_fingerprint_of_a_claim_that_is_taken_is_the_later_one(self):
         hashes = keys(1)
         self.claims(self.begin()).decide(hashes, [b"1" * 8])
         (decision,) = self.claims(self.again()).decide_each(hashes, [b"2" * 8])
-        assert (decision.verdict, decision.other_payload) == (Verdict.NEW, False)
+        assert (decision.verdict, decision.other_payload) == (RowVerdict.NEW, False)
 
     def test_of_two_frames_with_one_key_the_first_has_it(self):
         ref, hashes = self.begin(), keys(3)
         for _ in range(2):
-            assert self.claims(ref, frame=1).decide(hashes[:2]) == [Verdict.NEW] * 2
-            assert self.claims(ref, frame=2).decide(hashes) == [Verdict.DUPLICATE] * 2 + [Verdict.NEW]
+            assert self.claims(ref, frame=1).decide(hashes[:2]) == [RowVerdict.NEW] * 2
+            assert self.claims(ref, frame=2).decide(hashes) == [RowVerdict.DUPLICATE] * 2 + [RowVerdict.NEW]
         self.ledger.prepare(ref, rows=3)
-        assert self.claims(ref, frame=2).decide(hashes) == [Verdict.DUPLICATE] * 2 + [Verdict.NEW]
+        assert self.claims(ref, frame=2).decide(hashes) == [RowVerdict.DUPLICATE] * 2 + [RowVerdict.NEW]
 
     def test_a_later_attempt_may_evaluate_its_frames_in_another_order(self):
         first, hashes = self.begin(), keys(2)
         self.claims(first, frame=1).decide(hashes)
         second = self.again()
-        assert self.claims(second, frame=2).decide(hashes) == [Verdict.NEW] * 2
-        assert self.claims(second, frame=1).decide(hashes) == [Verdict.DUPLICATE] * 2
+        assert self.claims(second, frame=2).decide(hashes) == [RowVerdict.NEW] * 2
+        assert self.claims(second, frame=1).decide(hashes) == [RowVerdict.DUPLICATE] * 2
 
     def test_prepare_refuses_another_number_of_rows_than_this_attempt_has_claimed(self):
         first, hashes = self.begin(), keys(4)
@@ -149,7 +150,7 @@ class AttemptsContract(LedgerContract):
         self.claims(first).decide(hashes)
         second = self.again()
         for _ in range(2):
-            assert self.claims(second).decide(hashes) == [Verdict.NEW] * 4
+            assert self.claims(second).decide(hashes) == [RowVerdict.NEW] * 4
         self.ledger.prepare(second, rows=4)
 
     def test_what_was_prepared_is_published_by_a_later_attempt_and_not_evaluated_again(self):
@@ -163,13 +164,13 @@ class AttemptsContract(LedgerContract):
                 self.claims(row.ref).decide(ask)
         self.ledger.prepare(row.ref, rows=7)
         self.ledger.commit(row.ref)
-        assert self.claims(self.begin("other")).decide(hashes) == [Verdict.DUPLICATE] * 2
+        assert self.claims(self.begin("other")).decide(hashes) == [RowVerdict.DUPLICATE] * 2
 
     def test_a_committed_run_is_begun_again_at_once_as_the_attempt_that_was_prepared(self):
         hashes = keys(1)
         first = self.committed("r1", hashes)
         row = self.ledger.begin("orders", "r1", lease_s=LONG_S)
         assert (row.state, row.ref) == (RunState.COMMITTED, first)
-        assert self.claims(row.ref).decide(hashes) == [Verdict.NEW]
+        assert self.claims(row.ref).decide(hashes) == [RowVerdict.NEW]
         with pytest.raises(RunInputChangedError):
             self.claims(row.ref).decide(keys(1))

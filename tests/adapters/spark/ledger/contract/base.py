@@ -12,11 +12,11 @@ import pytest
 
 from idempotent.adapters.spark.ledger import (
     OnConflict,
+    RowVerdict,
     RunClaims,
     RunLedger,
     RunRef,
     RunState,
-    Verdict,
 )
 from tests.adapters.spark.ledger.ledgers import Place, open_place
 
@@ -54,7 +54,7 @@ class LedgerContract:
 
     def committed(self, run_id: str, hashes: list[bytes]) -> RunRef:
         ref = self.begin(run_id)
-        assert set(self.claims(ref).decide(hashes)) == {Verdict.NEW}
+        assert set(self.claims(ref).decide(hashes)) == {RowVerdict.NEW}
         self.ledger.prepare(ref)
         self.ledger.commit(ref)
         return ref

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RunState, Verdict
+from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RowVerdict, RunState
 from idempotent.errors import RunConflictError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.ledger.contract.base import LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
@@ -85,14 +85,14 @@ class ClaimsContract(LedgerContract):
         one = self.committed("one", hashes[:3])
         two = self.begin("two")
         for _ in range(2):
-            assert self.claims(two).decide(hashes) == [Verdict.DUPLICATE] * 3 + [Verdict.NEW] * 2
-            assert self.claims(one).decide(hashes[:3]) == [Verdict.NEW] * 3
+            assert self.claims(two).decide(hashes) == [RowVerdict.DUPLICATE] * 3 + [RowVerdict.NEW] * 2
+            assert self.claims(one).decide(hashes[:3]) == [RowVerdict.NEW] * 3
 
     def test_what_an_aborted_run_owned_is_taken_over(self):
         dead, ref, hashes = self.begin("dead"), self.begin(), keys(4)
         self.claims(dead).decide(hashes)
         self.ledger.abort(dead)
-        assert self.claims(ref).decide(hashes) == [Verdict.NEW] * 4
+        assert self.claims(ref).decide(hashes) == [RowVerdict.NEW] * 4
         assert claims_of(self.ledger, ref)[ClaimState.OWNED] == 4
         assert claims_of(self.ledger, dead)[ClaimState.OWNED] == 0
 
@@ -102,7 +102,7 @@ class ClaimsContract(LedgerContract):
         self.claims(first).decide(hashes)
         self.ledger.abort(first)
         second = self.begin()
-        assert self.claims(second).decide(hashes) == [Verdict.NEW] * 2
+        assert self.claims(second).decide(hashes) == [RowVerdict.NEW] * 2
         with pytest.raises(RunFencedError):
             self.claims(first).decide(keys(1))
 
@@ -110,7 +110,7 @@ class ClaimsContract(LedgerContract):
     def test_an_open_run_whose_lease_has_ended_is_aborted_and_taken_over(self, on_conflict):
         dead, ref, hashes = self.lapsed(), self.begin(), keys(2)
         self.claims(dead).decide(hashes)
-        assert self.claims(ref, on_conflict).decide(hashes) == [Verdict.NEW] * 2
+        assert self.claims(ref, on_conflict).decide(hashes) == [RowVerdict.NEW] * 2
         assert self.state(dead) is RunState.ABORTED
 
     @pytest.mark.parametrize("prepared", [False, True])
@@ -123,7 +123,7 @@ class ClaimsContract(LedgerContract):
         with pytest.raises(RunConflictError, match=r"owned by run 'live', which is (OPEN|PREPARED)"):
             self.claims(ref).decide(hashes)
         diverted = self.claims(ref, OnConflict.DIVERT).decide(hashes)
-        assert diverted == [Verdict.CONFLICT, Verdict.CONFLICT, Verdict.NEW]
+        assert diverted == [RowVerdict.CONFLICT, RowVerdict.CONFLICT, RowVerdict.NEW]
         with pytest.raises(RunConflictError, match=r"waited.*: run 'live', which is"):
             self.claims(ref, OnConflict.WAIT, timeout_s=0.05, poll_s=0.01).decide(hashes)
         assert self.state(live) is (RunState.PREPARED if prepared else RunState.OPEN)
@@ -134,25 +134,25 @@ class ClaimsContract(LedgerContract):
         self.ledger.prepare(live)
         waits = iter([lambda: None, lambda: None, lambda: self.ledger.commit(live)])
         claims = self.claims(ref, OnConflict.WAIT, sleep=lambda _: next(waits)())
-        assert claims.decide(hashes) == [Verdict.DUPLICATE] * 2
+        assert claims.decide(hashes) == [RowVerdict.DUPLICATE] * 2
         (told,) = logged(caplog, "run_waits")
         assert "run 'live', which is PREPARED" in told.reason
 
     def test_waiting_ends_when_the_other_runs_lease_does(self):
         live, ref, hashes = self.begin("live", lease_s=0.3), self.begin(), keys(2)
         self.claims(live).decide(hashes)
-        assert self.claims(ref, OnConflict.WAIT, poll_s=0.05).decide(hashes) == [Verdict.NEW] * 2
+        assert self.claims(ref, OnConflict.WAIT, poll_s=0.05).decide(hashes) == [RowVerdict.NEW] * 2
 
     @pytest.mark.parametrize("committed", [False, True])
     def test_a_prepared_run_gives_the_same_verdicts_and_claims_nothing(self, committed):
         hashes = keys(4)
         self.committed("one", hashes[:1])
         ref = self.begin()
-        assert self.claims(ref).decide(hashes[:3]) == [Verdict.DUPLICATE, Verdict.NEW, Verdict.NEW]
+        assert self.claims(ref).decide(hashes[:3]) == [RowVerdict.DUPLICATE, RowVerdict.NEW, RowVerdict.NEW]
         self.ledger.prepare(ref)
         if committed:
             self.ledger.commit(ref)
-        assert self.claims(ref).decide(hashes[:3]) == [Verdict.DUPLICATE, Verdict.NEW, Verdict.NEW]
+        assert self.claims(ref).decide(hashes[:3]) == [RowVerdict.DUPLICATE, RowVerdict.NEW, RowVerdict.NEW]
         for on_conflict in (OnConflict.WAIT, OnConflict.FAIL):
             with pytest.raises(RunInputChangedError):
                 self.claims(ref, on_conflict).decide(hashes)
@@ -163,7 +163,7 @@ class ClaimsContract(LedgerContract):
         live, ref, hashes = self.begin("live"), self.begin(), keys(2)
         self.claims(live).decide(hashes[:1])
         claims = self.claims(ref, OnConflict.DIVERT)
-        assert claims.decide(hashes) == [Verdict.CONFLICT, Verdict.NEW]
+        assert claims.decide(hashes) == [RowVerdict.CONFLICT, RowVerdict.NEW]
         self.ledger.prepare(ref)
         if fate == "committed":
             self.ledger.prepare(live)
@@ -172,9 +172,9 @@ class ClaimsContract(LedgerContract):
             self.ledger.abort(live)
         if fate == "collected":
             self.ledger.gc()
-        first = Verdict.DUPLICATE if fate == "committed" else Verdict.CONFLICT
+        first = RowVerdict.DUPLICATE if fate == "committed" else RowVerdict.CONFLICT
         for again in (claims, self.claims(ref, OnConflict.DIVERT)):
-            assert again.decide(hashes) == [first, Verdict.NEW]
+            assert again.decide(hashes) == [first, RowVerdict.NEW]
 
     def test_another_payload_under_the_same_key_is_reported(self):
         hashes = keys(3)
@@ -182,7 +182,7 @@ class ClaimsContract(LedgerContract):
         self.claims(ref).decide(hashes, [b"1" * 8, b"2" * 8, None])
         self.ledger.prepare(ref)
         self.ledger.commit(ref)
-        for run, verdict in ((ref, Verdict.NEW), (self.begin("two"), Verdict.DUPLICATE)):
+        for run, verdict in ((ref, RowVerdict.NEW), (self.begin("two"), RowVerdict.DUPLICATE)):
             decisions = self.claims(run).decide_each(hashes, [b"1" * 8, b"x" * 8, b"x" * 8])
             assert [(decision.verdict, decision.other_payload) for decision in decisions] == [
                 (verdict, False),

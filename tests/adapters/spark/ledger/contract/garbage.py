@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from idempotent.adapters.spark.ledger import ClaimState, RunState, Verdict
+from idempotent.adapters.spark.ledger import ClaimState, RowVerdict, RunState
 from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
 
@@ -37,14 +37,14 @@ class GarbageContract(LedgerContract):
     def test_a_committed_run_is_forgotten_after_its_retention_with_all_of_it(self):
         hashes = keys(3)
         ref = self.short_lived("r1")
-        assert set(self.claims(ref).decide(hashes)) == {Verdict.NEW}
+        assert set(self.claims(ref).decide(hashes)) == {RowVerdict.NEW}
         self.ledger.prepare(ref)
         self.ledger.commit(ref)
         time.sleep(SHORT_S)
         assert self.ledger.gc() == 3
         assert self.state(ref) is RunState.UNKNOWN
         assert self.ledger.read("orders", "r1") is None
-        assert self.claims(self.begin("two")).decide(hashes) == [Verdict.NEW] * 3
+        assert self.claims(self.begin("two")).decide(hashes) == [RowVerdict.NEW] * 3
 
     def test_an_open_run_abandoned_for_its_retention_is_aborted(self):
         lapsed, abandoned = self.lapsed(), self.short_lived("abandoned")

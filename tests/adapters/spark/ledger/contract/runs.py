@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RunRef, RunState, Verdict
+from idempotent.adapters.spark.ledger import RowVerdict, RunRef, RunState
 from idempotent.errors import (
     ClaimsExpiredError,
     ConfigurationError,
@@ -115,7 +115,7 @@ class RunsContract(LedgerContract):
     def test_a_prepared_run_is_aborted_by_one_who_knows_that_nothing_is_published(self):
         (key,) = keys(1)
         paused = self.begin()
-        assert self.claims(paused).decide([key]) == [Verdict.NEW]
+        assert self.claims(paused).decide([key]) == [RowVerdict.NEW]
         self.ledger.prepare(paused)
         person = self.again()
         with pytest.raises(RunFencedError, match="taken over"):
@@ -127,7 +127,7 @@ class RunsContract(LedgerContract):
             self.ledger.commit(paused)
         second = self.begin()
         assert second.generation == 2
-        assert self.claims(second).decide([key]) == [Verdict.NEW]
+        assert self.claims(second).decide([key]) == [RowVerdict.NEW]
 
     def test_a_committed_run_is_never_aborted(self):
         ref = self.committed("r1", keys(1))
