@@ -190,10 +190,8 @@ def is_for_good(error: KafkaError) -> bool:
     return (error.code() == _AUTHENTICATION and _UNAVAILABLE not in error_of(error)) or _is_untrusted(error)
 
 
-def why_unreachable(last: KafkaError | None, *, was_up: bool = False) -> str:
+def why_unreachable(last: KafkaError, *, was_up: bool = False) -> str:
     """The client's last error of a broker that does not answer, and what to check if it never did."""
-    if last is None:
-        return "no answer"
     text = error_of(last)
     if last.code() == ALL_BROKERS_DOWN:
         # The library also says this of brokers that went down, and of ports that close connections at once.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -10,8 +9,8 @@ from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.kafka.assignment import Assignment
+from idempotent.adapters.kafka.brokers import Brokers
 from idempotent.adapters.kafka.client import (
-    ALL_BROKERS_DOWN,
     Callback,
     KafkaConsumer,
     KafkaError,
@@ -19,9 +18,7 @@ from idempotent.adapters.kafka.client import (
     Raw,
     error_of,
     is_fatal,
-    is_for_good,
     make_client,
-    why_unreachable,
 )
 from idempotent.adapters.kafka.commits import Commits
 from idempotent.consumer import AnyConsumer
@@ -34,11 +31,9 @@ _MOST_FETCHED: Final = 500
 _SLICE_S: Final = 0.05
 _BLOCKED_WAIT_S: Final = 0.02
 _UPKEEP_S: Final = 0.1
-_ANSWER_S: Final = 10.0
 _LOOK_S: Final = 0.5
 _CLOSE_S: Final = 10.0
 _LEAVE_S: Final = 8.0
-_SILENCE_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 10.0
 _SAY_AGAIN_S: Final = 60.0
 _REFUSED: Final = frozenset(
@@ -82,23 +77,25 @@ class KafkaGroup:
         self._fail_fast = fail_fast
         # With the newer protocol the client keeps its id, and `close` always leaves.
         self._has_member_id = config.get("group.protocol") != "consumer"
-        self._fault: KafkaError | None = None
+        self._brokers = Brokers(self._where)
+        self._fatal: str | None = None
         self._fetched_at = 0.0
-        self._is_up = True
-        self._was_up = False
-        self._last_error: KafkaError | None = None
-        self._has_complained, self._complained_at = False, -_SILENCE_S
         self._waits: dict[str | None, str] = {}
         # The client library says each reason once, or once in a long while.
         self._look_at = self._say_at = 0.0
         callbacks: dict[str, Callback] = {
             "on_commit": commits.on_commit,
             "error_cb": self._on_error,
-            "stats_cb": self._on_statistics,
+            "stats_cb": self._brokers.on_statistics,
         }
         self.consumer: Final = make_client(KafkaConsumer, config, callbacks)
         if fail_fast:
-            self._meet()
+            try:
+                self._brokers.meet(self.consumer)
+            except KafkaException as error:
+                self.consumer.close()
+                why = self._brokers.complaint or error_of(error)
+                raise AdapterError(f"cannot connect to Kafka at {self._where}: {why}") from error
         self._topics = list(topics)
         self._subscribe()
 
@@ -157,8 +154,13 @@ class KafkaGroup:
         self.assignment.begin_stored(self.consumer)
         self._check()
 
+    @property
+    def _fault(self) -> str | None:
+        """Why the client cannot work any more."""
+        return self._fatal or self._brokers.fault
+
     def _check(self) -> None:
-        fault = self._commits.fault if self._fault is None else why_unreachable(self._fault, was_up=True)
+        fault = self._fault or self._commits.fault
         if fault is not None:
             raise AdapterError(f"Kafka at {self._where}: {fault}")
 
@@ -174,24 +176,24 @@ class KafkaGroup:
     @property
     def connected(self) -> bool:
         """Whether a broker answers, and the group has let this process in."""
-        return self._is_up and self.assignment.was_assigned
+        return not self._brokers.is_away and self.assignment.was_assigned
 
     @property
     def waits_for(self) -> str | None:
         """The topics that are missing or refused, with the broker's reasons; None: the group waits for none."""
         found = [f"topic {topic}: {why}" if topic else why for topic, why in self._waits.items()]
         found += [f"the id of topic {topic}: {why}" for topic, why in self.assignment.unknown_ids.items()]
-        return "; ".join(found) if found and self._is_up else None
+        return "; ".join(found) if found and not self._brokers.is_away else None
 
     def close(self) -> None:
         """Commit finished messages, and leave the group."""
         if self._fault is None:  # else no commit can succeed
-            self.assignment.commit_last(self.consumer, _CLOSE_S if self._is_up else 0.0)
+            self.assignment.commit_last(self.consumer, 0.0 if self._brokers.is_away else _CLOSE_S)
         self.assignment.end()
         # Without a broker the client library tries for the length of a session.
         leaving = threading.Thread(target=self._leave, name="idempotent-kafka-close", daemon=True)
         leaving.start()
-        leaving.join(_CLOSE_S if self._is_up else 1.0)
+        leaving.join(1.0 if self._brokers.is_away else _CLOSE_S)
 
     def _leave(self) -> None:
         """Leave the group, and close the client.
@@ -223,7 +225,7 @@ class KafkaGroup:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             self.assignment.reset(raw, error_of(error))
         elif is_fatal(error):
-            self._fault = error
+            self._fatal = error_of(error)
         else:
             what = {"topic": raw.topic(), "error": error_of(error)}
             if self._fail_fast and error.code() in _REFUSED:
@@ -242,7 +244,7 @@ class KafkaGroup:
     def _look_at_waits(self) -> None:
         """See what the group still waits for, and say that again from time to time."""
         now = time.monotonic()
-        if not self._waits or not self._is_up or now < self._look_at:
+        if not self._waits or self._brokers.is_away or now < self._look_at:
             return
         self._look_at = now + _LOOK_AGAIN_S
         self._waits = {
@@ -261,50 +263,11 @@ class KafkaGroup:
         return None if error is None else error_of(error)
 
     def _on_error(self, error: KafkaError) -> None:
-        all_down = error.code() == ALL_BROKERS_DOWN
-        if not all_down or self._last_error is None:
-            self._last_error = error
-        if is_fatal(error) or (not self._was_up and is_for_good(error)):
-            self._fault = error
-        else:
-            # The library reconnects automatically, and reports it only in its statistics.
-            self._is_up = self._is_up and not all_down
-            if time.monotonic() - self._complained_at > _SILENCE_S:
-                self._has_complained, self._complained_at = True, time.monotonic()
-                log.warning(
-                    "broker_unreachable",
-                    extra={
-                        "broker": self._where,
-                        "error": why_unreachable(
-                            self._last_error, was_up=self._was_up or self.assignment.was_assigned
-                        ),
-                    },
-                )
-
-    def _on_statistics(self, text: str) -> None:
-        brokers = json.loads(text).get("brokers", {}).values()
-        is_up = any(broker.get("state") == "UP" for broker in brokers)
-        if is_up and not self._is_up and self._has_complained:
-            # As loud as the loss, or a log of warnings never shows its end.
-            log.warning("broker_connected", extra={"broker": self._where})
-            self._has_complained, self._complained_at = False, -_SILENCE_S
-        self._is_up = is_up
-        self._was_up = self._was_up or is_up
-
-    def _meet(self) -> None:
-        until = time.monotonic() + _ANSWER_S
-        while True:
-            try:
-                self.consumer.list_topics(timeout=_LOOK_S)
-            except KafkaException as error:
-                self.consumer.poll(0)  # calls `_on_error`
-                if self._fault is None and time.monotonic() < until:
-                    continue
-                self.consumer.close()
-                raise AdapterError(
-                    f"cannot connect to Kafka at {self._where}: {why_unreachable(self._last_error)}"
-                ) from error
+        if is_fatal(error):
+            self._fatal = error_of(error)
             return
+        self._brokers.was_up |= self.assignment.was_assigned  # the statistics come later
+        self._brokers.on_error(error)
 
 
 def group_of(consumers: Sequence[AnyConsumer]) -> str:

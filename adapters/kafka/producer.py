@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from idempotent.adapters.kafka.brokers import Brokers
 from idempotent.adapters.kafka.client import (
-    ALL_BROKERS_DOWN,
     OF_THE_BATCH,
     OF_THE_TOPIC,
     Callback,
@@ -19,17 +18,13 @@ from idempotent.adapters.kafka.client import (
     Producer,
     error_of,
     is_fatal,
-    is_for_good,
     make_client,
-    why_unreachable,
 )
 from idempotent.adapters.kafka.records import ANY_PARTITION, Headers, Outgoing
 from idempotent.logs import EventLog
 
 log = EventLog(__name__)
-_ANSWER_S: Final = 10.0
 _LOOK_S: Final = 0.5
-_SILENCE_S: Final = 10.0
 
 # The record itself is refused. Every other error may go away by itself, and some come after the record was written.
 _REFUSALS: Final = OF_THE_TOPIC | OF_THE_BATCH | {KafkaError.CLUSTER_AUTHORIZATION_FAILED}
@@ -65,15 +60,8 @@ class ConfirmedProducer:
         self._callbacks: Mapping[str, Callback] = {}
         self._client: Producer | None = None
         self._broken: list[Producer] = []
-        self.connected = False
-        """Whether a broker answers, since `connect`; `upkeep` and `flush` update it."""
-        self.complaint: str | None = None
-        """Why no broker answers, since `connect`; None while one does, or before the first error."""
-        self.fault: str | None = None
-        """Why no other attempt can succeed, since `connect`; only of a producer that was never connected."""
-        self._was_up = False
-        self._last_error: KafkaError | None = None
-        self._has_complained, self._complained_at = False, -_SILENCE_S
+        self.brokers = Brokers(config["bootstrap.servers"])
+        """Whether they answer, since `connect`; `upkeep` and `flush` update it."""
 
     def connect(self, *, fail_fast: bool) -> None:
         """Connect before the first message, and know from then on whether a broker answers.
@@ -81,25 +69,16 @@ class ConfirmedProducer:
         Raises:
             KafkaException: no broker answers, with `fail_fast`.
         """
-        self._callbacks = {"error_cb": self._on_error, "stats_cb": self._on_statistics}
-        self._client = self.complaint = self.fault = self._last_error = None
-        self.connected = self._was_up = False
+        self.brokers = brokers = Brokers(self._config["bootstrap.servers"])
+        self._callbacks = {"error_cb": brokers.on_error, "stats_cb": brokers.on_statistics}
+        self._client = None
         client = self._made()
         if fail_fast:
-            self._meet(client)
-
-    def _meet(self, client: Producer) -> None:
-        until = time.monotonic() + _ANSWER_S
-        while True:
             try:
-                client.list_topics(timeout=_LOOK_S)
+                brokers.meet(client)
             except KafkaException:
-                client.poll(0)  # calls `_on_error`
-                if self.fault is None and time.monotonic() < until:
-                    continue
                 self._client = None
                 raise
-            return
 
     def send(
         self,
@@ -150,29 +129,6 @@ class ConfirmedProducer:
         if self._client is None:
             self._client = make_client(Producer, self._config, self._callbacks)
         return self._client
-
-    def _on_statistics(self, text: str) -> None:
-        brokers = json.loads(text).get("brokers", {}).values()
-        self.connected = any(broker.get("state") == "UP" for broker in brokers)
-        if not self.connected:
-            return
-        self._was_up, self.complaint, self.fault, self._last_error = True, None, None, None
-        if self._has_complained:
-            # As loud as the loss, or a log of warnings never shows its end.
-            log.warning("broker_connected", extra={"broker": self._config["bootstrap.servers"]})
-            self._has_complained, self._complained_at = False, -_SILENCE_S
-
-    def _on_error(self, error: KafkaError) -> None:
-        all_down = error.code() == ALL_BROKERS_DOWN
-        if not all_down or self._last_error is None:
-            self._last_error = error
-        self.complaint = why_unreachable(self._last_error, was_up=self._was_up)
-        if not self._was_up and is_for_good(error):
-            self.fault = self.complaint
-        elif time.monotonic() - self._complained_at > _SILENCE_S:
-            self._has_complained, self._complained_at = True, time.monotonic()
-            where = self._config["bootstrap.servers"]
-            log.warning("broker_unreachable", extra={"broker": where, "error": self.complaint})
 
     def _replace_if_fatal(self, client: Producer, error: KafkaError) -> None:
         # After a fatal error an idempotent producer never sends again, but reports what it has.

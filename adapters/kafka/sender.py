@@ -67,7 +67,7 @@ class KafkaSender:
     @property
     def connected(self) -> bool:
         """Whether a broker answers, since `connect`."""
-        return self._publisher.connected
+        return self._publisher.brokers.is_up
 
     def connect(self, *, fail_fast: bool) -> None:
         """Connect before the first message is published.
@@ -78,7 +78,7 @@ class KafkaSender:
         try:
             self._publisher.connect(fail_fast=fail_fast)
         except KafkaException as error:
-            why = self._publisher.complaint or error_of(error)
+            why = self._publisher.brokers.complaint or error_of(error)
             raise AdapterError(f"cannot connect to Kafka at {self._where}: {why}") from error
 
     def check(self) -> None:
@@ -87,8 +87,8 @@ class KafkaSender:
         Raises:
             AdapterError: since `connect`, the brokers refuse the login, or their certificate is not trusted.
         """
-        if self._publisher.fault is not None:
-            raise AdapterError(f"Kafka at {self._where}: {self._publisher.fault}")
+        if self._publisher.brokers.fault is not None:
+            raise AdapterError(f"Kafka at {self._where}: {self._publisher.brokers.fault}")
 
     def publish(self, messages: Sequence[Message]) -> None:
         """Send messages to their subjects and wait for all of them.
@@ -131,7 +131,8 @@ class KafkaSender:
             if failure.is_refused:
                 answers.refuse(place, reason)
             else:
-                complaint = self._publisher.fault or self._publisher.complaint
+                brokers = self._publisher.brokers
+                complaint = brokers.fault or brokers.complaint
                 answers.lose([place], reason if complaint is None else f"{reason}: {complaint}")
         answers.check()
 

@@ -9,6 +9,7 @@ import pytest
 
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.kafka import KafkaAdapter
+from idempotent.adapters.kafka import brokers as kafka_brokers
 from idempotent.adapters.kafka import group as kafka_group
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, ConfigurationError, PublishError
@@ -80,7 +81,7 @@ def test_while_the_broker_is_down_calls_come_back_in_time(spare):
 
 
 def test_a_broker_that_never_answers_is_waited_for_or_not(opened, caplog, monkeypatch):
-    monkeypatch.setattr(kafka_group, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(kafka_brokers, "_ANSWER_S", 1.0)
     adapter = opened("orders", bootstrap="127.0.0.1:1")
     with caplog.at_level(logging.WARNING):
         nothing_comes(adapter, 1.5)

@@ -8,7 +8,7 @@ import pytest
 from idempotent import Message, Outcome, Registry, Result
 from idempotent.adapters import adapter_from_url
 from idempotent.adapters.kafka import KafkaAdapter
-from idempotent.adapters.kafka import group as kafka_group
+from idempotent.adapters.kafka import brokers as kafka_brokers
 from idempotent.adapters.kafka.client import KafkaError, is_for_good, why_unreachable
 from idempotent.checkers import MemoryChecker
 from idempotent.errors import AdapterError, PublishError
@@ -156,7 +156,7 @@ def test_a_mismatch_of_encryption_is_in_what_a_publisher_says(kafka, caplog, doo
 def test_a_mismatch_of_encryption_is_explained(
     kafka, opened, caplog, monkeypatch, door, protocol, words, fail_fast
 ):
-    monkeypatch.setattr(kafka_group, "_ANSWER_S", 5.0)
+    monkeypatch.setattr(kafka_brokers, "_ANSWER_S", 5.0)
     ca_file = {"ssl_ca_location": str(kafka.ca_file)} if protocol == "SSL" else {}
     adapter = KafkaAdapter(getattr(kafka, door), security_protocol=protocol, fail_fast=fail_fast, **ca_file)
     if fail_fast:
